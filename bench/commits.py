@@ -18,7 +18,7 @@ from pathlib import Path
 from bench import bodies, bounds
 from bench.measure import Sample, Slice, Worker, drive, run_alternately, warm_up
 from bench.report import Report
-from bench.targets import Target, start
+from bench.targets import BenchTarget, start
 from bench.wire import build_request
 
 SERVERS = ("seamark", "seamark-pg", "fixture", "fixture-file")
@@ -40,7 +40,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         for target in targets:
             await target.call(bodies.create_namespace((NAMESPACE,)))
 
-        async def drive_commits(target: Target, tables: int, clients: int, kind: str) -> Sample:
+        async def drive_commits(target: BenchTarget, tables: int, clients: int, kind: str) -> Sample:
             names = [f"t{next(numbers)}" for _ in range(tables)]
             for name in names:
                 await target.call(bodies.create_table(NAMESPACE, name))

@@ -18,7 +18,7 @@ from bench.report import OURS, Report
 from bench.run import run_benches
 from tests.console.browser import open_browser, open_page
 from tests.console.world import make_large, make_many
-from tests.server.rig import RunningServer, running
+from tests.server.rig import RunningServer, run_server
 
 GOAL_MS = 1000.0
 TABLES, FILES = 10_000, 100_000
@@ -36,7 +36,7 @@ _PAINT = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
 async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("console", "How fast does the console show a page of a large catalog?", peer="there is none")
     visits = 1 if quick else 7
-    async with running(folder, log_level="warning") as server, open_browser() as browser:
+    async with run_server(folder, log_level="warning") as server, open_browser() as browser:
         await make_many(server, 100 if quick else TABLES)
         await make_large(server, 1000 if quick else FILES)
         for case, address in PAGES.items():

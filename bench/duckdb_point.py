@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 import seamark.duckdb
-from bench.report import OURS, Report, Row
+from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.trino.points import INDEX_KIND_BY_COLUMN, NAMESPACE, ORDERED, ROWS, TABLE, compute_key, run_points
 
 FILES, KEYS, WARM = 10_000, 5, 1
@@ -24,10 +24,6 @@ COLUMNS = {
     **{column: f"by {kind} index" for column, kind in INDEX_KIND_BY_COLUMN.items()},
     ORDERED: "by min and max, in order",
 }
-
-
-class AnswersDiffer(Exception):
-    """The plan gave another row than DuckDB's own reader."""
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:

@@ -33,7 +33,7 @@ import psutil
 import uvloop
 
 from bench.report import Report, Row
-from tests.gateway.rig import Keys, Rig, open_rig
+from tests.gateway.rig import GatewayRig, Keys, open_rig
 from tests.services.process import free_port
 from tests.services.s3 import S3, run_s3
 
@@ -181,7 +181,7 @@ def _read_cpu_ms(pid: int) -> float:
     return sum(time.user + time.system for time in times) * 1000
 
 
-def measure(report: Report, case: str, rig: Rig, s3: S3, rounds: int) -> None:
+def measure(report: Report, case: str, rig: GatewayRig, s3: S3, rounds: int) -> None:
     """Measure a case.
 
     Args:
@@ -189,7 +189,7 @@ def measure(report: Report, case: str, rig: Rig, s3: S3, rounds: int) -> None:
     """
     keys, peer = rig.create_table(f"t{case.replace(' ', '')}"), "direct"
     at_store = replace(keys, endpoint=s3.endpoint, access_key=s3.access_key, secret=s3.secret_key, token="")
-    with closing(keys.client()) as client, closing(at_store.client()) as store_client:
+    with closing(keys.make_client()) as client, closing(at_store.make_client()) as store_client:
         data = os.urandom(OBJECT_BYTES)
         client.put_object(Bucket=keys.bucket, Key=keys.prefix + "o", Body=data)
         if rig.direct is None:

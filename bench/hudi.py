@@ -20,7 +20,7 @@ _HOME = CACHE / "hudi"
 _PYTHON = _HOME / "venv" / "bin" / "python"
 
 
-class Peer:
+class HudiSession:
     """A running session that answers requests one after another."""
 
     def __init__(self, child: subprocess.Popen[str], log: Path) -> None:
@@ -52,7 +52,7 @@ def _find_jars() -> list[Path]:
 
 
 @contextmanager
-def open_session(module: str, folder: Path, *arguments: str) -> Iterator[Peer]:
+def open_session(module: str, folder: Path, *arguments: str) -> Iterator[HudiSession]:
     """Run `module` with Hudi's jar, a scratch folder and the other arguments.
 
     The process ends with the block.
@@ -71,7 +71,7 @@ def open_session(module: str, folder: Path, *arguments: str) -> Iterator[Peer]:
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=env, cwd=folder
         )
     try:
-        yield Peer(child, log)
+        yield HudiSession(child, log)
     finally:
         assert child.stdin is not None
         assert child.stdout is not None

@@ -13,7 +13,7 @@ from pathlib import Path
 from bench import bodies, bounds
 from bench.measure import Sample, Slice, Worker, drive, repeat, run_alternately, warm_up
 from bench.report import Report
-from bench.targets import Target, start
+from bench.targets import BenchTarget, start
 from bench.wire import build_request
 
 SNAPSHOTS = 10_000
@@ -29,22 +29,22 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         path = bodies.build_table_path(NAMESPACE, "long")
         size = {t.name: len((await t.call(build_request("GET", path))).body) for t in targets}
 
-        async def load_refs(target: Target) -> Sample:
+        async def load_refs(target: BenchTarget) -> Sample:
             return await drive(target, [repeat(build_request("GET", f"{path}?snapshots=refs"), times)])
 
-        async def load_everything(target: Target) -> Sample:
+        async def load_everything(target: BenchTarget) -> Sample:
             return await drive(target, [repeat(build_request("GET", path), times // 2 + 1)])
 
-        async def load_gzipped(target: Target) -> Sample:
+        async def load_gzipped(target: BenchTarget) -> Sample:
             expected = build_request("GET", path, headers={"Accept-Encoding": "gzip"})
             return await drive(target, [repeat(expected, times // 2 + 1)])
 
-        async def load_unchanged(target: Target) -> Sample:
+        async def load_unchanged(target: BenchTarget) -> Sample:
             etag = (await target.call(build_request("GET", path))).get_field("ETag")
             conditional = build_request("GET", path, headers={"If-None-Match": etag}, counted=(200, 304))
             return await drive(target, [repeat(conditional, times)])
 
-        async def drive_commits(target: Target) -> Sample:
+        async def drive_commits(target: BenchTarget) -> Sample:
             return await drive(target, [_request_commits(times // 5)])
 
         cases: tuple[tuple[str, Slice, float | None], ...] = (
@@ -73,7 +73,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-async def register_history(target: Target) -> None:
+async def register_history(target: BenchTarget) -> None:
     """Create the table with the long history."""
     await target.call(bodies.create_namespace((NAMESPACE,)))
     location = bodies.write_long_history(target.warehouse / "history" / "long", SNAPSHOTS)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from bench.targets import Target, open_connections
+from bench.targets import BenchTarget, open_connections
 from bench.wire import Connection, Request, Response
 
 Worker = Generator[Request, Response, None]
@@ -57,7 +57,7 @@ class Sample:
         return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
-async def drive(target: Target, workers: Sequence[Worker], *, seconds: float = float("inf")) -> Sample:
+async def drive(target: BenchTarget, workers: Sequence[Worker], *, seconds: float = float("inf")) -> Sample:
     """Run each worker on its own connection until it ends or `seconds` are over."""
     sample = Sample()
     async with open_connections(target, len(workers)) as opened_connections:
@@ -97,10 +97,10 @@ def repeat(request: Request, times: int | None = None) -> Worker:
         times = times and times - 1
 
 
-Slice = Callable[[Target], Awaitable[Sample]]
+Slice = Callable[[BenchTarget], Awaitable[Sample]]
 
 
-async def run_alternately(targets: Sequence[Target], rounds: int, piece: Slice) -> dict[str, list[Sample]]:
+async def run_alternately(targets: Sequence[BenchTarget], rounds: int, piece: Slice) -> dict[str, list[Sample]]:
     """Run `piece` on each target, `rounds` times, and reverse the order each time."""
     samples: dict[str, list[Sample]] = {target.name: [] for target in targets}
     for number in range(rounds):
@@ -109,7 +109,7 @@ async def run_alternately(targets: Sequence[Target], rounds: int, piece: Slice) 
     return samples
 
 
-async def warm_up(targets: Sequence[Target], pieces: Iterable[Slice], rounds: int) -> None:
+async def warm_up(targets: Sequence[BenchTarget], pieces: Iterable[Slice], rounds: int) -> None:
     """Run every piece `rounds` times on every target before the first measurement.
 
     A JVM compiles while it runs: without the warm-up, the first case would run on a slower server than the last.

@@ -11,7 +11,7 @@ from pathlib import Path
 from bench import bodies
 from bench.measure import drive
 from bench.report import Report, Row
-from bench.targets import Target, start
+from bench.targets import BenchTarget, start
 from bench.wire import Request, build_request
 
 NAMESPACE = "many"
@@ -38,7 +38,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-async def _fill_server(target: Target, count: int) -> tuple[list[float], float]:
+async def _fill_server(target: BenchTarget, count: int) -> tuple[list[float], float]:
     """Return (resident MB at each moment, seconds that creating took)."""
     await target.call(bodies.create_namespace((NAMESPACE,)))
     rss = [target.read_rss_mb()]
@@ -52,7 +52,7 @@ async def _fill_server(target: Target, count: int) -> tuple[list[float], float]:
     return rss, answers
 
 
-async def _drive_eight_clients(target: Target, requests: list[Request]) -> float:
+async def _drive_eight_clients(target: BenchTarget, requests: list[Request]) -> float:
     sample = await drive(target, [(request for request in requests[n::CLIENTS]) for n in range(CLIENTS)])
     if sample.failed:
         raise RuntimeError(f"{target.name} failed {sample.failed} of {len(requests)} requests: {sample.failures[0]}")

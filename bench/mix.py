@@ -17,7 +17,7 @@ from pathlib import Path
 from bench import bodies
 from bench.measure import Sample, Slice, Worker, drive, run_alternately, warm_up
 from bench.report import Report
-from bench.targets import Target, start
+from bench.targets import BenchTarget, start
 from bench.wire import Request, build_request
 
 WIDTH, DEPTH, TABLES, VIEWS = 2, 4, 5, 3
@@ -68,7 +68,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         report.add("create the tree", "requests", "/s", datasets, lambda s: s.rate, lower_is_better=False)
         report.add_failures("create the tree", datasets)
 
-        async def send_mix(target: Target, share: float) -> Sample:
+        async def send_mix(target: BenchTarget, share: float) -> Sample:
             workers = [_send_mix(target, dataset, share, random.Random(seeds.random())) for _ in range(CLIENTS)]
             return await drive(target, workers, seconds=seconds)
 
@@ -89,15 +89,17 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-async def _create(target: Target, dataset: Tree) -> Sample:
+async def _create(target: BenchTarget, dataset: Tree) -> Sample:
     """Create the dataset as CreateTreeDataset does.
 
     Namespaces are created one after another (parents first), then tables and views by eight clients.
     """
     for namespace in dataset.namespaces:
         await target.call(bodies.create_namespace(namespace))
-    makers: list[Request] = [bodies.create_table(target.at(leaf), name) for leaf, name in dataset.tables]
-    makers += [bodies.create_view(target.at(leaf), name) for leaf, name in dataset.views]
+    makers: list[Request] = [
+        bodies.create_table(target.make_namespace_path(leaf), name) for leaf, name in dataset.tables
+    ]
+    makers += [bodies.create_view(target.make_namespace_path(leaf), name) for leaf, name in dataset.views]
     return await drive(target, [_send_each(makers[n::CLIENTS]) for n in range(CLIENTS)])
 
 
@@ -105,23 +107,23 @@ def _send_each(requests: list[Request]) -> Worker:
     yield from (request for request in requests)  # This is a generator because a list cannot receive the answers.
 
 
-def _send_mix(target: Target, dataset: Tree, read_share: float, chance: random.Random) -> Worker:
+def _send_mix(target: BenchTarget, dataset: Tree, read_share: float, chance: random.Random) -> Worker:
     reads, writes = _list_reads(target, dataset, chance), _list_writes(target, dataset, chance)
     while True:
         yield chance.choice(reads if chance.random() < read_share else writes)()
 
 
-def _list_reads(target: Target, dataset: Tree, chance: random.Random) -> list[Callable[[], Request]]:
+def _list_reads(target: BenchTarget, dataset: Tree, chance: random.Random) -> list[Callable[[], Request]]:
     def choose_namespace() -> str:
-        return target.at(chance.choice(dataset.namespaces))
+        return target.make_namespace_path(chance.choice(dataset.namespaces))
 
     def choose_table() -> str:
         leaf, name = chance.choice(dataset.tables)
-        return bodies.build_table_path(target.at(leaf), name)
+        return bodies.build_table_path(target.make_namespace_path(leaf), name)
 
     def choose_view() -> str:
         leaf, name = chance.choice(dataset.views)
-        return bodies.build_view_path(target.at(leaf), name)
+        return bodies.build_view_path(target.make_namespace_path(leaf), name)
 
     return [
         lambda: build_request("GET", f"/v1/namespaces?parent={choose_namespace()}", label="list namespaces"),
@@ -136,7 +138,7 @@ def _list_reads(target: Target, dataset: Tree, chance: random.Random) -> list[Ca
     ]
 
 
-def _list_writes(target: Target, dataset: Tree, chance: random.Random) -> list[Callable[[], Request]]:
+def _list_writes(target: BenchTarget, dataset: Tree, chance: random.Random) -> list[Callable[[], Request]]:
     def draw_change() -> dict[str, str]:
         # A bounded set of names: the original's new names would make later rounds more expensive than earlier rounds.
         return {f"NewAttribute_{chance.randrange(10)}": f"NewValue_{chance.randrange(10**6)}"}
@@ -146,17 +148,17 @@ def _list_writes(target: Target, dataset: Tree, chance: random.Random) -> list[C
         return build_request("POST", path, body, label=label, tolerated=(409,))
 
     def update_namespace() -> Request:
-        path = f"/v1/namespaces/{target.at(chance.choice(dataset.namespaces))}/properties"
+        path = f"/v1/namespaces/{target.make_namespace_path(chance.choice(dataset.namespaces))}/properties"
         return build_request(
             "POST", path, {"removals": [], "updates": draw_change()}, label="update namespace", tolerated=(409,)
         )
 
     def update_table() -> Request:
         leaf, name = chance.choice(dataset.tables)
-        return build_commit(bodies.build_table_path(target.at(leaf), name), "update table")
+        return build_commit(bodies.build_table_path(target.make_namespace_path(leaf), name), "update table")
 
     def update_view() -> Request:
         leaf, name = chance.choice(dataset.views)
-        return build_commit(bodies.build_view_path(target.at(leaf), name), "update view")
+        return build_commit(bodies.build_view_path(target.make_namespace_path(leaf), name), "update view")
 
     return [update_namespace, update_table, update_view]

@@ -27,6 +27,13 @@ BUSY = 0.7
 """The load average before a run above which a report says that other programs used the machine."""
 
 
+class AnswersDiffer(Exception):
+    """Two systems gave different answers to one question, or a system gave a wrong answer.
+
+    A bench that fails with this error reports no times, because times of wrong answers mean nothing.
+    """
+
+
 @dataclass
 class Row:
     """`values` by server name, in `unit`; `peer` names the server that the ratio is taken against."""

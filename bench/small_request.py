@@ -11,7 +11,7 @@ from pathlib import Path
 from bench import bodies, bounds
 from bench.measure import Sample, Slice, drive, repeat, run_alternately, warm_up
 from bench.report import Report
-from bench.targets import Target, start
+from bench.targets import BenchTarget, start
 from bench.wire import build_request
 
 NAMESPACE = "small"
@@ -27,7 +27,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         path = bodies.build_table_path(NAMESPACE, "one")
         etags = {t.name: (await t.call(build_request("GET", path))).get_field("ETag") for t in targets}
 
-        async def send_requests(target: Target, kind: str, clients: int) -> Sample:
+        async def send_requests(target: BenchTarget, kind: str, clients: int) -> Sample:
             if kind == "HEAD table":
                 expected = build_request("HEAD", path)
             elif kind == "loadTable":

@@ -19,8 +19,8 @@ import numpy as np
 from sqlglot import exp
 
 import seamark.duckdb
-from bench.duckdb_point import COLUMNS, DIRECT, FILES, KEYS, WARM, AnswersDiffer
-from bench.report import OURS, Report, Row
+from bench.duckdb_point import COLUMNS, DIRECT, FILES, KEYS, WARM
+from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.ssb.queries import QUERIES
 from bench.trino.points import NAMESPACE, ORDERED, ROWS, TABLE, compute_key, run_points
 from seamark.connector.client.indexes import IndexClient

@@ -28,7 +28,7 @@ SERVER_CORE, LOAD_CORE = 0, (os.cpu_count() or 1) - 1
 
 
 @dataclass(frozen=True)
-class Target:
+class BenchTarget:
     """A running server.
 
     `warehouse` is a folder it may read tables from, `separator` parts namespace levels in URLs.
@@ -42,7 +42,7 @@ class Target:
     warehouse: Path
     separator: str = "%1F"
 
-    def at(self, namespace: tuple[str, ...]) -> str:
+    def make_namespace_path(self, namespace: tuple[str, ...]) -> str:
         """Return a namespace in this server's URLs."""
         return self.separator.join(quote(level, safe="") for level in namespace)
 
@@ -116,16 +116,16 @@ def _change_environment(values: dict[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def run_seamark(folder: Path, env: dict[str, str] | None = None) -> Iterator[Target]:
+def run_seamark(folder: Path, env: dict[str, str] | None = None) -> Iterator[BenchTarget]:
     home = folder / "seamark"
     with contextlib.ExitStack() as stack:
         with pin_to_core(SERVER_CORE):
             server = stack.enter_context(Seamark(home, env={"SEAMARK_LOG_LEVEL": "warning", **(env or {})}))
-        yield Target("seamark", server.base_url, (server.pid,), home / "warehouse")
+        yield BenchTarget("seamark", server.base_url, (server.pid,), home / "warehouse")
 
 
 @contextlib.contextmanager
-def run_seamark_pg(folder: Path) -> Iterator[Target]:
+def run_seamark_pg(folder: Path) -> Iterator[BenchTarget]:
     home = folder / "seamark-pg"
     with contextlib.ExitStack() as stack:
         with pin_to_core(SERVER_CORE):
@@ -133,11 +133,11 @@ def run_seamark_pg(folder: Path) -> Iterator[Target]:
             url = postgres.create_database()
             env = {"SEAMARK_LOG_LEVEL": "warning"}
             server = stack.enter_context(Seamark(home, database=url, env=env))
-        yield Target("seamark-pg", server.base_url, (server.pid, postgres.process.pid), home / "warehouse")
+        yield BenchTarget("seamark-pg", server.base_url, (server.pid, postgres.process.pid), home / "warehouse")
 
 
 @contextlib.contextmanager
-def _run_fixture(name: str, folder: Path, jdbc: str) -> Iterator[Target]:
+def _run_fixture(name: str, folder: Path, jdbc: str) -> Iterator[BenchTarget]:
     warehouse = folder / name
     warehouse.mkdir(parents=True)
     # One JDBC client: a second would open another database in memory, or find the file locked.
@@ -146,14 +146,14 @@ def _run_fixture(name: str, folder: Path, jdbc: str) -> Iterator[Target]:
         with pin_to_core(SERVER_CORE), _change_environment({"CATALOG_URI": jdbc, "CATALOG_CLIENTS": "1"}):
             base_url = stack.enter_context(run_java_fixture(warehouse, log=folder / f"{name}.log"))
         (pid,) = {child.pid for child in psutil.Process().children()} - before
-        yield Target(name, base_url, (pid,), warehouse, separator="%2E")
+        yield BenchTarget(name, base_url, (pid,), warehouse, separator="%2E")
 
 
-def run_fixture(folder: Path) -> contextlib.AbstractContextManager[Target]:
+def run_fixture(folder: Path) -> contextlib.AbstractContextManager[BenchTarget]:
     return _run_fixture("fixture", folder, "jdbc:sqlite::memory:")
 
 
-def run_fixture_file(folder: Path) -> contextlib.AbstractContextManager[Target]:
+def run_fixture_file(folder: Path) -> contextlib.AbstractContextManager[BenchTarget]:
     return _run_fixture("fixture-file", folder, f"jdbc:sqlite:{folder / 'fixture.db'}")
 
 
@@ -166,7 +166,7 @@ STARTERS = {
 
 
 @contextlib.contextmanager
-def start(names: Sequence[str], folder: Path) -> Iterator[list[Target]]:
+def start(names: Sequence[str], folder: Path) -> Iterator[list[BenchTarget]]:
     """Start the named servers side by side, and keep this process on the other core."""
     with contextlib.ExitStack() as stack:
         targets = [stack.enter_context(STARTERS[name](folder)) for name in names]
@@ -175,7 +175,7 @@ def start(names: Sequence[str], folder: Path) -> Iterator[list[Target]]:
 
 
 @contextlib.asynccontextmanager
-async def open_connections(target: Target, count: int) -> AsyncIterator[list[Connection]]:
+async def open_connections(target: BenchTarget, count: int) -> AsyncIterator[list[Connection]]:
     opened_connection = await target.connect(count)
     try:
         yield opened_connection

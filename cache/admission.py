@@ -1,5 +1,6 @@
-"""A memory tier with admission: an entry is kept only if it is requested more often than the entries that it
-would replace.
+"""A memory tier with admission.
+
+An entry is kept only if it is requested more often than the entries that it would replace.
 
 A scan evicts the hot entries of an LRU cache. In this cache, a new entry starts in a small window (LRU). When
 it leaves the window, it competes with the entries that would be evicted for it: the sum of their
@@ -31,8 +32,8 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 _Segment = Literal["window", "probation", "protected", "pinned"]
-_WINDOW_SHARE = 0.01
-_PROTECTED_SHARE = 0.8
+_WINDOW_FRACTION = 0.01
+_PROTECTED_FRACTION = 0.8
 
 
 class _Entry(Generic[V]):
@@ -143,7 +144,7 @@ class AdmittingCache(BudgetedCache[K, V]):
             self._rejected += 1
             return False
         while is_pinned and self._pinned_of.get_used_bytes(holder) + charged > self._holder_pinned_bytes:
-            self._evict(next(self._pinned_of.oldest(holder)))
+            self._evict(next(self._pinned_of.iter_oldest(holder)))
         self._add(key, _Entry(value, charged, holder, "pinned" if is_pinned else "window"))
         if is_pinned:
             while self._segments["pinned"].used_bytes > self._pinned_bytes:
@@ -164,7 +165,7 @@ class AdmittingCache(BudgetedCache[K, V]):
                 self._pinned_of.use(entry.holder, key)
             return
         self._move(key, entry, "protected")
-        while self._segments["protected"].used_bytes > _PROTECTED_SHARE * self._compute_main_bytes():
+        while self._segments["protected"].used_bytes > _PROTECTED_FRACTION * self._compute_main_bytes():
             oldest = next(iter(self._segments["protected"].keys))
             if oldest == key:
                 break
@@ -179,7 +180,7 @@ class AdmittingCache(BudgetedCache[K, V]):
         if excess <= 0 or self._holder_bytes >= self._budget_bytes:
             return True
         victims = []
-        for key in self._holders.oldest(holder):
+        for key in self._holders.iter_oldest(holder):
             if is_pinned or self._entries[key].segment != "pinned":
                 victims.append(key)
                 excess -= self._entries[key].charged
@@ -192,7 +193,7 @@ class AdmittingCache(BudgetedCache[K, V]):
         return True
 
     def _compute_main_bytes(self) -> float:
-        return (self._budget_bytes - self._segments["pinned"].used_bytes) * (1 - _WINDOW_SHARE)
+        return (self._budget_bytes - self._segments["pinned"].used_bytes) * (1 - _WINDOW_FRACTION)
 
     def _shrink_to_budget(self) -> None:
         """Move entries from the window to the main part, and evict entries to keep the budget.
@@ -200,7 +201,7 @@ class AdmittingCache(BudgetedCache[K, V]):
         Entries leave the window until it has its share; the cache evicts entries until all are within the budget.
         """
         window = self._segments["window"]
-        window_bytes = (self._budget_bytes - self._segments["pinned"].used_bytes) * _WINDOW_SHARE
+        window_bytes = (self._budget_bytes - self._segments["pinned"].used_bytes) * _WINDOW_FRACTION
         while window.keys and (
             (window.used_bytes > window_bytes and len(window.keys) > 1) or self._count_excess_bytes() > 0
         ):

@@ -1,5 +1,6 @@
-"""Claims: only one process of this machine fetches a key at a time. The other processes wait until the key is in the
-disk cache.
+"""Claims: only one process of this machine fetches a key at a time.
+
+The other processes wait until the key is in the disk cache.
 
 Without claims, each of N workers that access a new table would fetch and decode all of it. The rule: a
 claim is advisory. A claim ends when its process ends, even after a crash. A process that has waited too long

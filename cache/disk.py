@@ -1,5 +1,6 @@
-"""The disk tier: payloads as files of one folder, memory-mapped when large, shared by all processes of a
-machine.
+"""The disk tier: payloads as files of one folder, which all processes of a machine share.
+
+Large payloads are memory-mapped.
 
 The rule: a hit returns the complete payload that was put; any damage to the folder is a miss. An envelope
 in each file proves that the payload is complete (`envelope.py`); it is checked once per mapping. diskcache
@@ -224,7 +225,7 @@ class DiskTier:
         ):
             return False
         if self._should_replace is not None and not ledger.fits(cache, need_bytes):
-            oldest = ledger.oldest(cache)
+            oldest = ledger.find_oldest(cache)
             if oldest is not None and not admits(oldest):
                 return False
         return ledger.make_room(cache, need_bytes)
@@ -260,7 +261,7 @@ class DiskTier:
         except (OSError, LedgerUnavailable) as error:
             self._note_failure(error)
 
-    def stats(self) -> TierStats:
+    def read_stats(self) -> TierStats:
         with self._lock:
             return TierStats(
                 hits=self._hits,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 COUNT_MAX = 15
-_SAMPLE = 10
+_SAMPLE_PER_ENTRY = 10
 _MASK64 = (1 << 64) - 1
 _FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93)
 """Odd constants of known mixing functions. They give a key a different position in each row of counters."""
@@ -39,7 +39,7 @@ class FrequencySketch:
         self._rows = tuple(bytearray(1 << bits) for _ in _FACTORS)
         self._doorkeeper = bytearray(1 << bits)
         """A Bloom filter with eight bits for each expected key; a key sets two of them."""
-        self._sample = _SAMPLE * keys_expected
+        self._sample = _SAMPLE_PER_ENTRY * keys_expected
         self._counted = 0
 
     def count(self, key: Hashable) -> None:

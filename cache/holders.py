@@ -34,7 +34,7 @@ class Holders(Generic[K]):
     def get_used_bytes(self, holder: str) -> int:
         return self._bytes.get(holder, 0)
 
-    def oldest(self, holder: str) -> Iterator[K]:
+    def iter_oldest(self, holder: str) -> Iterator[K]:
         """Return the keys, the least recently used first."""
         return iter(self._keys.get(holder, ()))
 

@@ -1,5 +1,6 @@
-"""The account of a folder of cached files: their names, sizes and last uses. It evicts the least recently used
-files.
+"""The account of a folder of cached files: their names, sizes and last uses.
+
+It evicts the least recently used files.
 
 diskcache keeps the account in a SQLite file and evicts by it. Three rules make that safe and cheap:
 
@@ -37,7 +38,7 @@ BLOCK_BYTES = 4096
 RESERVE_BYTES = 512 * 1024
 """The part of the budget for directories, SQLite's journal and the pages of one more row."""
 BUDGET_BYTES_MIN = 2 * RESERVE_BYTES
-SHARDS = 16
+LEDGER_SHARDS = 16
 SUFFIX = ".block"
 LOCK_WAIT_S = 2.0
 _LOCK_POLL_S = 0.005
@@ -103,8 +104,9 @@ anything.
 
 
 class _Files(Disk):  # type: ignore[misc]  # diskcache has no types
-    """The files as diskcache sees them. Their names are derived from keys, and diskcache does not read or write
-    them.
+    """The files as diskcache sees them.
+
+    Their names are derived from keys, and diskcache does not read or write them.
     """
 
     def store(self, value: int, read: bool, key: bytes = b"") -> tuple[int, int, str, None]:
@@ -221,7 +223,7 @@ class Ledger:
         """Return whether `need_bytes` more bytes fit without an eviction."""
         return bool(cache.volume() <= self._budget_bytes - RESERVE_BYTES - need_bytes)
 
-    def oldest(self, cache: Any) -> bytes | None:
+    def find_oldest(self, cache: Any) -> bytes | None:
         """Return the key that is evicted next, or None if there are no entries."""
         rows = cache._sql("SELECT key FROM Cache ORDER BY access_time, rowid LIMIT 1").fetchall()
         return bytes(rows[0][0]) if rows else None
@@ -335,7 +337,7 @@ class Ledger:
 
     def _list_files(self) -> Iterator[str]:
         """Yield all files in the shards, including incomplete files."""
-        for shard in range(SHARDS):
+        for shard in range(LEDGER_SHARDS):
             try:
                 names = os.listdir(self._folder / f"{shard:x}")
             except OSError:

@@ -103,7 +103,7 @@ class BudgetedCache(ABC, Generic[K, V]):
             return None
         return charged
 
-    def stats(self) -> CacheStats:
+    def read_stats(self) -> CacheStats:
         return CacheStats(
             hits=self._hits,
             misses=self._misses,
@@ -212,7 +212,7 @@ class SharedCache(BudgetedCache[K, V]):
         if charged is None:
             return False
         while self._holders.get_used_bytes(holder) + charged > self._holder_bytes:
-            self._evict(next(self._holders.oldest(holder)))
+            self._evict(next(self._holders.iter_oldest(holder)))
         while self._used_bytes + charged > self._budget_bytes:
             self._evict(next(iter(self._entries)))
         self._entries[key] = (value, charged, holder)

@@ -1,5 +1,6 @@
-"""Opens a cache stack with its dependencies: a folder that the processes of a machine share, claims, and
-threads.
+"""Opens a cache stack with its dependencies.
+
+These are a folder that the processes of a machine share, claims, and threads.
 
 All are closed together: first the stack, which still writes to the disk, then its threads.
 """

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-_SAMPLE = 8
+_SAMPLED_ITEMS = 8
 _SHARED = (type, Enum, FunctionType, MethodType, ModuleType)
 """The types of objects that other code keeps in memory anyway."""
 _SMALL_INTS = range(-5, 257)
@@ -87,9 +87,9 @@ def _list_slots(kind: type) -> Sequence[str]:
 
 
 def _estimate_size_of_many(values: Sequence[Any], size_of: Callable[[Any], int]) -> int:
-    if len(values) <= 2 * _SAMPLE:
+    if len(values) <= 2 * _SAMPLED_ITEMS:
         return sum(map(size_of, values))
     # The size of the first element includes the objects that all elements share.
-    first, step = size_of(values[0]), len(values) / _SAMPLE
-    sampled = sum(size_of(values[int(number * step)]) for number in range(1, _SAMPLE))
-    return first + sampled * (len(values) - 1) // (_SAMPLE - 1)
+    first, step = size_of(values[0]), len(values) / _SAMPLED_ITEMS
+    sampled = sum(size_of(values[int(number * step)]) for number in range(1, _SAMPLED_ITEMS))
+    return first + sampled * (len(values) - 1) // (_SAMPLED_ITEMS - 1)

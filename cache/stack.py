@@ -1,5 +1,6 @@
-"""The read-through stack: memory, then disk, then `fetch`. A fetched value is stored in memory and on the
-disk.
+"""The read-through stack: memory, then disk, then `fetch`.
+
+A fetched value is stored in memory and on the disk.
 
 The rules: concurrent requests for a key share one fetch in this event loop (single flight) and, with
 claims, on this machine. A tier that fails counts as a miss, so that only a fetch or its decoding can fail a
@@ -287,10 +288,10 @@ class Stack(Generic[V]):
     async def _run_in_thread(self, work: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
 
-    def stats(self) -> StackStats:
+    def read_stats(self) -> StackStats:
         return StackStats(
-            memory=self._memory.stats(),
-            disk=None if self._disk is None else self._disk.stats(),
+            memory=self._memory.read_stats(),
+            disk=None if self._disk is None else self._disk.read_stats(),
             fetches=self._fetches,
             waits=self._waits,
             timed_out_waits=self._timed_out_waits,

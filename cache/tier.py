@@ -86,7 +86,7 @@ class Tier(Protocol):
     def discard(self, key: str) -> None:
         """Remove the key, if the tier has it."""
 
-    def stats(self) -> TierStats: ...
+    def read_stats(self) -> TierStats: ...
 
     def close(self) -> None:
         """Release the resources; payloads that were returned stay valid.

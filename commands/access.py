@@ -28,7 +28,7 @@ from seamark.formats.runtime.clock import Clock, SystemClock
 from seamark.formats.runtime.errors import BadRequest, ConfigError, SeamarkError
 from seamark.metaserver.access.principal import ROLE_PREFIX, Role, check_granted, make_grant, parse_path, show_path
 from seamark.metaserver.access.tokens import create_token, ensure_token, is_live, revoke_token
-from seamark.metaserver.runtime.home import PRIVATE_UMASK, make_private, prepare_home, sqlite_file
+from seamark.metaserver.runtime.home import PRIVATE_UMASK, find_sqlite_file, make_private, prepare_home
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import FUNCTION, NAMESPACE, SERVER, TABLE, VIEW, AuditRecord, Grant, NamespacePath
 from seamark.metaserver.store.open import open_store
@@ -204,7 +204,7 @@ def list_tokens(as_json: bool, config: Path | None, **flags: Any) -> None:
     async def work(store: PointerStore, clock: Clock) -> list[tuple[str, ...]]:
         now_ms = clock.now_ms()
         rows: list[tuple[str, ...]] = []
-        for token in await store.tokens():
+        for token in await store.list_tokens():
             state = "live" if is_live(token, now_ms) else "expired" if token.revoked_ms is None else "ended"
             rows.append(
                 (token.name, state, time_text(token.created_ms), time_text(token.expires_ms) or "never", token.id)
@@ -268,7 +268,7 @@ def _add_grants(
             await _audit(store, clock, "addGrant", f"{grant.principal} {_describe_grant(grant)}")
         # The tokens are in the database of the server, also for a further warehouse.
         is_known = ":" in principal or flags.get("warehouse_name") is not None
-        return grants, is_known or any(token.name == principal for token in await store.tokens())
+        return grants, is_known or any(token.name == principal for token in await store.list_tokens())
 
     grants, is_known = _run(config, flags, work)
     _print_grants(grants, "has", as_json=as_json)
@@ -414,7 +414,7 @@ def _run(config: Path | None, flags: dict[str, Any], work: Work[T], *, creates: 
     """
     warehouse_name = flags.get("warehouse_name")
     settings = load_settings({name: value for name, value in flags.items() if name != "warehouse_name"}, config)
-    database = sqlite_file(settings)
+    database = find_sqlite_file(settings)
     is_new = database is not None and not os.path.lexists(database)
     if is_new and not creates:
         raise click.ClickException(
@@ -441,7 +441,7 @@ async def _open_and(settings: Settings, warehouse_name: str | None, work: Work[T
     clock = SystemClock()
     if warehouse_name is not None:
         settings = await find_warehouse_settings(settings, clock, warehouse_name)
-    async with open_store(settings.database_url(), clock=clock) as store:
+    async with open_store(settings.make_database_url(), clock=clock) as store:
         return await work(store, clock)
 
 

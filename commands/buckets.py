@@ -1,5 +1,6 @@
-"""`seamark buckets`: shows the sizes of a table's buckets and the recommended number, and doubles the
-number.
+"""`seamark buckets`: shows and doubles the number of a table's buckets.
+
+It shows their sizes and the recommended number.
 
 The server is found in the same way as for `seamark explain`. Exit codes: 0 on success, 1 when the server
 refuses or cannot be reached, 2 for invalid arguments, such as a number of buckets that is not a doubling.

@@ -28,10 +28,10 @@ from seamark.commands.terminal import open_console, print_json, say, show_count,
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import (
     AdaptiveWorkers,
+    BuildProgress,
     BuildReport,
     ClusterFailed,
     InProcessWorkers,
-    Progress,
     TableReplaced,
     Workers,
     build,
@@ -181,7 +181,7 @@ def _build(client: IndexClient, table: str, name: str, workers: Workers, *, as_j
     return report
 
 
-def _show_progress(bar: ProgressBar, task_id: TaskID, now: Progress) -> None:
+def _show_progress(bar: ProgressBar, task_id: TaskID, now: BuildProgress) -> None:
     text = show_size(now.size_bytes)
     if now.eta_ms is not None:
         text += f", done about {datetime.fromtimestamp(now.eta_ms / 1000, UTC).astimezone():%H:%M:%S}"

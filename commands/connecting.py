@@ -128,7 +128,7 @@ def add_suggestions(client: SeamarkClient, table: Any = None) -> Iterator[None]:
         if kind in ("Table", "View") and _was_dropped(client, missing):
             todo = f"seamark undrop {shlex.quote(missing)} restores what was dropped"
             raise NoSuchResource(f"{error.message}; {todo}", status=error.status) from None
-        similar = similar_name(client, missing if table is None else table)
+        similar = find_similar_name(client, missing if table is None else table)
         if similar is None and kind in ("Namespace", "View"):
             similar = _find_similar_name(missing, _list_names(client, view=kind == "View"))
         if similar is None and kind == "Namespace":
@@ -177,7 +177,7 @@ def _find_similar_name(name: str, names: Iterator[str]) -> str | None:
         return None
 
 
-def similar_name(client: SeamarkClient, table: Any) -> str | None:
+def find_similar_name(client: SeamarkClient, table: Any) -> str | None:
     """Return the existing table whose name is most similar to a missing table's name, or None.
 
     The function never raises.

@@ -17,7 +17,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from seamark.commands.catalog.expression_text import expression_text
+from seamark.commands.catalog.expression_text import format_expression
 from seamark.commands.connecting import server_command
 from seamark.commands.options import parse_time_ms
 from seamark.commands.terminal import escape_for_terminal, make_table, open_console, print_json, show_count, show_size
@@ -30,9 +30,9 @@ from seamark.formats.iceberg.types.functions import is_function
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.keys.terms import format_term
 
-_DEFAULT_LIMIT = 20
+_SHOWN_FILES_DEFAULT = 20
 _NOTHING_USED = 3
-_LAYOUTS_SHOWN = 2
+_SHOWN_LAYOUTS_MAX = 2
 _QUERY = re.compile(r"\s*(select|with)\s", re.IGNORECASE)
 
 
@@ -62,7 +62,7 @@ _QUERY = re.compile(r"\s*(select|with)\s", re.IGNORECASE)
 @click.option(
     "--limit",
     type=click.IntRange(min=1),
-    default=_DEFAULT_LIMIT,
+    default=_SHOWN_FILES_DEFAULT,
     show_default=True,
     help="Maximum number of files to list.",
 )
@@ -206,7 +206,7 @@ def _print_explanation(table: str, explanation: Explanation, *, is_whole: bool =
             if explanation.not_used:
                 text = f"Readers check the rows of {files} by what is not used."
         else:
-            text = f"Readers check the rows of {files} by: {expression_text(residual['residual'])}"
+            text = f"Readers check the rows of {files} by: {format_expression(residual['residual'])}"
             text += ", and by what is not used" if explanation.not_used else ""
         console.print(text, highlight=False, markup=False)
     if not explanation.residuals_complete:
@@ -252,7 +252,7 @@ def suggest_improvements(table: str, explanation: Explanation) -> Iterator[str]:
             yield f"  An index would not help: about {show_count(term['index-files'], 'file')} hold a matching row."
     for unknown in explanation.unknown_layouts:
         yield f"What a layout by {unknown['column']} would give is not known: {unknown['reason']}."
-    for layout in explanation.layouts[:_LAYOUTS_SHOWN]:
+    for layout in explanation.layouts[:_SHOWN_LAYOUTS_MAX]:
         columns = ", ".join(layout["columns"])
         layout_text = f"Sorted by {columns}" if len(layout["columns"]) == 1 else f"Clustered by {columns}"
         setting = shlex.quote(f"{CLUSTERING}={','.join(layout['columns'])}")

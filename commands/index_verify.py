@@ -21,8 +21,8 @@ from seamark.connector.index.audits import QUARANTINED, Audit, audit_index
 from seamark.connector.index.verification import VerificationResult
 from seamark.formats.runtime.errors import BadRequest, Corrupt
 
-DEFAULT_SAMPLE = 3
-_PROBLEMS_SHOWN = 20
+SAMPLED_FILES_DEFAULT = 3
+_SHOWN_PROBLEMS_MAX = 20
 
 
 @click.command("verify")
@@ -31,7 +31,7 @@ _PROBLEMS_SHOWN = 20
 @click.option(
     "--sample",
     type=click.IntRange(min=0),
-    default=DEFAULT_SAMPLE,
+    default=SAMPLED_FILES_DEFAULT,
     show_default=True,
     metavar="N",
     help="Number of data files to read for each index file.",
@@ -122,10 +122,10 @@ def _print_audit(audit: Audit) -> None:
             title=f"Index {index.name}",
         )
         open_console().print(verdict_table)
-    for problem in audit.problems[:_PROBLEMS_SHOWN]:
+    for problem in audit.problems[:_SHOWN_PROBLEMS_MAX]:
         say(problem, err=True)
-    if len(audit.problems) > _PROBLEMS_SHOWN:
-        say(f"… and {show_count(len(audit.problems) - _PROBLEMS_SHOWN, 'problem')} more", err=True)
+    if len(audit.problems) > _SHOWN_PROBLEMS_MAX:
+        say(f"… and {show_count(len(audit.problems) - _SHOWN_PROBLEMS_MAX, 'problem')} more", err=True)
     covered = f"{index.files:,} of {show_count(index.files_total, 'data file')}"
     files = f"{show_count(len(audit.verdicts), 'index file')}, {covered}"
     rows = f"rows not counted: {audit.uncounted}"
@@ -176,7 +176,7 @@ def rebuild_registry_command(client: IndexClient, table: str, as_json: bool) -> 
         f"{show_count(result['known'], 'index file', 'were')} listed already, {result['redundant']:,} describe nothing "
         f"new, {result['left-out-files']:,} are left out"
     )
-    for left_out in result["left-out"][:_PROBLEMS_SHOWN]:
+    for left_out in result["left-out"][:_SHOWN_PROBLEMS_MAX]:
         say(f"  {left_out['location']}: {left_out['reason']}", err=True)
-    if result["left-out-files"] > _PROBLEMS_SHOWN:
+    if result["left-out-files"] > _SHOWN_PROBLEMS_MAX:
         say("  …", err=True)

@@ -53,10 +53,10 @@ async def _renew(settings: Settings) -> str:
     for path in prepare_home(settings):
         click.echo(f"{path} was accessible to other accounts and is private now", err=True)
     clock = SystemClock()
-    async with open_store(settings.database_url(), clock=clock) as store:
+    async with open_store(settings.make_database_url(), clock=clock) as store:
         protected_by = await renew_keys(settings, store, clock)
-        for stored in await store.warehouses():
+        for stored in await store.list_warehouses():
             warehouse_settings = make_settings(settings, stored, {}, {})
-            async with open_store(warehouse_settings.database_url(), clock=clock) as warehouse_store:
+            async with open_store(warehouse_settings.make_database_url(), clock=clock) as warehouse_store:
                 await renew_keys(warehouse_settings, warehouse_store, clock)
         return protected_by

@@ -51,8 +51,9 @@ class DeferredCommand:
 
 
 class DeferredGroup(click.Group):
-    """A group for `click.group(cls=DeferredGroup, deferred=…)`. Other commands can also be added, as to every
-    group.
+    """A group for `click.group(cls=DeferredGroup, deferred=…)`.
+
+    Other commands can also be added, as to every group.
     """
 
     def __init__(self, *args: Any, deferred: Mapping[str, DeferredCommand], **options: Any) -> None:

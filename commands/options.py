@@ -1,5 +1,6 @@
-"""Options that commands share: every setting as a flag, and one form of error for invalid settings (exit
-code 2).
+"""Options that commands share.
+
+Every setting is a flag, and invalid settings have one form of error (exit code 2).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import click
 from seamark.connector.client.values import parse_timestamp
 from seamark.connector.jobs.statements import parse_bytes
 from seamark.formats.runtime.errors import ConfigError
-from seamark.metaserver.settings.settings import FIELDS, Settings, environment_name, flag_name
+from seamark.metaserver.settings.settings import FIELDS, Settings, make_flag_name, make_variable_name
 from seamark.metaserver.settings.sources import find_exposed_secrets, load
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -43,10 +44,10 @@ def settings_flags(names: tuple[str, ...] | None = None) -> Callable[[Command], 
         for name in reversed(names or tuple(FIELDS)):
             field = FIELDS[name]
             many, truth = isinstance(field.default, tuple), isinstance(field.default, bool)
-            text = f"{field.metadata['description']} [{environment_name(name)}]"
+            text = f"{field.metadata['description']} [{make_variable_name(name)}]"
             if not field.metadata["secret"] and field.default not in ("", ()):
                 text = f"{text} (default: {str(field.default).lower() if truth else field.default})"
-            flag = flag_name(name)
+            flag = make_flag_name(name)
             if truth:
                 command = click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text)(command)
             else:

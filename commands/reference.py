@@ -15,7 +15,7 @@ from aiohttp import web
 from seamark.commands.serving.extensions import EXTENSIONS
 from seamark.metaserver.api.app import add_routes
 from seamark.metaserver.api.openapi import build_document
-from seamark.metaserver.settings.settings import FIELDS, environment_name, flag_name
+from seamark.metaserver.settings.settings import FIELDS, make_flag_name, make_variable_name
 
 _CHECKOUT = Path(__file__).resolve().parents[1]
 REFERENCE = _CHECKOUT / "docs" / "reference"
@@ -49,14 +49,14 @@ server ignores unknown `SEAMARK_…` variables, because orchestrators set such n
 """
 
 
-def settings_page() -> str:
+def write_settings_page() -> str:
     """Return the page on settings, in the order of their declaration."""
     parts = [_HEAD]
     for name, field in FIELDS.items():
         metadata = field.metadata
         secret = " *Secret.*" if metadata["secret"] else ""
         parts.append(f"## {name}\n\n{metadata['description']}{secret}\n\n")
-        parts.append(f"- flag `{flag_name(name)}`, variable `{environment_name(name)}`, key `{name}`\n")
+        parts.append(f"- flag `{make_flag_name(name)}`, variable `{make_variable_name(name)}`, key `{name}`\n")
         parts.append(f"- default {_write_default(field.default)}\n")
         if bounds := _write_bounds(metadata):
             parts.append(f"- {bounds}\n")
@@ -64,7 +64,7 @@ def settings_page() -> str:
     return "".join(parts).rstrip() + "\n"
 
 
-def chart_schema(text: str) -> str:
+def write_chart_schema(text: str) -> str:
     """Return the text of the chart's values.schema.json with the present settings of the server.
 
     The schema has no secret settings, because the chart reads them from Kubernetes' secrets.
@@ -89,7 +89,7 @@ def _make_json_schema(default: Any, metadata: Any) -> dict[str, Any]:
     return schema | {key: limit for key, limit in limits.items() if limit is not None}
 
 
-def openapi_document() -> str:
+def write_openapi_document() -> str:
     """Return the OpenAPI document of Seamark's API, indented."""
     app = web.Application()
     add_routes(app, EXTENSIONS)
@@ -115,10 +115,10 @@ def _write_bounds(metadata: Any) -> str:
 
 def write(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "settings.md").write_text(settings_page())
-    (folder / "openapi.json").write_text(openapi_document())
+    (folder / "settings.md").write_text(write_settings_page())
+    (folder / "openapi.json").write_text(write_openapi_document())
 
 
 if __name__ == "__main__":
     write(REFERENCE)
-    CHART_SCHEMA.write_text(chart_schema(CHART_SCHEMA.read_text()))
+    CHART_SCHEMA.write_text(write_chart_schema(CHART_SCHEMA.read_text()))

@@ -25,7 +25,7 @@ def main() -> None:
     (folder / REQUEST).unlink()  # The file contains keys, and the folder stays if the server is killed.
     # PySpark is an optional dependency. Only this process needs it.
     rewrites = importlib.import_module("seamark.connector.spark.rewrites")
-    with rewrites.session_rewrites(request.folders, request.umask, request.storage) as runner:
+    with rewrites.open_session_runner(request.folders, request.umask, request.storage) as runner:
         answer = run(request, lambda progress: _leave(progress, folder / PROGRESS), runner)
     _leave(answer, folder / ANSWER)
 

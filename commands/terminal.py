@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-WIDTH = 120
+WIDTH_CHARACTERS = 120
 """The width of the output if it is not a terminal."""
 _BAR_MIN, _BAR_MAX = 8, 44
 _SINGULAR = {"are": "is", "were": "was", "have": "has", "name": "names"}
@@ -54,8 +54,9 @@ def say(text: str, *, err: bool = False) -> None:
 
 
 class _PrintableConsole(Console):
-    """A console that prints escapes. Rich converts every text with `render_str`, including cells and titles of
-    tables.
+    """A console that prints escapes.
+
+    Rich converts every text with `render_str`, including cells and titles of tables.
     """
 
     def render_str(self, text: str, **options: Any) -> Text:
@@ -65,7 +66,7 @@ class _PrintableConsole(Console):
 def open_console(*, stderr: bool = False) -> Console:
     """Return a console with the width of the terminal. If there is no terminal, the width is fixed."""
     terminal = _PrintableConsole(stderr=stderr)
-    return terminal if terminal.is_terminal else _PrintableConsole(width=WIDTH, stderr=stderr)
+    return terminal if terminal.is_terminal else _PrintableConsole(width=WIDTH_CHARACTERS, stderr=stderr)
 
 
 def make_table(

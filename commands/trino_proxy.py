@@ -1,5 +1,6 @@
-"""`seamark trino-proxy`: a proxy for Trino's clients that rewrites statements so that Trino reads fewer
-files.
+"""`seamark trino-proxy`: a proxy for Trino's clients.
+
+It rewrites statements so that Trino reads fewer files.
 
 It is a client of the running server, which is found by `--url` or in the `--home` of the server. Logs go
 to standard error. Exit codes: 0 when it was stopped (SIGTERM, Ctrl-C), 1 when it cannot listen, 2 for
@@ -29,7 +30,7 @@ from seamark.commands.options import (
 from seamark.connector.cubes.summaries import CUBE_USES, OFF
 from seamark.connector.trino.proxy import ProxySettings
 from seamark.connector.trino.rewriter import RewriteLimits
-from seamark.connector.trino.server import bind, run, upstream_tls
+from seamark.connector.trino.server import bind, make_upstream_tls, run
 from seamark.formats.runtime.errors import ConfigError
 from seamark.formats.runtime.tls import Certificate
 from seamark.metaserver.access.guard import is_loopback
@@ -219,7 +220,7 @@ def trino_proxy(
                 budget_ms / 1000, max_kept_fraction, trust_time_zone, cubes if options["rules"] else OFF
             ),
             authorities=None if ca is None else str(ca),
-            upstream_tls=upstream_tls(trino_ca, verify=not trino_insecure),
+            upstream_tls=make_upstream_tls(trino_ca, verify=not trino_insecure),
             **options,
         )
         settings.check()
@@ -268,7 +269,7 @@ def _find_unreachable_servers(settings: ProxySettings) -> list[str]:
     other_servers = [
         f"the server at {url} is not {name}"
         for (name, url), answer in answer_of.items()
-        if answer is not None and not answer.is_of(name)
+        if answer is not None and not answer.is_from(name)
     ]
     return [*([f"there is no answer from {' and '.join(silent)}"] if silent else ()), *other_servers]
 
@@ -277,7 +278,7 @@ class _Answer(NamedTuple):
     status: int
     body: bytes
 
-    def is_of(self, name: str) -> bool:
+    def is_from(self, name: str) -> bool:
         """Return whether the answer may come from a server of that name.
 
         A server in front of it may also answer, for example with 401.

@@ -1,5 +1,6 @@
-"""The core that server and clients share: Iceberg's formats, index kinds, and the parts of the protocol that server and
-clients need.
+"""The core that server and clients share.
+
+It has Iceberg's formats, index kinds, and the parts of the protocol that both need.
 """
 
 if __name__ != "seamark.formats":

@@ -49,7 +49,7 @@ from seamark.metaserver.access.keyring import REFRESH_S, StoredKeyring, open_key
 from seamark.metaserver.access.opa import open_authorizer
 from seamark.metaserver.api.app import build_app
 from seamark.metaserver.api.http.components import ServerComponents, SharedComponents
-from seamark.metaserver.api.http.errors import error_response
+from seamark.metaserver.api.http.errors import make_error_response
 from seamark.metaserver.api.http.observability.metrics import ServerMetrics
 from seamark.metaserver.api.http.slots import WorkerLimits
 from seamark.metaserver.catalog.catalog import Catalog, open_catalog
@@ -75,7 +75,7 @@ from seamark.metaserver.planner.cubes.segments import open_segments
 from seamark.metaserver.planner.plan.location_checks import LocationChecker
 from seamark.metaserver.planner.plan.planner import open_planner
 from seamark.metaserver.planner.plan.preparation import Preparation
-from seamark.metaserver.runtime.background import run_in_background, running_once
+from seamark.metaserver.runtime.background import run_in_background, run_once
 from seamark.metaserver.runtime.extensions import Extensions
 from seamark.metaserver.runtime.home import prepare_home
 from seamark.metaserver.services.housekeeping import Housekeeping
@@ -172,7 +172,7 @@ async def _open_warehouse(
         await check_database(store, stored)
         keyring = await enter(open_keyring(settings, store, clock))
         store, show_tables = await enter(open_names(settings, store, clock))
-        shared = dataclasses.replace(server, authenticator=server.authenticator.for_warehouse(store, keyring))
+        shared = dataclasses.replace(server, authenticator=server.authenticator.copy_for_warehouse(store, keyring))
         components = await enter(_open_catalog_components(settings, clock, shared, store, keyring, None, stored.name))
         show_tables(components.catalog.context)
         await _start_tasks(components, stack)
@@ -186,7 +186,7 @@ async def _open_warehouse(
 @asynccontextmanager
 async def _open_pointer_store(settings: Settings, clock: Clock) -> AsyncIterator[PointerStore]:
     async with open_store(
-        settings.database_url(),
+        settings.make_database_url(),
         clock=clock,
         queue_limit=settings.store_queue_limit,
         pool_max=settings.pg_pool_max,
@@ -449,7 +449,7 @@ def bind(settings: Settings, *, shared: bool, port: int | None = None) -> socket
     return sock
 
 
-def url_of(settings: Settings, sock: socket.socket) -> str:
+def make_server_url(settings: Settings, sock: socket.socket) -> str:
     """Return the base URL of `sock`. If it is bound to all addresses, the URL has the loopback address."""
     host, port = sock.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  compared, not bound
@@ -457,7 +457,7 @@ def url_of(settings: Settings, sock: socket.socket) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def limits_of(settings: Settings) -> ConnectionLimits:
+def make_connection_limits(settings: Settings) -> ConnectionLimits:
     """Return the limits of connections according to the settings.
 
     If the settings do not limit the number of connections, the number of files that this process may open limits it.
@@ -473,13 +473,13 @@ def limits_of(settings: Settings) -> ConnectionLimits:
 
 
 @asynccontextmanager
-async def serving(components: ServerComponents, sock: socket.socket) -> AsyncIterator[None]:
+async def serve_requests(components: ServerComponents, sock: socket.socket) -> AsyncIterator[None]:
     """Serve requests on `sock` while the context is active. When the context ends, drain the server."""
     # aiohttp's access log is off, because the middleware logs more.
     runner = ConnectionRunner(
         build_app(components),
-        limits_of(components.settings),
-        Answers(error_response, partial(components.metrics.observe, UNREADABLE, 400, 0.0, None)),
+        make_connection_limits(components.settings),
+        Answers(make_error_response, partial(components.metrics.observe, UNREADABLE, 400, 0.0, None)),
         tls=None if components.certificate is None else components.certificate.login_context,
         access_log=None,
         # `bodies` inflates in steps. aiohttp would inflate everything at once, before a route can refuse the body.
@@ -498,17 +498,18 @@ async def serving(components: ServerComponents, sock: socket.socket) -> AsyncIte
 
 
 @asynccontextmanager
-async def gateway(components: ServerComponents) -> AsyncIterator[None]:
+async def serve_gateway(components: ServerComponents) -> AsyncIterator[None]:
     """Serve the objects gateway on `gateway_port` while the context is active."""
     settings = components.settings
     serving = importlib.import_module("seamark.metaserver.gateway.serving")  # Servers without a gateway do not need it.
     with contextlib.closing(bind(settings, shared=settings.workers > 1, port=settings.gateway_port)) as sock:
-        async with serving.serve_gateway(components, sock, limits_of(settings), _tls_of(components)):
+        limits = make_connection_limits(settings)
+        async with serving.serve_gateway(components, sock, limits, _get_tls_context(components)):
             yield
 
 
 @asynccontextmanager
-async def answering_peers(components: ServerComponents) -> AsyncIterator[None]:
+async def answer_peers(components: ServerComponents) -> AsyncIterator[None]:
     """Answer other replicas on `peer_address`, if it is set, and list this server among the replicas.
 
     This lasts while the context is active.
@@ -517,13 +518,15 @@ async def answering_peers(components: ServerComponents) -> AsyncIterator[None]:
         yield
         return
     async with (
-        components.peers.serving(limits_of(components.settings), _tls_of(components), components.metrics),
+        components.peers.serve(
+            make_connection_limits(components.settings), _get_tls_context(components), components.metrics
+        ),
         run_in_background("membership", components.peers.membership.run),
     ):
         yield
 
 
-def _tls_of(components: ServerComponents) -> ssl.SSLContext | None:
+def _get_tls_context(components: ServerComponents) -> ssl.SSLContext | None:
     return None if components.certificate is None else components.certificate.context
 
 
@@ -593,18 +596,18 @@ async def serve(
             loop.add_signal_handler(signal.SIGHUP, certificate.reload)
             await stack.enter_async_context(run_in_background("certificate", certificate.watch))
         components = await stack.enter_async_context(open_components(settings, clock, extensions, certificate))
-        await stack.enter_async_context(answering_peers(components))
-        await stack.enter_async_context(serving(components, sock))
+        await stack.enter_async_context(answer_peers(components))
+        await stack.enter_async_context(serve_requests(components, sock))
         if settings.gateway_port:
-            await stack.enter_async_context(gateway(components))
-        await stack.enter_async_context(table_services(components, url_of(settings, sock)))
+            await stack.enter_async_context(serve_gateway(components))
+        await stack.enter_async_context(table_services(components, make_server_url(settings, sock)))
         freeze_garbage()
         warn_of_plain_http(settings)
-        _log.info("serving", url=url_of(settings, sock), pid=os.getpid(), settings=settings.list_changed())
+        _log.info("serving", url=make_server_url(settings, sock), pid=os.getpid(), settings=settings.list_changed())
         on_ready()
         if is_first:
             await stack.enter_async_context(
-                running_once("warehouse", partial(report_unreachable, components.objects, settings))
+                run_once("warehouse", partial(report_unreachable, components.objects, settings))
             )
         await stop.wait()
         if parent is not None:
@@ -687,11 +690,11 @@ async def _sample(components: ServerComponents) -> None:
         if components.peers is not None:
             replicas, avoided = len(components.peers.membership.replicas), components.peers.objects.open_breakers
             metrics.peers.sample(replicas, avoided, components.peers.counts())
-        planner = components.planner.stats()
+        planner = components.planner.read_stats()
         metrics.plans.sample(planner, components.catalog.plan_tables.refused)
         metrics.caches.sample(
             {"views": planner.live_bytes + planner.added_bytes, **measure_named_caches()},
-            components.catalog.documents.cache.stats(),
-            components.indexes.stats().memory,
+            components.catalog.documents.cache.read_stats(),
+            components.indexes.read_stats().memory,
         )
         _sample_streams(components)

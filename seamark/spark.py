@@ -51,5 +51,5 @@ __getattr__ = exports(
 
 
 def __dir__() -> list[str]:
-    """What an interactive interpreter completes; without it, what was used already."""
+    """Return the names that an interactive interpreter completes, also before their first use."""
     return __all__

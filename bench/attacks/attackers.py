@@ -49,10 +49,10 @@ class Attacker:
                     await asyncio.sleep(0.5)
             await asyncio.sleep(0.05)
 
-    async def slow_headers(self) -> None:
+    async def send_slow_headers(self) -> None:
         await _run_many(300, lambda: self._send_slowly("GET /v1/config HTTP/1.1\r\nHost: 127.0.0.1\r\nx: "))
 
-    async def slow_bodies(self) -> None:
+    async def send_slow_bodies(self) -> None:
         head = f"POST {TABLE}/plan HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n"
         login = "".join(f"{name}: {value}\r\n" for name, value in self._login.items())
         await _run_many(600, lambda: self._send_slowly(f"{head}{login}\r\n"))
@@ -70,12 +70,12 @@ class Attacker:
 
         await _run_many(20, lambda: _repeat(send_once))
 
-    async def gzip_bombs(self) -> None:
+    async def send_gzip_bombs(self) -> None:
         bomb = gzip.compress(b" " * (512 << 20))
         async with self._open_session(**self._login, **{"Content-Encoding": "gzip"}) as http:
             await _run_many(8, lambda: self._post_repeatedly(http, f"{TABLE}/plan", lambda: bomb))
 
-    async def connections(self) -> None:
+    async def open_connections(self) -> None:
         async def send_once() -> None:
             _, writer = await self._open_wire()
             try:
@@ -85,7 +85,7 @@ class Attacker:
 
         await _run_many(2000, lambda: _repeat(send_once))
 
-    async def bad_logins(self) -> None:
+    async def send_bad_logins(self) -> None:
         async with self._open_session(Authorization="Bearer sm_wrong") as http:
 
             async def send_once() -> None:
@@ -94,7 +94,7 @@ class Attacker:
 
             await _run_many(8, lambda: _repeat(send_once))
 
-    async def watchers(self) -> None:
+    async def open_watchers(self) -> None:
         async with self._open_session() as http:
 
             async def send_once() -> None:
@@ -119,12 +119,12 @@ class Attacker:
             body = {**_REPORT, "metadata": {"x": "y" * 100_000}}
             await _run_many(4, lambda: self._post_repeatedly(http, f"{TABLE}/metrics", lambda: body))
 
-    async def large_signs(self) -> None:
+    async def request_large_signs(self) -> None:
         body = b"[" + b"[]," * (20 << 20) + b"[]]"
         async with self._open_session() as http:
             await _run_many(3, lambda: self._post_repeatedly(http, f"{TABLE}/sign", lambda: body))
 
-    async def huge_filters(self) -> None:
+    async def send_huge_filters(self) -> None:
         numbers = itertools.count()
 
         def build_body() -> bytes:

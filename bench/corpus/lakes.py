@@ -38,7 +38,7 @@ _DIMENSION_ROWS = 2_000
 
 
 @dataclass(frozen=True)
-class Layout:
+class CorpusLayout:
     """The layout of a table.
 
     `order` is the order of the rows in the files; `indexes` has the kind of index on each column.
@@ -52,14 +52,14 @@ class Layout:
 
 
 TPCH = {
-    "region": Layout(),
-    "nation": Layout(),
-    "supplier": Layout("s_suppkey"),
-    "customer": Layout("c_custkey"),
-    "part": Layout("p_brand, p_partkey"),
-    "partsupp": Layout("ps_partkey", {"ps_suppkey": "bitmap"}, is_fact=True),
-    "orders": Layout("o_orderdate, o_orderkey", {"o_custkey": "bitmap", "o_orderkey": "bloom"}, is_fact=True),
-    "lineitem": Layout(
+    "region": CorpusLayout(),
+    "nation": CorpusLayout(),
+    "supplier": CorpusLayout("s_suppkey"),
+    "customer": CorpusLayout("c_custkey"),
+    "part": CorpusLayout("p_brand, p_partkey"),
+    "partsupp": CorpusLayout("ps_partkey", {"ps_suppkey": "bitmap"}, is_fact=True),
+    "orders": CorpusLayout("o_orderdate, o_orderkey", {"o_custkey": "bitmap", "o_orderkey": "bloom"}, is_fact=True),
+    "lineitem": CorpusLayout(
         "l_shipdate, l_orderkey",
         # The orders of a quarter have a thousand keys. A Bloom filter with 1 % false positives would keep every
         # file.
@@ -68,15 +68,15 @@ TPCH = {
     ),
 }
 SSB = {
-    "lineorder": Layout(
+    "lineorder": CorpusLayout(
         "lo_orderdate // 100, lo_suppkey % 25, lo_orderkey",
         {"lo_custkey": "bitmap", "lo_suppkey": "bitmap", "lo_partkey": "bitmap", "lo_orderdate": "bitmap"},
         is_fact=True,
     )
 }
 RETAIL = {
-    **dict.fromkeys(("days", "stores", "items", "customers", "promotions"), Layout()),
-    "sales": Layout(
+    **dict.fromkeys(("days", "stores", "items", "customers", "promotions"), CorpusLayout()),
+    "sales": CorpusLayout(
         "",
         {
             **dict.fromkeys(("customer_key", "item_key", "store_key", "promotion_key"), "bitmap"),
@@ -84,7 +84,7 @@ RETAIL = {
         },
         is_fact=True,
     ),
-    "returns": Layout("", {"ticket": "bloom", "item_key": "bitmap", "customer_key": "bitmap"}, is_fact=True),
+    "returns": CorpusLayout("", {"ticket": "bloom", "item_key": "bitmap", "customer_key": "bitmap"}, is_fact=True),
 }
 
 
@@ -111,7 +111,7 @@ def fill(server: Seamark, scratch: Path, *, share: float = 1.0) -> None:
                 db,
                 ("ssb", name),
                 f"FROM '{get_table_path(star, name)}'",
-                SSB.get(name, Layout()),
+                SSB.get(name, CorpusLayout()),
                 files,
             )
         db.execute(f"SET VARIABLE sales = {round(SALES * share)}")
@@ -136,7 +136,7 @@ def write(
     db: duckdb.DuckDBPyConnection,
     name: tuple[str, str],
     query: str,
-    layout: Layout,
+    layout: CorpusLayout,
     files: int,
 ) -> None:
     order = f" ORDER BY {layout.order}" if layout.order else ""

@@ -67,7 +67,7 @@ class TableCopies:
         """
         self._con.execute(f"USE {quote_name(schema)}")
         references = [reference for reference in DuckDBStatement(text).references if reference is not None]
-        references.sort(key=lambda one: one.start)
+        references.sort(key=lambda reference: reference.start)
         replacements, counts = [], []
         for number, reference in enumerate(references):
             name, kept_table = (quote_name(f"{what} {number}") for what in ("rows", "kept"))

@@ -26,7 +26,7 @@ import seamark.duckdb
 from bench.corpus import tpcds
 from bench.corpus.lakes import FACT_FILES, NAMESPACES, fill, list_data_files
 from bench.corpus.needed import TableCopies, count_rows
-from bench.report import OURS, Report, Row
+from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.run import build_parser, choose_names, run_benches
 from bench.ssb.queries import QUERIES
 from seamark.connector.client.client import SeamarkClient
@@ -48,28 +48,26 @@ _NOT_A_COMMENT = re.compile(r"^(?!--).+$", re.MULTILINE)
 _TITLE = re.compile(r"^-- (.+)$", re.MULTILINE)
 
 
-class AnswersDiffer(Exception):
-    """A plan returned other rows than DuckDB's own reader."""
-
-
 class ReasonMissing(Exception):
     """A table is read whole, and `explain` does not state a reason."""
 
 
 @dataclass(frozen=True)
-class Query:
+class CorpusQuery:
     schema: str
     title: str
     text: str
 
 
-def list_queries() -> list[Query]:
+def list_queries() -> list[CorpusQuery]:
     parts = [item for item in _TPCH.read_text().split(";") if item.strip()]
-    queries = [Query("tpch", f"TPC-H {number}", _strip_comments(part)) for number, part in enumerate(parts, 1)]
-    queries += [Query("ssb", f"SSB {name}", text) for name, text in QUERIES.items()]
+    queries = [CorpusQuery("tpch", f"TPC-H {number}", _strip_comments(part)) for number, part in enumerate(parts, 1)]
+    queries += [CorpusQuery("ssb", f"SSB {name}", text) for name, text in QUERIES.items()]
     for part in _RETAIL.read_text().split(";"):
         if part.strip():
-            queries.append(Query("retail", f"retail: {_TITLE.findall(part)[-1].rstrip('.')}", _strip_comments(part)))
+            queries.append(
+                CorpusQuery("retail", f"retail: {_TITLE.findall(part)[-1].rstrip('.')}", _strip_comments(part))
+            )
     return queries
 
 
@@ -78,8 +76,8 @@ def _strip_comments(part: str) -> str:
 
 
 @dataclass(frozen=True)
-class QueryMeasurement:
-    query: Query
+class CorpusMeasurement:
+    query: CorpusQuery
     every: int
     duckdb: int
     ours: int
@@ -102,7 +100,7 @@ async def run(folder: Path, *, quick: bool = False, share: float = SHARE) -> Rep
     title = "Which queries on star schemas read fewer files in DuckDB?"
     report = Report("corpus", title, peer="DuckDB's own Iceberg reader")
     generator = None if quick else tpcds.open_generator()
-    of_tpcds: list[QueryMeasurement] = []
+    of_tpcds: list[CorpusMeasurement] = []
     with Seamark(folder / "seamark", env={"SEAMARK_LOG_LEVEL": "warning"}) as server:
         fill(server, folder, share=share)
         with closing(seamark.duckdb.connect(server.base_url)) as con, closing(SeamarkClient(server.base_url)) as client:
@@ -112,7 +110,9 @@ async def run(folder: Path, *, quick: bool = False, share: float = SHARE) -> Rep
             if generator is not None:
                 tpcds.fill(generator, server, share=share)
                 texts = tpcds.read_texts(generator)
-                query_queries = [Query(tpcds.NAMESPACE, f"TPC-DS {number}", text) for number, text in texts.items()]
+                query_queries = [
+                    CorpusQuery(tpcds.NAMESPACE, f"TPC-DS {number}", text) for number, text in texts.items()
+                ]
                 of_tpcds = [_measure_query(con, client, query) for query in query_queries]
     parts = {item: [result for result in results if result.query.schema == item] for item in NAMESPACES}
     for name, part in {"all": results, **parts}.items():
@@ -127,7 +127,7 @@ async def run(folder: Path, *, quick: bool = False, share: float = SHARE) -> Rep
     return report
 
 
-def _sum_rows(case: str, part: Sequence[QueryMeasurement]) -> Iterator[Row]:
+def _sum_rows(case: str, part: Sequence[CorpusMeasurement]) -> Iterator[Row]:
     pruned, fewer = sum(item.ours < item.every for item in part), sum(item.ours < item.duckdb for item in part)
     known_tables = sum(item.duckdb < item.every for item in part)
     yield Row(case, "read fewer than all files", "queries", {OURS: pruned, PEER: known_tables}, False, PEER)
@@ -145,7 +145,7 @@ def _sum_rows(case: str, part: Sequence[QueryMeasurement]) -> Iterator[Row]:
 
 
 def _list_tpcds_rows(
-    case: str, part: Sequence[QueryMeasurement], generator: duckdb.DuckDBPyConnection
+    case: str, part: Sequence[CorpusMeasurement], generator: duckdb.DuckDBPyConnection
 ) -> Iterator[Row]:
     yield from _sum_rows(case, part)
     filtered, facts = (sum(item.facts[at] for item in part) for at in (0, 1))
@@ -155,8 +155,8 @@ def _list_tpcds_rows(
 
 
 def _measure_query(
-    con: duckdb.DuckDBPyConnection, client: SeamarkClient, query: Query, held_rows: TableCopies | None = None
-) -> QueryMeasurement:
+    con: duckdb.DuckDBPyConnection, client: SeamarkClient, query: CorpusQuery, held_rows: TableCopies | None = None
+) -> CorpusMeasurement:
     """Run the query both ways. The rows in `held_rows` give the number of needed files."""
     con.execute(f"USE sea.{query.schema}")
     rows, expected_rows = _answer_query(con, query.text)
@@ -172,7 +172,7 @@ def _measure_query(
     try:
         tables = explain_query(client, query.text, dialect="duckdb", namespace=(query.schema,)).tables
     except InvalidRequest as error:
-        return QueryMeasurement(query, expected_rows, expected_rows, ours, needed_files, f"{error.message}; {outcome}")
+        return CorpusMeasurement(query, expected_rows, expected_rows, ours, needed_files, f"{error.message}; {outcome}")
     for table in tables:
         if table.plan.files > MAX_KEPT_FRACTION * _count_considered(table.plan) and not table.plan.unpruned_reasons:
             raise ReasonMissing(f"{query.title}: {table.reference}")
@@ -180,7 +180,7 @@ def _measure_query(
     known_tables = ", ".join(map(_describe_table, tables, query_files or [None] * len(tables)))
     facts = [table for table in tables if table.table[-1] in tpcds.FACTS]
     filtered = sum(fact.predicate is not None or bool(fact.plan.joins) for fact in facts)
-    return QueryMeasurement(
+    return CorpusMeasurement(
         query, candidate_count, expected_rows, ours, needed_files, f"{outcome} ({known_tables})", (filtered, len(facts))
     )
 

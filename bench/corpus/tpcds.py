@@ -17,7 +17,7 @@ from contextlib import closing
 import duckdb
 from pyiceberg.catalog import load_catalog
 
-from bench.corpus.lakes import FACT_FILES, Layout, write
+from bench.corpus.lakes import FACT_FILES, CorpusLayout, write
 from seamark.connector.analysis.scans import find_scans
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.duckdb.statements import DuckDBStatement, mark_name
@@ -82,13 +82,13 @@ def fill(con: duckdb.DuckDBPyConnection, server: Seamark, *, share: float) -> No
     with closing(IndexClient(server.base_url, timeout_s=600)) as client:
         for table, columns in _read_columns(con).items():
             # A dimension has one file, so its share of the files is as small as with all of the data.
-            layout = Layout(is_whole=True)
+            layout = CorpusLayout(is_whole=True)
             if table in FACTS:
                 order, prefix = FACTS[table]
                 indexes = {f"{prefix}_{key}": "bitmap" for key in _KEYS}
                 indexes |= {f"{prefix}_{key}": "bloom" for key in _BLOOM}
                 indexes = {name: kind for name, kind in indexes.items() if name in columns}
-                layout = Layout(order, indexes, is_fact=True)
+                layout = CorpusLayout(order, indexes, is_fact=True)
             write(client, catalog, con, (NAMESPACE, table), f"FROM {table}", layout, max(8, round(FACT_FILES * share)))
 
 

@@ -30,7 +30,7 @@ _FACT_NAME = re.compile(rf"\b{FACT}\b")
 
 
 @dataclass(frozen=True)
-class QueryMeasurement:
+class DemoMeasurement:
     """The data of the fact table that an engine read, and the seconds from the query to the last row."""
 
     files: int
@@ -38,12 +38,12 @@ class QueryMeasurement:
     seconds: float
 
 
-RunQuery = Callable[[str], tuple[list[tuple[Any, ...]], QueryMeasurement]]
+RunQuery = Callable[[str], tuple[list[tuple[Any, ...]], DemoMeasurement]]
 """A function that runs a query in an engine and returns its rows and what the engine read."""
 
 
 @dataclass
-class Query:
+class DemoQuery:
     """One query.
 
     Attributes:
@@ -52,7 +52,7 @@ class Query:
 
     name: str
     bound: int
-    answers: dict[str, list[QueryMeasurement]] = field(default_factory=lambda: {column: [] for column in COLUMNS})
+    answers: dict[str, list[DemoMeasurement]] = field(default_factory=lambda: {column: [] for column in COLUMNS})
 
     def files(self, column: str) -> int:
         """Return the largest number of files of any round."""
@@ -71,12 +71,12 @@ class Comparison:
     """The results of all queries in one `engine`."""
 
     engine: str
-    queries: list[Query]
+    queries: list[DemoQuery]
 
-    def total(self, measure: Callable[[Query], float]) -> float:
+    def total(self, measure: Callable[[DemoQuery], float]) -> float:
         return sum(measure(query) for query in self.queries)
 
-    def compute_mean(self, measure: Callable[[Query], float]) -> float:
+    def compute_mean(self, measure: Callable[[DemoQuery], float]) -> float:
         """Return the geometric mean of all queries."""
         return _compute_geometric_mean(map(measure, self.queries))
 
@@ -90,7 +90,7 @@ class Comparison:
     def compare_seconds(self, column: str) -> float:
         return self.compute_mean(lambda query: query.compute_median_s(ICEBERG) / query.compute_median_s(column))
 
-    def list_queries_from_cubes(self) -> list[Query]:
+    def list_queries_from_cubes(self) -> list[DemoQuery]:
         """Return the queries whose answers come from cubes: they read no file of the facts."""
         return [query for query in self.queries if not query.files(CUBED)]
 
@@ -122,10 +122,10 @@ def build_spark_runners(spark: SparkSession) -> dict[str, RunQuery]:
     """Return the functions that run a query in Spark, by the column of the demo."""
 
     def measure_query(run: Callable[[str], DataFrame]) -> RunQuery:
-        def ask_spark(text: str) -> tuple[list[tuple[Any, ...]], QueryMeasurement]:
+        def ask_spark(text: str) -> tuple[list[tuple[Any, ...]], DemoMeasurement]:
             answer = ask(run, text)
             facts = answer.read.get(FACT, NOTHING_READ)
-            return answer.rows, QueryMeasurement(facts.files, facts.size_bytes, answer.seconds)
+            return answer.rows, DemoMeasurement(facts.files, facts.size_bytes, answer.seconds)
 
         return ask_spark
 
@@ -152,7 +152,7 @@ def warm_up(engine: str, asks: Mapping[str, RunQuery], oracle: Oracle, progress:
 
 def _run_and_check(
     engine: str, asks: Mapping[str, RunQuery], oracle: Oracle, name: str, column: str
-) -> QueryMeasurement:
+) -> DemoMeasurement:
     rows, measurement = asks[column](QUERIES[name])
     if difference := oracle.describe_difference(QUERIES[name], rows):
         raise DemoFailed(f"{name} in {engine}, {column}, has a wrong answer: {difference}")
@@ -178,7 +178,7 @@ def compare(
     Raises:
         DemoFailed: An answer is wrong.
     """
-    queries = [Query(name, bounds[name]) for name in QUERIES]
+    queries = [DemoQuery(name, bounds[name]) for name in QUERIES]
     total = len(queries) * rounds * len(COLUMNS)
     task = progress.add_task(f"13 queries in {engine}, four ways in turns", total=total)
     for number in range(rounds):

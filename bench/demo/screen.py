@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from bench.demo.queries import CLUSTERED, COLUMNS, CUBED, FILE_COLUMNS, ICEBERG, UNTOUCHED, Comparison, Query
+from bench.demo.queries import CLUSTERED, COLUMNS, CUBED, FILE_COLUMNS, ICEBERG, UNTOUCHED, Comparison, DemoQuery
 from seamark.commands.terminal import print_bars
 
 MIB = 1 << 20
@@ -86,7 +86,7 @@ def build_result_table(comparison: Comparison) -> Table:
     return table
 
 
-def _format_cells(query: Query) -> list[str]:
+def _format_cells(query: DemoQuery) -> list[str]:
     return [
         query.name,
         *(f"{query.files(column):,}" for column in FILE_COLUMNS),

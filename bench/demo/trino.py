@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bench.demo import lake
-from bench.demo.queries import CLUSTERED, CUBED, ICEBERG, UNTOUCHED, QueryMeasurement, RunQuery, rewrite_for
-from bench.trino.asking import Client
-from seamark.commands.installation.java import java_25_home
+from bench.demo.queries import CLUSTERED, CUBED, ICEBERG, UNTOUCHED, DemoMeasurement, RunQuery, rewrite_for
+from bench.trino.asking import TrinoConnection
+from seamark.commands.installation.java import find_java_25_home
 from seamark.connector.cubes.summaries import ON
 from tests.services.trino import JARS, trino_server
 from tests.services.trino_proxy import run_trino_proxy
@@ -24,7 +24,7 @@ BUDGET_MS = "2000"
 
 
 def is_installed() -> bool:
-    return java_25_home() is not None and any(JARS.glob("lib/trino-main-*.jar"))
+    return find_java_25_home() is not None and any(JARS.glob("lib/trino-main-*.jar"))
 
 
 @contextlib.contextmanager
@@ -38,7 +38,8 @@ def open_query_runners(folder: Path, uri: str) -> Iterator[Mapping[str, RunQuery
         flags = ("--trino", trino.base_url, "--budget-ms", BUDGET_MS, "--cubes", ON)
         proxy = stack.enter_context(run_trino_proxy(folder / "proxy", *flags, seamark=uri))
         direct, planned_answer = (
-            stack.enter_context(contextlib.closing(Client(url, trino.base_url))) for url in (trino.base_url, proxy.url)
+            stack.enter_context(contextlib.closing(TrinoConnection(url, trino.base_url)))
+            for url in (trino.base_url, proxy.url)
         )
         yield {
             ICEBERG: _build_query_runner(direct),
@@ -48,9 +49,9 @@ def open_query_runners(folder: Path, uri: str) -> Iterator[Mapping[str, RunQuery
         }
 
 
-def _build_query_runner(client: Client) -> RunQuery:
-    def ask(text: str) -> tuple[list[tuple[object, ...]], QueryMeasurement]:
+def _build_query_runner(client: TrinoConnection) -> RunQuery:
+    def ask(text: str) -> tuple[list[tuple[object, ...]], DemoMeasurement]:
         answer = client.ask(text, lake.NAMESPACE)
-        return answer.rows, QueryMeasurement(answer.splits, round(answer.kilobytes * 1000), answer.wall_ms / 1000)
+        return answer.rows, DemoMeasurement(answer.splits, round(answer.kilobytes * 1000), answer.wall_ms / 1000)
 
     return ask

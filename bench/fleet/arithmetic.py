@@ -29,7 +29,7 @@ SEED = 22
 
 
 @dataclass(frozen=True)
-class Fleet:
+class FleetSize:
     files: int = 10**9
     tables: int = 10**5
     replicas: int = 100
@@ -60,7 +60,7 @@ class Shares:
     moved_by_leave: float
 
 
-def compute_shares(fleet: Fleet, keys: int) -> Shares:
+def compute_shares(fleet: FleetSize, keys: int) -> Shares:
     names = [f"10.0.{number // 250}.{number % 250}:8183" for number in range(fleet.replicas + 1)]
     rng = random.Random(SEED)
     folder = "s3://lake/w/t{}/metadata/{:032x}-m0.avro"
@@ -111,7 +111,7 @@ class HitRates:
     new_reads_without_peers: float
 
 
-def simulate_hit_rates(fleet: Fleet, settings: Settings, *, scale: int, requests: int) -> HitRates:
+def simulate_hit_rates(fleet: FleetSize, settings: Settings, *, scale: int, requests: int) -> HitRates:
     """Simulate the tiers with tables, files and budgets at 1/`scale` of their size, and return the hit rates.
 
     The simulation has a tenth of the replicas. For the peer tier, each has a budget that is ten times as
@@ -167,7 +167,7 @@ def _draw_table_sizes(rng: random.Random, tables: int, files: int) -> Sequence[i
 
 def format_figures() -> str:
     """Return the table of figures for the documentation page."""
-    fleet, settings = Fleet(), Settings()
+    fleet, settings = FleetSize(), Settings()
     ring, rates = compute_shares(fleet, keys=20_000), simulate_hit_rates(fleet, settings, scale=100, requests=60_000)
     missed = rates.peers + rates.storage
     raw, blocks = fleet.files * fleet.manifest_bytes_each, fleet.files * fleet.block_bytes_each

@@ -29,11 +29,11 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyspark.sql import SparkSession
 
 from bench.gateway import run_delaying_store
-from bench.report import OURS, Report, Row
+from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.ssb.generate import TABLES, generate, get_table_path
 from bench.ssb.queries import QUERIES, Oracle
 from bench.ssb.spark import FACT
-from bench.trino.asking import Client
+from bench.trino.asking import TrinoConnection
 from tests.services.process import CACHE, free_port
 from tests.services.s3 import S3, run_s3
 from tests.services.seamark import Seamark
@@ -52,10 +52,6 @@ uploads.
 """
 Ask = Callable[[str, str], Sequence[Sequence[object]]]
 """A function of (SQL, namespace) that returns the rows."""
-
-
-class AnswersDiffer(Exception):
-    """The answer of an engine differs from the answer of DuckDB."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +147,8 @@ def run_trino(report: Report, folder: Path, slow_servers: ServersOnSlowStore, or
                 folder / f"trino-{way}", uri=server.base_url, s3=store, catalog=catalog, jvm=()
             )
             url = stack.enter_context(served_trino_server).base_url
-            client = stack.enter_context(closing(Client(url, url)))
-            ways[way] = lambda sql, namespace, client=client: client.rows(sql, namespace)  # type: ignore[misc]
+            client = stack.enter_context(closing(TrinoConnection(url, url)))
+            ways[way] = lambda sql, namespace, client=client: client.read_rows(sql, namespace)  # type: ignore[misc]
         compare(report, "Trino", ways, oracle, rounds)
 
 

@@ -35,7 +35,7 @@ import psutil
 from bench.gateway import OBJECT_BYTES, run_delaying_store
 from bench.report import Report, Row
 from seamark.formats.runtime.connections import raise_descriptor_limit
-from tests.gateway.rig import Keys, Rig, open_rig
+from tests.gateway.rig import GatewayRig, Keys, open_rig
 from tests.services.s3 import S3, run_s3
 
 CASES = (("64 KiB", 64 << 10, 512 << 10, 1), ("1 MiB", 1 << 20, 1 << 20, 2), ("8 MiB", 8 << 20, 8 << 20, 4))
@@ -125,17 +125,17 @@ def add_rows(
         report.rows.append(Row(case, "median (ratio to sendfile, the client's bound)", "ms", bound, peer=LIMIT))
 
 
-def upload(rig: Rig, s3: S3, count: int) -> tuple[Keys, Keys, list[str]]:
+def upload(rig: GatewayRig, s3: S3, count: int) -> tuple[Keys, Keys, list[str]]:
     """Upload new objects.
 
     Return the keys of the gateway, the keys of the store, and the names of the objects.
     """
     if not rig.has_table("t"):
         rig.create_table("t")
-    keys = rig.keys("t")
+    keys = rig.load_keys("t")
     store_keys = replace(keys, endpoint=s3.endpoint, access_key=s3.access_key, secret=s3.secret_key, token="")
     names = [f"data/{uuid.uuid4()}.parquet" for _ in range(count)]
-    with closing(store_keys.client()) as client:
+    with closing(store_keys.make_client()) as client:
         for name in names:
             client.put_object(Bucket=keys.bucket, Key=keys.prefix + name, Body=os.urandom(OBJECT_BYTES))
     return keys, store_keys, names
@@ -152,7 +152,7 @@ def compare(seamark_ranges: Ranges, peer_ranges: Ranges, count: int) -> tuple[li
 
 def measure(
     report: Report,
-    rig: Rig,
+    rig: GatewayRig,
     near: S3,
     slow_store: S3,
     tier: str,
@@ -172,7 +172,7 @@ def measure(
             add_rows(report, f"in {tier}, {case[0]}", *compare(seamark_ranges, peer_ranges, count), factor, limit)
 
 
-def measure_first(report: Report, rig: Rig, near: S3, slow_store: S3, rounds: int) -> None:
+def measure_first(report: Report, rig: GatewayRig, near: S3, slow_store: S3, rounds: int) -> None:
     """Measure first reads while each connection of the store has the rate of one connection to S3."""
     for seed, case in enumerate(CASES):
         with open_pairs(rig, near, slow_store, case, seed) as (seamark_ranges, peer_ranges):
@@ -182,14 +182,14 @@ def measure_first(report: Report, rig: Rig, near: S3, slow_store: S3, rounds: in
 
 @contextmanager
 def open_pairs(
-    rig: Rig, near: S3, slow_store: S3, case: tuple[str, int, int, int], seed: int
+    rig: GatewayRig, near: S3, slow_store: S3, case: tuple[str, int, int, int], seed: int
 ) -> Iterator[tuple[Ranges, Ranges]]:
     """Yield the same ranges of new objects through the gateway and directly, on open connections."""
     _, size, step, objects = case
     keys, store_keys, names = upload(rig, near, objects)
     with (
-        closing(keys.client()) as client,
-        closing(replace(store_keys, endpoint=slow_store.endpoint).client()) as direct,
+        closing(keys.make_client()) as client,
+        closing(replace(store_keys, endpoint=slow_store.endpoint).make_client()) as direct,
     ):
         seamark_ranges = Ranges([build_reader(client, keys, size, name) for name in names], size, step, seed)
         peer_ranges = Ranges([build_reader(direct, store_keys, size, name) for name in names], size, step, seed)
@@ -198,13 +198,13 @@ def open_pairs(
         yield seamark_ranges, peer_ranges
 
 
-def measure_sequential_reads(report: Report, rig: Rig, near: S3, slow_store: S3) -> None:
+def measure_sequential_reads(report: Report, rig: GatewayRig, near: S3, slow_store: S3) -> None:
     """Measure reads of a whole object, in requests of 1 MiB one after another."""
     keys, store_keys, names = upload(rig, near, 3)
     durations: dict[str, list[float]] = {"seamark": [], "direct": []}
     for name in names:
         for server, used in (("seamark", keys), ("direct", replace(store_keys, endpoint=slow_store.endpoint))):
-            with closing(used.client()) as client:
+            with closing(used.make_client()) as client:
                 read_range = build_reader(client, used, MEBIBYTE, name)
                 durations[server].append(sum(read_range(number) for number in range(OBJECT_BYTES // MEBIBYTE)) * 1000)
     values = {server: statistics.median(times) for server, times in durations.items()}
@@ -287,9 +287,9 @@ def open_sendfile_reader(port: int, size: int) -> Read:
     return read
 
 
-def compare_throughput(report: Report, rig: Rig, s3: S3, port: int, rounds: int) -> None:
+def compare_throughput(report: Report, rig: GatewayRig, s3: S3, port: int, rounds: int) -> None:
     keys, _, names = upload(rig, s3, 1)
-    with closing(keys.client()) as client:
+    with closing(keys.make_client()) as client:
         url = _presign(client, keys, names[0])
     for label, size, *_ in CASES[1:]:
 
@@ -336,13 +336,15 @@ def _read_kernel_bytes() -> int:
     return int(match[1]) * os.sysconf("SC_PAGE_SIZE") if match else 0
 
 
-def measure_concurrent_readers(rig: Rig, keys: Keys, name: str, count: int, size: int) -> tuple[int, int, int, int]:
+def measure_concurrent_readers(
+    rig: GatewayRig, keys: Keys, name: str, count: int, size: int
+) -> tuple[int, int, int, int]:
     """Measure the memory while `count` connections read a range slowly.
 
     Returns:
         (MiB that the server's memory grew at the peak, MiB that the kernel's buffers grew, answers, refusals).
     """
-    with closing(keys.client()) as client:
+    with closing(keys.make_client()) as client:
         url = _presign(client, keys, name)
         client.get_object(Bucket=keys.bucket, Key=keys.prefix + name)["Body"].read()  # Fills the cache.
     process, stop, peak = psutil.Process(rig.seamark.pid), threading.Event(), [0]

@@ -36,7 +36,7 @@ import psutil
 from bench.planning import layout
 from bench.planning.filters import FILTERS, ORDERED_COLUMN, RANGES
 from bench.planning.ours import OurPlanner, open_our_planner
-from bench.planning.tables import Table, generate_table
+from bench.planning.tables import GeneratedTable, generate_table
 from bench.report import OURS, Report, Row
 from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
@@ -64,36 +64,38 @@ class ProcessMeasurement:
     reported: float = 0.0
     views: int = 0
     plans_ms: dict[str, float] = field(default_factory=dict)
-    kept: dict[str, int] = field(default_factory=dict)
+    retained_bytes: dict[str, int] = field(default_factory=dict)
     commit_ms: float = 0.0
     """The extra time of a plan of the next snapshot right after the commit."""
     prepared_ms: float = 0.0
     """The extra time if the server has prepared the view, as it does for tables that clients plan."""
 
 
-def measure(table: Table, home: Path, memory_bytes: int) -> ProcessMeasurement:
+def measure(table: GeneratedTable, home: Path, memory_bytes: int) -> ProcessMeasurement:
     """Measure the plans in a separate process."""
     return asyncio.run(_measure_plans(table, home, memory_bytes))
 
 
-async def _measure_plans(table: Table, home: Path, memory_bytes: int) -> ProcessMeasurement:
+async def _measure_plans(table: GeneratedTable, home: Path, memory_bytes: int) -> ProcessMeasurement:
     async with open_our_planner(home, table, disk=True, memory_bytes=memory_bytes) as seamark_planner:
         before, private = _read_resident_bytes(), _read_resident_bytes(private=True)
-        first = await seamark_planner.plan(FILTERS[RANGES[0]].expression(table))
+        first = await seamark_planner.plan(FILTERS[RANGES[0]].build_expression(table))
         measurement = ProcessMeasurement(first.ms)
         await _wait_until_settled()
         measurement.resident["after one plan"] = (_read_resident_bytes() - before) / table.files
         for name, expected in FILTERS.items():
-            measurement.kept[name] = len((await seamark_planner.scan(expected.expression(table)))[1].entry_ids)
+            measurement.retained_bytes[name] = len(
+                (await seamark_planner.scan(expected.build_expression(table)))[1].entry_ids
+            )
             times = [
-                (await seamark_planner.scan(expected.expression(table, turn)))[0]
+                (await seamark_planner.scan(expected.build_expression(table, turn)))[0]
                 for turn in range(1, PLANS_PER_CASE + 1)
             ]
             measurement.plans_ms[name] = statistics.median(times)
         await _wait_until_settled()
         measurement.resident["after ten filters"] = (_read_resident_bytes() - before) / table.files
         measurement.private = (_read_resident_bytes(private=True) - private) / table.files
-        stats = seamark_planner.planner.stats()
+        stats = seamark_planner.planner.read_stats()
         measurement.reported = (stats.live_bytes + stats.added_bytes + stats.lists_bytes) / table.files
         measurement.views = stats.views
         measurement.commit_ms = await _measure_commits(seamark_planner, table, 0, prepare=False)
@@ -117,7 +119,7 @@ def _read_resident_bytes(*, private: bool = False) -> int:
     return int(memory.rss - (memory.shared if private else 0))
 
 
-async def _measure_commits(seamark_planner: OurPlanner, table: Table, first: int, *, prepare: bool) -> float:
+async def _measure_commits(seamark_planner: OurPlanner, table: GeneratedTable, first: int, *, prepare: bool) -> float:
     """Return the extra time of a plan after a commit of one manifest.
 
     The result is the median over several commits of the plan's time minus the time of a plan of a known snapshot.
@@ -125,9 +127,9 @@ async def _measure_commits(seamark_planner: OurPlanner, table: Table, first: int
     more = []
     expected = FILTERS[RANGES[0]]
     for number in range(first, first + COMMITS):
-        known_files, _ = await seamark_planner.scan(expected.expression(table, 500 + number))
+        known_files, _ = await seamark_planner.scan(expected.build_expression(table, 500 + number))
         metadata = _commit_file(table, seamark_planner.metadata, number)
-        parsed = parse_expression(expected.expression(table, 600 + number))
+        parsed = parse_expression(expected.build_expression(table, 600 + number))
         if prepare:
             planned_table = PlannedTable(BoundScan.bind(seamark_planner.metadata, ScanRequest()).view_key, 0.0)
             assert await seamark_planner.planner.prepare(metadata, planned_table, limit_bytes=table.metadata_bytes)
@@ -138,7 +140,7 @@ async def _measure_commits(seamark_planner: OurPlanner, table: Table, first: int
     return statistics.median(more)
 
 
-def _commit_file(table: Table, metadata: TableMetadata, number: int) -> TableMetadata:
+def _commit_file(table: GeneratedTable, metadata: TableMetadata, number: int) -> TableMetadata:
     """Return the table after an append.
 
     The new manifest has the entries of the table's last manifest, at most a thousand.
@@ -212,7 +214,9 @@ def _add(report: Report, files: int, ever: ProcessMeasurement, measured: Process
     add_row("added by a commit, prepared", "ms", measured.prepared_ms, ever.prepared_ms, GOALS["commit"])
     if not ever.views or not measured.views:
         report.notes.append(f"{files:,} files: the budget of {BUDGET} B/file is too small, the view was evicted.")
-    report.notes.append(f"{files:,} files: kept " + ", ".join(f"{name} {n:,}" for name, n in measured.kept.items()))
+    report.notes.append(
+        f"{files:,} files: kept " + ", ".join(f"{name} {n:,}" for name, n in measured.retained_bytes.items())
+    )
 
 
 def main() -> None:

@@ -160,8 +160,8 @@ def measure_planning(report: Report, jittery: Fleet, steady: Fleet, seconds: flo
         case = f"{operation}, storage with a heavy tail"
         report.rows.append(Row(case, "p99.9 / median", "×", ratios, peer=STEADY, goal=3.0))
         ratios = {
-            name: compute_percentile(found[operation], 0.999) / compute_percentile(found[operation], 0.5)
-            for name, found in busy.items()
+            name: compute_percentile(cpu_times[operation], 0.999) / compute_percentile(cpu_times[operation], 0.5)
+            for name, cpu_times in busy.items()
         }
         report.rows.append(Row(case, "p99.9 / median, CPU of the event loop", "×", ratios, peer=STEADY, goal=3.0))
     request_count = jittery.storage.requests.total() - before
@@ -183,7 +183,7 @@ async def measure_pointers(report: Report, postgres: Postgres, seconds: float) -
         async def read() -> None:
             nonlocal count
             while time.monotonic() < end:
-                await store.entry(EntryKind.TABLE, ("db",), "t")
+                await store.load_entry(EntryKind.TABLE, ("db",), "t")
                 count += 1
 
         await asyncio.gather(*(read() for _ in range(20)))

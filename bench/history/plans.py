@@ -16,9 +16,9 @@ from pathlib import Path
 from bench.measure import Sample, Worker, drive, repeat, run_alternately, warm_up
 from bench.planning.filters import build_small_filter
 from bench.planning.served import register, request_plan
-from bench.planning.tables import CACHE, Table, generate_table
+from bench.planning.tables import CACHE, GeneratedTable, generate_table
 from bench.report import OURS, Report
-from bench.targets import LOAD_CORE, SERVER_CORE, Target, pin_to_core
+from bench.targets import LOAD_CORE, SERVER_CORE, BenchTarget, pin_to_core
 from bench.wire import Request
 from tests.services.seamark import Seamark
 
@@ -32,7 +32,9 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-async def _compare_plans(report: Report, folder: Path, planned_table: Table, rounds: int, seconds: float) -> None:
+async def _compare_plans(
+    report: Report, folder: Path, planned_table: GeneratedTable, rounds: int, seconds: float
+) -> None:
     same_plan = request_plan(planned_table, build_small_filter(planned_table))
     new_plans = (request_plan(planned_table, build_small_filter(planned_table, turn)) for turn in itertools.count(1))
     with ExitStack() as stack:
@@ -43,10 +45,10 @@ async def _compare_plans(report: Report, folder: Path, planned_table: Table, rou
             await register(target, planned_table)
         stack.enter_context(pin_to_core(LOAD_CORE))
 
-        async def repeat_same_plan(target: Target, seconds: float = seconds) -> Sample:
+        async def repeat_same_plan(target: BenchTarget, seconds: float = seconds) -> Sample:
             return await drive(target, [repeat(same_plan)], seconds=seconds)
 
-        async def send_new_plans(target: Target, seconds: float = seconds) -> Sample:
+        async def send_new_plans(target: BenchTarget, seconds: float = seconds) -> Sample:
             return await drive(target, [_send_each(new_plans)], seconds=seconds)
 
         kinds = {"the same plan": repeat_same_plan, "a new filter": send_new_plans}
@@ -60,13 +62,13 @@ async def _compare_plans(report: Report, folder: Path, planned_table: Table, rou
 
 
 @contextmanager
-def _run_server(folder: Path, name: str, env: dict[str, str]) -> Iterator[Target]:
+def _run_server(folder: Path, name: str, env: dict[str, str]) -> Iterator[BenchTarget]:
     home = folder / name.replace(" ", "-")
     server = Seamark(home, warehouse=f"file://{CACHE}", env={"SEAMARK_LOG_LEVEL": "warning", **env})
     try:
         with pin_to_core(SERVER_CORE):
             server.start()
-        yield Target(name, server.base_url, (server.pid,), CACHE)
+        yield BenchTarget(name, server.base_url, (server.pid,), CACHE)
     finally:
         server.terminate()
 

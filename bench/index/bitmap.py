@@ -1,4 +1,6 @@
-"""How long does the bitmap index take to say which rows match? `python -m bench.index.bitmap [--quick]`
+"""How long does the bitmap index take to say which rows match?
+
+`python -m bench.index.bitmap [--quick]`
 
 The table has a million rows and two columns of one cardinality in any order. Every system returns the ascending
 positions of the matching rows, and all results must be equal. Seamark probes an opened index; the Parquet readers have
@@ -24,7 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyroaring
 
-from bench.report import OURS, Report, Row
+from bench.report import OURS, AnswersDiffer, Report, Row
 from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.keys import KeyRange, KeyRanges, Keys
 from seamark.formats.index.kinds import bitmap
@@ -45,10 +47,6 @@ Values = npt.NDArray[np.int64]
 Positions = npt.NDArray[np.int64]
 
 
-class AnswersDiffer(Exception):
-    """Two systems found different rows."""
-
-
 @dataclass(frozen=True)
 class Question:
     """A condition on each named column: values below a limit, or values in a list."""
@@ -59,7 +57,7 @@ class Question:
     among: tuple[int, ...] = ()
 
 
-class Answerer(Protocol):
+class RangeAnswerer(Protocol):
     name: str
 
     def answer(self, question: Question) -> Positions: ...
@@ -83,7 +81,7 @@ class SeamarkBitmap:
             ranges = KeyRanges("long", (KeyRange(None, _encode(question.below), False, True),))
         else:
             ranges = KeyRanges("long", tuple(KeyRange(key, key) for key in map(_encode, question.among)))
-        return reduce(np.bitwise_and, (self.opened[name].rows(0, ranges) for name in question.columns))
+        return reduce(np.bitwise_and, (self.opened[name].find_rows(0, ranges) for name in question.columns))
 
     def answer(self, question: Question) -> Positions:
         return list_positions(self.compute_bits(question))
@@ -93,7 +91,7 @@ class SeamarkBitmap:
         return len(self._blobs["a"])
 
 
-class PyArrow:
+class PyArrowRanges:
     name = PYARROW
 
     def __init__(self, path: Path) -> None:
@@ -116,7 +114,7 @@ def _compute_mask(question: Question, column: pa.ChunkedArray) -> npt.NDArray[np
     return mask.to_numpy()
 
 
-class DuckDB:
+class DuckDBRanges:
     name = DUCKDB
 
     def __init__(self, path: Path) -> None:
@@ -156,7 +154,7 @@ class Roaring:
             item.run_optimize()
         return slices
 
-    def size_bytes(self, name: str) -> int:
+    def sum_bytes(self, name: str) -> int:
         return sum(len(item.serialize()) for item in self._slices[name])
 
     def answer(self, question: Question) -> Positions:
@@ -218,7 +216,7 @@ def _measure_cardinality(report: Report, folder: Path, rows: int, cardinality: i
     path = folder / f"{cardinality}.parquet"
     pq.write_table(pa.table(columns), path)
     seamark_bitmap, roaring = SeamarkBitmap(columns), Roaring(columns)
-    answerers: list[Answerer] = [seamark_bitmap, PyArrow(path), DuckDB(path), roaring]
+    answerers: list[RangeAnswerer] = [seamark_bitmap, PyArrowRanges(path), DuckDBRanges(path), roaring]
     case = f"cardinality {cardinality:,}"
     for question in _list_questions(rng, cardinality):
         durations = _measure_in_turns(answerers, question, turns)
@@ -262,7 +260,7 @@ def _list_questions(rng: np.random.Generator, cardinality: int) -> list[Question
     ]
 
 
-def _measure_in_turns(answerers: list[Answerer], question: Question, turns: int) -> dict[str, float]:
+def _measure_in_turns(answerers: list[RangeAnswerer], question: Question, turns: int) -> dict[str, float]:
     """Return the medians in ms by name; a first question is not counted."""
     expected = answerers[0].answer(question)
     for answerer in answerers[1:]:
@@ -271,7 +269,7 @@ def _measure_in_turns(answerers: list[Answerer], question: Question, turns: int)
     durations: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
     for round_number in range(turns):
         for answerer in answerers if round_number % 2 else reversed(answerers):
-            durations[answerer.name].append(_measure_ms(lambda one=answerer: one.answer(question)))
+            durations[answerer.name].append(_measure_ms(lambda answerer=answerer: answerer.answer(question)))
     return {name: statistics.median(times) for name, times in durations.items()}
 
 
@@ -308,12 +306,12 @@ def _measure_building(report: Report, case: str, values: Values, turns: int) -> 
 def _measure_size(
     report: Report, case: str, seamark_bitmap: SeamarkBitmap, roaring: Roaring, path: Path, rows: int
 ) -> None:
-    section = seamark_bitmap.opened["a"].section(0)
+    section = seamark_bitmap.opened["a"].open_section(0)
     bits = slice_count(section.cardinality)
     report.rows.append(Row(f"{case}, stored", "slices", "", {OURS: section.bitmaps}, goal=bits))
     group = pq.ParquetFile(path).metadata
     column = sum(group.row_group(i).column(0).total_compressed_size for i in range(group.num_row_groups))
-    sizes = {OURS: seamark_bitmap.size_bytes / rows, PYARROW: column / rows, ROARING: roaring.size_bytes("a") / rows}
+    sizes = {OURS: seamark_bitmap.size_bytes / rows, PYARROW: column / rows, ROARING: roaring.sum_bytes("a") / rows}
     report.rows.append(Row(f"{case}, stored", "bytes a row", "B", sizes, peer=PYARROW))
     report.notes.append(
         f"{case}: dictionary {section.dictionary_bytes:,} bytes, slices {section.bitmaps_bytes:,}; the roaring column"
@@ -332,9 +330,9 @@ def _measure_many_files(report: Report, turns: int) -> None:
         sorted_values = sorted({int(values[0]) for values in files[:10]})
         ranges = KeyRanges("long", tuple(KeyRange(_encode(value), _encode(value)) for value in sorted_values))
         expected = [bool(np.isin(values, sorted_values).any()) for values in files]
-        if index.files_with(ranges).astype(bool).tolist() != expected:
+        if index.mark_files(ranges).astype(bool).tolist() != expected:
             raise AnswersDiffer(f"files_with of {name}")
-        durations = statistics.median(_measure_ms(lambda i=index, r=ranges: i.files_with(r)) for _ in range(20 * turns))
+        durations = statistics.median(_measure_ms(lambda i=index, r=ranges: i.mark_files(r)) for _ in range(20 * turns))
         share = 1 - sum(entry.size_bytes for entry in entries) / len(blob)
         report.rows.append(Row(f"{FILES:,} files, {name}", "files of IN (10)", "ms", {OURS: durations}))
         report.notes.append(

@@ -1,4 +1,6 @@
-"""How long does it take to know which of 100,000 data files may hold a key? `python -m bench.index.bloom [--quick]`
+"""How long does it take to know which of 100,000 data files may hold a key?
+
+`python -m bench.index.bloom [--quick]`
 
 Seamark probes one merged blob in memory, and also in a file, of which it reads only the ranges that a probe names. A
 reader of Parquet without an index must open every file, because the footer has the position of the Bloom filter. The
@@ -51,7 +53,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         "Which data files may hold a key?",
         peer=f"reading the footers of {files:,} Parquet files with Bloom filters, DuckDB {duckdb.__version__}",
     )
-    report.bounds = {"memory of this machine, one core": measure_bandwidth(*((1 << 24,) if quick else ())).text()}
+    report.bounds = {"memory of this machine, one core": measure_bandwidth(*((1 << 24,) if quick else ())).write_text()}
     _measure_building(report, quick=quick)
     entries = [build(convert_to_keys(pa.array(draw_values(file)), "long")) for file in range(files)]
     blob = _measure_assembly(report, entries, folder)

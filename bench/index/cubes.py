@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from pyiceberg.catalog.rest import RestCatalog
 
-from bench.report import OURS, Report, Row
+from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.targets import run_seamark
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
@@ -49,10 +49,6 @@ _TILE = {
     "where": "year(day) = 1995",
 }
 _REQUESTS, _CLIENTS, _REPEATS, _REFRESHES = 100, 4, 5, 3
-
-
-class AnswersDiffer(Exception):
-    """Raised if a query has other rows with the cube than without it."""
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:

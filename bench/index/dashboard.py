@@ -23,8 +23,8 @@ import pyarrow as pa
 from pyiceberg.catalog.rest import RestCatalog
 
 from bench.measure import Sample, Worker, drive
-from bench.report import OURS, Report, Row
-from bench.targets import LOAD_CORE, Target, pin_to_core, run_seamark
+from bench.report import OURS, AnswersDiffer, Report, Row
+from bench.targets import LOAD_CORE, BenchTarget, pin_to_core, run_seamark
 from bench.wire import build_request
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
@@ -39,10 +39,6 @@ _DUCKDB_TILES, _CONTENTS = 5, 4
 _START, _DAYS = date(1992, 1, 1), 7 * 365
 REGIONS = ["AFRICA", "AMERICA", "ASIA", "EUROPE", "MIDDLE EAST"]
 CATEGORIES = [f"MFGR#{number}" for number in range(25)]
-
-
-class AnswersDiffer(Exception):
-    """Raised if a tile has other rows than DuckDB, or was not answered from the cube."""
 
 
 def list_tiles(number: int) -> list[dict[str, Any]]:
@@ -134,7 +130,7 @@ def _build(client: IndexClient) -> float:
     return time.perf_counter() - begun_s
 
 
-async def _measure_loads(server: Target, *, quick: bool) -> list[Row]:
+async def _measure_loads(server: BenchTarget, *, quick: bool) -> list[Row]:
     loads, seconds = (2, 1.0) if quick else (_LOADS, _SECONDS)
     first = await _drive(server, [_request_tiles([0])])
     second_sample = await _drive(server, [_request_tiles([0] * loads)])
@@ -156,7 +152,7 @@ async def _measure_loads(server: Target, *, quick: bool) -> list[Row]:
     ]
 
 
-async def _measure_commit(server: Target) -> list[Row]:
+async def _measure_commit(server: BenchTarget) -> list[Row]:
     sample = await _drive(server, [_request_tiles([0])])
     return [
         Row("first load after a commit", "20 tiles", "ms", {OURS: sum(sample.latencies_ms)}),
@@ -164,7 +160,7 @@ async def _measure_commit(server: Target) -> list[Row]:
     ]
 
 
-async def _drive(server: Target, workers: list[Worker], seconds: float = float("inf")) -> Sample:
+async def _drive(server: BenchTarget, workers: list[Worker], seconds: float = float("inf")) -> Sample:
     sample = await drive(server, workers, seconds=seconds)
     if sample.failed:
         raise AnswersDiffer(f"{sample.failed} tiles failed: {sample.failures}")
@@ -180,7 +176,7 @@ def _request_tiles(numbers: Iterable[int]) -> Worker:
                 raise AnswersDiffer(f"{tile}: {answer.body[:500]!r}")
 
 
-async def _compare(server: Target, *, quick: bool) -> list[Row]:
+async def _compare(server: BenchTarget, *, quick: bool) -> list[Row]:
     """Compare the answers and the times of some tiles with DuckDB on the Parquet files."""
     with RestCatalog("sea", uri=server.base_url) as catalog:
         table = catalog.load_table(f"{NAMESPACE}.{TABLE}")

@@ -25,8 +25,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench.hudi import Peer, open_session
-from bench.report import OURS, Report, Row
+from bench.hudi import HudiSession, open_session
+from bench.report import OURS, AnswersDiffer, Report, Row
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.storage import Storage
 from seamark.connector.index.builds import InProcessWorkers, build
@@ -44,10 +44,6 @@ TABLE, INDEX = "bench.t", "keys"
 SQL, READER, OPENED, JOB = "hudi-sql", "hudi-reader", "hudi-reader-open", "hudi-empty-query"
 WAYS = {SQL: "sql", READER: "index", OPENED: "opened", JOB: "job"}
 HTTP, DIRECT = "over HTTP", "in process"
-
-
-class AnswersDiffer(Exception):
-    """A system has not found each key exactly once."""
 
 
 class SeamarkIndex:
@@ -122,7 +118,9 @@ def _report_sizes(report: Report, seamark_index: SeamarkIndex, index: dict[str, 
     report.rows.append(Row("index", "an entry", "B", sizes, peer=SQL))
 
 
-def _measure_lookups(report: Report, seamark_index: SeamarkIndex, peer: Peer, draws: list[npt.NDArray[Any]]) -> None:
+def _measure_lookups(
+    report: Report, seamark_index: SeamarkIndex, peer: HudiSession, draws: list[npt.NDArray[Any]]
+) -> None:
     """Query all systems with each draw; the first draw warms them up and is not counted."""
     durations: dict[str, list[float]] = {}
     lookups = []

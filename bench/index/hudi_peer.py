@@ -35,7 +35,7 @@ LOCK_OPTIONS = {"hoodie.write.lock.provider": "org.apache.hudi.client.transactio
 """The options that Hudi requires to index a table without other writers."""
 
 
-class Peer:
+class HudiIndexPeer:
     """Hudi's record index in a Spark session. `opened` is a reader of the metadata table that stays open."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
@@ -154,7 +154,7 @@ def main() -> None:
     jar, folder, rows, files = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Messages of Spark and Hudi go to the log.
-    peer = Peer(open_session(folder, jar), folder)
+    peer = HudiIndexPeer(open_session(folder, jar), folder)
     print(json.dumps(peer.create(rows, files)), file=answers, flush=True)
     for line in sys.stdin:
         document = json.loads(line)

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from bench.report import OURS, Report, Row
+from bench.report import OURS, AnswersDiffer, Report, Row
 from seamark.formats.index.kernels._record import row_hash
 from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.hashing import hash_rows
@@ -48,11 +48,7 @@ Places = npt.NDArray[np.int64]
 """int64[keys, 2]: the data file and the position of each key."""
 
 
-class AnswersDiffer(Exception):
-    """A system found a wrong row for a key."""
-
-
-class Answerer(Protocol):
+class KeyAnswerer(Protocol):
     name: str
 
     def look_up_one(self, key: int) -> tuple[int, int]: ...
@@ -78,7 +74,7 @@ class SeamarkRecordIndex:
         return np.stack([files, positions], axis=1)
 
 
-class DuckDB:
+class DuckDBKeys:
     name = "parquet-duckdb"
 
     def __init__(self, path: Path) -> None:
@@ -98,7 +94,7 @@ class DuckDB:
         return _sort_places(result["query"], result["file"], result["position"])
 
 
-class DataFusion:
+class DataFusionKeys:
     name = "parquet-datafusion"
 
     def __init__(self, path: Path) -> None:
@@ -124,7 +120,7 @@ class DataFusion:
         return _sort_places(*(result[name].to_numpy() for name in ("query", "file", "position")))
 
 
-class PyArrow:
+class PyArrowKeys:
     name = "parquet-pyarrow"
 
     def __init__(self, path: Path) -> None:
@@ -156,7 +152,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     record = _map_record(blob)
     record.verify()  # Load and verify every page, so that the timed lookups do no other work.
     path = _write_parquet(folder / "entries.parquet", keys)
-    answerers = [SeamarkRecordIndex(record), DuckDB(path), DataFusion(path), PyArrow(path)]
+    answerers = [SeamarkRecordIndex(record), DuckDBKeys(path), DataFusionKeys(path), PyArrowKeys(path)]
     _measure_single_keys(report, answerers, keys, rounds)
     _measure_batches(report, answerers, keys, batch, rounds)
     _measure_cold(report, blob, keys, 200 if quick else 2_000)
@@ -232,7 +228,7 @@ def _write_parquet(path: Path, keys: Values) -> Path:
     return path
 
 
-def _measure_single_keys(report: Report, answerers: list[Answerer], keys: Values, rounds: int) -> None:
+def _measure_single_keys(report: Report, answerers: list[KeyAnswerer], keys: Values, rounds: int) -> None:
     durations: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
     draw = np.random.default_rng(9)
     for round_number in range(rounds):
@@ -260,11 +256,11 @@ def _compute_expected_places(keys: Values, row_numbers: npt.NDArray[np.int64]) -
     return list(zip(files.tolist(), (row_numbers - starts[files]).tolist(), strict=True))
 
 
-def _find_best(answerers: list[Answerer], values: dict[str, float]) -> str:
+def _find_best(answerers: list[KeyAnswerer], values: dict[str, float]) -> str:
     return min((answerer.name for answerer in answerers if answerer.name != OURS), key=lambda name: values[name])
 
 
-def _measure_batches(report: Report, answerers: list[Answerer], keys: Values, batch: int, rounds: int) -> None:
+def _measure_batches(report: Report, answerers: list[KeyAnswerer], keys: Values, batch: int, rounds: int) -> None:
     durations: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
     worked: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
     draw = np.random.default_rng(10)
@@ -296,7 +292,7 @@ def _measure_cold(report: Report, blob: Path, keys: Values, times: int) -> None:
     descriptor = os.open(blob, os.O_RDONLY)
     size = os.fstat(descriptor).st_size
     tail = os.pread(descriptor, 64, size - 64)
-    directory = Fences.directory_bytes(tail, size)
+    directory = Fences.compute_directory_bytes(tail, size)
     fences = Fences(os.pread(descriptor, directory, size - directory), size)
     os.fsync(descriptor)
     os.posix_fadvise(descriptor, 0, size, os.POSIX_FADV_RANDOM)

@@ -144,7 +144,7 @@ def _measure_footer(rounds: int) -> Row:
         started_s = time.process_time()
         footer = read_footer(raw)
         for group in footer.groups:
-            values = np.stack([group.values(name) for name in PATCH], axis=1)
+            values = np.stack([group.read_values(name) for name in PATCH], axis=1)
             values[:, PATCH["data_page"]] += 1 << 30
             encode_group(patch_chunks(footer, group.chunks, values, [None] * CHUNKS_WIDE), group.fields)
         milliseconds.append((time.process_time() - started_s) * 1e3)

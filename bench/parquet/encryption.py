@@ -104,7 +104,7 @@ def _copy_rows(paths: Sequence[Path], out: Path) -> None:
 
 
 def _rewrite(paths: Sequence[Path], out: Path, algorithm: str) -> None:
-    decryption = _KEYS.decryption_properties()
+    decryption = _KEYS.make_decryption_properties()
     schema = pq.read_schema(paths[0], decryption_properties=decryption)
     with pq.ParquetWriter(
         out, schema, encryption_properties=_build_properties(algorithm), **build_writer_options({})

@@ -16,9 +16,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from bench.report import OURS, Report, Row
+from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.writing.session import SPARK
-from bench.writing.writers import AnswersDiffer
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.jobs.statement_runs import run_statement
 from seamark.connector.jobs.statements import parse_statement

@@ -14,9 +14,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.report import OURS, Report, Row
+from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.writing.session import SPARK
-from bench.writing.writers import AnswersDiffer
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.spark.session import connect
 from seamark.spark import write

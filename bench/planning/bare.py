@@ -15,7 +15,7 @@ from pathlib import Path
 import uvloop
 from aiohttp import web
 
-from bench.targets import SERVER_CORE, Target, pin_to_core
+from bench.targets import SERVER_CORE, BenchTarget, pin_to_core
 from tests.services.process import ManagedProcess, free_port, is_http_ok
 
 BARE = "bare-aiohttp"
@@ -48,7 +48,7 @@ def serve(port: int, body: bytes) -> None:
 
 
 @contextmanager
-def run_bare_server(folder: Path, body: bytes, *, workers: int = 1) -> Iterator[Target]:
+def run_bare_server(folder: Path, body: bytes, *, workers: int = 1) -> Iterator[BenchTarget]:
     """Run a server in separate processes; a single worker runs on the servers' core."""
     (folder / "bare-body").write_bytes(body)
     port = free_port()
@@ -65,7 +65,7 @@ def run_bare_server(folder: Path, body: bytes, *, workers: int = 1) -> Iterator[
     with process:
         with pin_to_core(SERVER_CORE) if workers == 1 else nullcontext():
             process.start(lambda: is_http_ok(f"http://127.0.0.1:{port}/"), timeout_s=30)
-        yield Target(BARE, f"http://127.0.0.1:{port}", (process.pid,), folder)
+        yield BenchTarget(BARE, f"http://127.0.0.1:{port}", (process.pid,), folder)
 
 
 def main() -> None:

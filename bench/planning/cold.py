@@ -24,7 +24,7 @@ from bench.planning.filters import FILTERS, RANGES
 from bench.planning.java_peer import run_java_planner
 from bench.planning.ours import open_our_planner
 from bench.planning.pyiceberg_peer import PyIcebergPlanner
-from bench.planning.tables import Table, generate_table
+from bench.planning.tables import GeneratedTable, generate_table
 from bench.planning.warm import JAVA, PYICEBERG
 from bench.report import OURS, Report, Row
 from bench.targets import LOAD_CORE, pin_to_core
@@ -61,8 +61,8 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
     return report
 
 
-async def _measure_plans(report: Report, folder: Path, table: Table, rounds: int) -> None:
-    expected = FILTERS[RANGES[0]].expression(table)
+async def _measure_plans(report: Report, folder: Path, table: GeneratedTable, rounds: int) -> None:
+    expected = FILTERS[RANGES[0]].build_expression(table)
     seamark_durations, second_durations, java_durations = [], [], []
     for number in range(rounds if table.files < 1_000_000 else min(rounds, 2)):
         with run_java_planner(table.metadata_location, table.files, folder / "java.log") as java:
@@ -86,12 +86,12 @@ async def _measure_plans(report: Report, folder: Path, table: Table, rounds: int
     report.rows.append(Row(f"{table.files:,} files, first after a restart", "plan", "ms", restarted, peer=JAVA))
 
 
-def _load_into_page_cache(table: Table) -> None:
+def _load_into_page_cache(table: GeneratedTable) -> None:
     for path in sorted((table.folder / "metadata").iterdir()):
         path.read_bytes()
 
 
-def _decode(report: Report, table: Table, manifests: int) -> None:
+def _decode(report: Report, table: GeneratedTable, manifests: int) -> None:
     """Measure the entries per second: decoded to columns, to a finished block, and by the peers to their objects."""
     paths = sorted((table.folder / "metadata").glob("*-m0.avro"))[:manifests]
     contents = [(path.read_bytes(), f"file://{path}") for path in paths]
@@ -137,13 +137,13 @@ def _count_with_fastavro(data: bytes, _: str) -> int:
     return sum(1 for _ in fastavro.reader(io.BytesIO(data)))
 
 
-def _list_pyiceberg_manifests(table: Table) -> list[TheirManifestFile]:
+def _list_pyiceberg_manifests(table: GeneratedTable) -> list[TheirManifestFile]:
     snapshot = StaticTable.from_metadata(table.metadata_location).current_snapshot()
     assert snapshot is not None
     return snapshot.manifests(PyArrowFileIO())
 
 
-def _measure_pyiceberg(table: Table, contents: list[tuple[bytes, str]]) -> float:
+def _measure_pyiceberg(table: GeneratedTable, contents: list[tuple[bytes, str]]) -> float:
     files = PyArrowFileIO()
     manifests_by_path = {
         their_manifest.manifest_path: their_manifest for their_manifest in _list_pyiceberg_manifests(table)

@@ -41,7 +41,7 @@ DEVICES = [b"desktop", b"phone", b"tablet", b"television", b"watch"]
 
 
 @dataclass(frozen=True)
-class Batch:
+class FileBatch:
     """Files whose statistics are drawn together.
 
     `number` counts files over the table; all arrays are int64[files].
@@ -85,11 +85,11 @@ class Stats:
     present: Mask | None = None
 
 
-Maker = Callable[[Batch], Stats]
+Maker = Callable[[FileBatch], Stats]
 
 
 @dataclass(frozen=True)
-class Column:
+class StatisticsColumn:
     id: int
     name: str
     type: str
@@ -101,7 +101,7 @@ class Column:
         return {"id": self.id, "name": self.name, "required": self.required, "type": self.type}
 
 
-def build_columns(count: int) -> tuple[Column, ...]:
+def build_columns(count: int) -> tuple[StatisticsColumn, ...]:
     """Return the first `count` columns of the table.
 
     The 21st and later columns repeat the third to twentieth with a suffix.
@@ -111,7 +111,9 @@ def build_columns(count: int) -> tuple[Column, ...]:
     for number in range(count):
         group, position = (0, number) if number < fixed else divmod(number - 2, fixed - 2)
         name, type_, make = _KINDS[position if group == 0 else position + 2]
-        results.append(Column(number + 1, f"{name}_{group + 1}" if group else name, type_, make, required=number < 2))
+        results.append(
+            StatisticsColumn(number + 1, f"{name}_{group + 1}" if group else name, type_, make, required=number < 2)
+        )
     return tuple(results)
 
 
@@ -125,11 +127,11 @@ def compute_event_time_us(number: int, files_per_day: int) -> int:
     return (START_DAY + day) * DAY_US + group * (DAY_US // groups)
 
 
-def return_zeros(batch: Batch) -> Ints:
+def return_zeros(batch: FileBatch) -> Ints:
     return np.zeros(batch.rows, np.int64)
 
 
-def _make_ts(batch: Batch) -> Stats:
+def _make_ts(batch: FileBatch) -> Stats:
     groups = batch.files_per_day // BUCKETS
     slot = DAY_US // groups
     start = batch.day * DAY_US + batch.number // BUCKETS % groups * slot
@@ -138,12 +140,12 @@ def _make_ts(batch: Batch) -> Stats:
     return Stats(encode_little_endian(lower), encode_little_endian(upper), return_zeros(batch))
 
 
-def _make_day(batch: Batch) -> Stats:
+def _make_day(batch: FileBatch) -> Stats:
     value = encode_little_endian(batch.day.astype(np.int32))
     return Stats(value, value, return_zeros(batch))
 
 
-def _draw_clustered_long(batch: Batch) -> Stats:
+def _draw_clustered_long(batch: FileBatch) -> Stats:
     """Return values that grow with the files, within a tenth of the range."""
     lower = batch.number * (SPAN // batch.total) + batch.draw_numbers(SPAN // 10)
     return Stats(
@@ -151,7 +153,7 @@ def _draw_clustered_long(batch: Batch) -> Stats:
     )
 
 
-def _draw_updated_at(batch: Batch) -> Stats:
+def _draw_updated_at(batch: FileBatch) -> Stats:
     """Return times up to three days after the event, in random order within the three days."""
     lower = batch.day * DAY_US + batch.draw_numbers(DAY_US)
     return Stats(
@@ -159,7 +161,7 @@ def _draw_updated_at(batch: Batch) -> Stats:
     )
 
 
-def _draw_overlapping_bounds(batch: Batch, spread: float) -> tuple[Ints, Ints]:
+def _draw_overlapping_bounds(batch: FileBatch, spread: float) -> tuple[Ints, Ints]:
     """Return random bounds in SPAN that are up to `spread` of SPAN apart.
 
     About spread / 2 of the files contain a point.
@@ -169,7 +171,7 @@ def _draw_overlapping_bounds(batch: Batch, spread: float) -> tuple[Ints, Ints]:
 
 
 def _build_number_maker(spread: float, dtype: type[np.generic], divisor: int = 1, *, nulls: bool = False) -> Maker:
-    def make(batch: Batch) -> Stats:
+    def make(batch: FileBatch) -> Stats:
         lower, upper = (bound // divisor for bound in _draw_overlapping_bounds(batch, spread))
         absent_count = batch.draw_numbers(1000) * batch.records // 10_000 if nulls else return_zeros(batch)
         return Stats(encode_little_endian(lower.astype(dtype)), encode_little_endian(upper.astype(dtype)), absent_count)
@@ -178,7 +180,7 @@ def _build_number_maker(spread: float, dtype: type[np.generic], divisor: int = 1
 
 
 def _build_float_maker(spread: float, dtype: type[np.float32] | type[np.float64]) -> Maker:
-    def make(batch: Batch) -> Stats:
+    def make(batch: FileBatch) -> Stats:
         lower, upper = (bound / 1000 for bound in _draw_overlapping_bounds(batch, spread))
         nans: NDArray[np.int64] = np.where(batch.draw_numbers(20) == 0, batch.draw_numbers(100), 0)
         return Stats(
@@ -192,7 +194,7 @@ def _build_float_maker(spread: float, dtype: type[np.float32] | type[np.float64]
 
 
 def _build_decimal_maker(spread: float, *, negative: bool = False) -> Maker:
-    def make(batch: Batch) -> Stats:
+    def make(batch: FileBatch) -> Stats:
         shift = SPAN // 2 if negative else 0
         lower, upper = (bound - shift for bound in _draw_overlapping_bounds(batch, spread))
         nulls = batch.draw_numbers(100) * batch.records // 1000
@@ -201,13 +203,13 @@ def _build_decimal_maker(spread: float, *, negative: bool = False) -> Maker:
     return make
 
 
-def _make_country(batch: Batch) -> Stats:
+def _make_country(batch: FileBatch) -> Stats:
     """Return the statistics of a column of which nearly every file holds nearly every value."""
     low, high = batch.draw_numbers(6), len(COUNTRIES) - 1 - batch.draw_numbers(6)
     return Stats(choose_words(COUNTRIES, low), choose_words(COUNTRIES, high), return_zeros(batch))
 
 
-def _make_device(batch: Batch) -> Stats:
+def _make_device(batch: FileBatch) -> Stats:
     """Return the statistics of a column. A third of the files hold one device only."""
     first, second = batch.draw_numbers(len(DEVICES)), batch.draw_numbers(len(DEVICES))
     second = np.where(batch.draw_numbers(3) == 0, first, second)
@@ -224,13 +226,13 @@ def _to_letters(values: Ints) -> Cells:
     return Cells((values[:, None] // powers % 26 + ord("a")).astype(np.uint8))
 
 
-def _draw_tail(batch: Batch, low: int, high: int) -> Cells:
+def _draw_tail(batch: FileBatch, low: int, high: int) -> Cells:
     """Return `low` to `high` random letters."""
     matrix = batch.chance.integers(ord("a"), ord("z") + 1, (batch.rows, high), dtype=np.uint8)
     return Cells(matrix, np.arange(high) < (low + batch.draw_numbers(high - low + 1))[:, None])
 
 
-def _make_email(batch: Batch) -> Stats:
+def _make_email(batch: FileBatch) -> Stats:
     """Return statistics of a column that is ordered by its first letters and has narrow ranges.
 
     Bounds have at most 16 characters, because writers truncate them.
@@ -240,7 +242,7 @@ def _make_email(batch: Batch) -> Stats:
     return Stats(first, last, return_zeros(batch))
 
 
-def _make_url(batch: Batch) -> Stats:
+def _make_url(batch: FileBatch) -> Stats:
     """Return the statistics of addresses whose first 16 characters are equal.
 
     The lower bounds are equal, and the upper bound ends one letter higher.
@@ -250,7 +252,7 @@ def _make_url(batch: Batch) -> Stats:
     )
 
 
-def _make_comment(batch: Batch) -> Stats:
+def _make_comment(batch: FileBatch) -> Stats:
     """Return the statistics of a mostly empty column.
 
     Three of a hundred files hold nulls only and have no bounds.

@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.planning.columns import DAY_US, SPAN, START_DAY, compute_event_time_us
 from bench.planning.layout import format_day
-from bench.planning.tables import Table
+from bench.planning.tables import GeneratedTable
 
 RANGES = ("narrow range", "wide range", "decimal range", "float range")
 """Filters with a range of a column whose values are spread over the files at random."""
@@ -26,11 +26,11 @@ HOUR_US = 3_600_000_000
 class Filter:
     name: str
     about: str
-    make: Callable[[Table, int], Any]
+    make: Callable[[GeneratedTable, int], Any]
     columns: tuple[tuple[str, str], ...] = ()
     """For RANGES: (column, "lower" or "upper"), the bounds that the filter compares."""
 
-    def expression(self, table: Table, round_number: int = 0) -> Any:
+    def build_expression(self, table: GeneratedTable, round_number: int = 0) -> Any:
         """Return the filter as JSON.
 
         Turns up to some thousands keep nearly the same files.
@@ -60,16 +60,16 @@ def format_timestamp(at_us: int) -> str:
     return moment.isoformat(timespec="microseconds") + "+00:00"
 
 
-def _compute_middle_us(table: Table) -> int:
+def _compute_middle_us(table: GeneratedTable) -> int:
     return compute_event_time_us(table.files // 2, table.files_per_day)
 
 
-def _build_hour_filter(table: Table, round_number: int) -> Any:
+def _build_hour_filter(table: GeneratedTable, round_number: int) -> Any:
     start = _compute_middle_us(table) + round_number * 1000
     return build_range_filter("ts", format_timestamp(start), format_timestamp(start + HOUR_US))
 
 
-def _build_day_filter(table: Table, round_number: int) -> Any:
+def _build_day_filter(table: GeneratedTable, round_number: int) -> Any:
     """Return a filter for one day.
 
     The filter has a second day, which is after every file. It makes each filter different and keeps no file.
@@ -78,7 +78,7 @@ def _build_day_filter(table: Table, round_number: int) -> Any:
     return {"type": "in", "term": "day", "values": days}
 
 
-def _build_three_conditions(table: Table, round_number: int) -> Any:
+def _build_three_conditions(table: GeneratedTable, round_number: int) -> Any:
     sessions = build_range_filter("session_id", SPAN // 4 + round_number, SPAN // 4 + 1000 + round_number)
     orders = build_range_filter("order_id", SPAN // 3, SPAN // 3 + SPAN // 100)
     return build_conjunction(build_comparison("gt", "user_id", SPAN // 2), build_conjunction(sessions, orders))
@@ -135,7 +135,7 @@ FILTERS = {
 }
 
 
-def build_small_filter(table: Table, round_number: int = 0) -> Any:
+def build_small_filter(table: GeneratedTable, round_number: int = 0) -> Any:
     """Return a filter for one user in six hours, as a dashboard sends; it keeps a few files."""
     start = _compute_middle_us(table)
     hours = build_range_filter("ts", format_timestamp(start), format_timestamp(start + 6 * HOUR_US))

@@ -30,9 +30,9 @@ from bench.planning.bare import BARE, run_bare_server
 from bench.planning.filters import build_small_filter
 from bench.planning.pages import FILE
 from bench.planning.served import build_path, register, request_plan, run_seamark, run_seamark_here
-from bench.planning.tables import CACHE, Table, generate_table
+from bench.planning.tables import CACHE, GeneratedTable, generate_table
 from bench.report import OURS, Report, Row
-from bench.targets import LOAD_CORE, SERVER_CORE, Target, pin_to_core
+from bench.targets import LOAD_CORE, SERVER_CORE, BenchTarget, pin_to_core
 from bench.wire import LoadError, Request
 
 CPU_GOAL_US = 150
@@ -59,7 +59,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 async def _measure_small_plans(
-    report: Report, folder: Path, table: Table, workers: int, rounds: int, seconds: float
+    report: Report, folder: Path, table: GeneratedTable, workers: int, rounds: int, seconds: float
 ) -> None:
     plan_result = request_plan(table, build_small_filter(table))
     new_plans = _generate_new_plans(table)
@@ -72,10 +72,10 @@ async def _measure_small_plans(
             stack.enter_context(pin_to_core(LOAD_CORE))
         targets = (seamark_server, bare_server)
 
-        async def repeat_same_plan(target: Target, clients: int, seconds: float = seconds) -> Sample:
+        async def repeat_same_plan(target: BenchTarget, clients: int, seconds: float = seconds) -> Sample:
             return await drive(target, [repeat(plan_result) for _ in range(clients)], seconds=seconds)
 
-        async def send_new_plans(target: Target, clients: int, seconds: float = seconds) -> Sample:
+        async def send_new_plans(target: BenchTarget, clients: int, seconds: float = seconds) -> Sample:
             if target is bare_server:  # The client does not read the pages.
                 return await repeat_same_plan(target, clients, seconds)
             return await drive(target, [_send_each(new_plans) for _ in range(clients)], seconds=seconds)
@@ -115,7 +115,7 @@ def _format_count(count: int, unit: str) -> str:
     return f"{count} {unit}" + ("" if count == 1 else "s")
 
 
-def _generate_new_plans(table: Table) -> Iterator[Request]:
+def _generate_new_plans(table: GeneratedTable) -> Iterator[Request]:
     """Yield requests without end, each with a new filter."""
     return (request_plan(table, build_small_filter(table, turn)) for turn in itertools.count(1))
 
@@ -126,7 +126,7 @@ def _send_each(requests: Iterator[Request]) -> Worker:
         yield next(requests)
 
 
-async def _measure_pages(report: Report, folder: Path, table: Table, rounds: int) -> None:
+async def _measure_pages(report: Report, folder: Path, table: GeneratedTable, rounds: int) -> None:
     """Measure the fetch of pages.
 
     The server runs in this process on its core; the client is a process on the other core.
@@ -156,7 +156,7 @@ async def _measure_pages(report: Report, folder: Path, table: Table, rounds: int
 
 
 def _report_pages(
-    report: Report, table: Table, coding: str, page_rows: list[dict[str, Any]], pauses: list[_Pause]
+    report: Report, table: GeneratedTable, coding: str, page_rows: list[dict[str, Any]], pauses: list[_Pause]
 ) -> None:
     case = f"{table.files:,} files in pages, {coding}"
     medians = {
@@ -175,7 +175,7 @@ def _report_pages(
     )
 
 
-async def _build_client(target: Target, table: Table, *flags: str) -> dict[str, Any]:
+async def _build_client(target: BenchTarget, table: GeneratedTable, *flags: str) -> dict[str, Any]:
     argv = [sys.executable, "-m", "bench.planning.pages", str(target.port), build_path(table), *flags]
     with pin_to_core(LOAD_CORE):
         child = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.planning.plans import Plan
+from bench.planning.plans import KeptFiles
 from tests.services.java import find_java_17, read_rck_classpath
 from tests.services.process import CACHE, ServiceFailed
 
@@ -46,18 +46,18 @@ def choose_heap_mb(files: int) -> int:
     return 1024 + files * HEAP_BYTES_A_FILE * 12 // 10 // 2**20
 
 
-class JavaPlanner:
+class TimedJavaPlanner:
     """A running JVM that has loaded one table's metadata and plans one filter at a time."""
 
     def __init__(self, child: subprocess.Popen[str], log: Path) -> None:
         self._child, self._log = child, log
 
-    def plan(self, expression: Any) -> Plan:
+    def plan(self, expression: Any) -> KeptFiles:
         """Return one plan of a REST expression (JSON values; ISO literals)."""
         assert self._child.stdin is not None
         self._child.stdin.write(json.dumps(expression) + "\n")
         self._child.stdin.flush()
-        return Plan(**self.answer())
+        return KeptFiles(**self.answer())
 
     def answer(self) -> dict[str, Any]:
         assert self._child.stdout is not None
@@ -70,7 +70,7 @@ class JavaPlanner:
 
 
 @contextmanager
-def run_java_planner(metadata_location: str, files: int, log: Path) -> Iterator[JavaPlanner]:
+def run_java_planner(metadata_location: str, files: int, log: Path) -> Iterator[TimedJavaPlanner]:
     """Run a JVM for one table, on every core that this process may use.
 
     The JVM ends with the block.
@@ -82,7 +82,7 @@ def run_java_planner(metadata_location: str, files: int, log: Path) -> Iterator[
     with log.open("wb") as errors:
         child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
     try:
-        planner = JavaPlanner(child, log)
+        planner = TimedJavaPlanner(child, log)
         planner.answer()
         yield planner
     finally:

@@ -12,7 +12,7 @@ import struct
 import uuid
 from typing import Any
 
-from bench.planning.columns import BUCKETS, DAY_US, START_DAY, Column
+from bench.planning.columns import BUCKETS, DAY_US, START_DAY, StatisticsColumn
 
 SPEC_FIELDS = [
     {"source-id": 2, "field-id": 1000, "name": "day", "transform": "identity"},
@@ -30,11 +30,11 @@ def format_day(day: int) -> str:
     return (datetime.date(1970, 1, 1) + datetime.timedelta(days=day)).isoformat()
 
 
-def build_schema(columns: tuple[Column, ...]) -> dict[str, Any]:
+def build_schema(columns: tuple[StatisticsColumn, ...]) -> dict[str, Any]:
     return {"type": "struct", "schema-id": 0, "fields": [column.to_field() for column in columns]}
 
 
-def build_manifest_header(columns: tuple[Column, ...]) -> dict[str, str]:
+def build_manifest_header(columns: tuple[StatisticsColumn, ...]) -> dict[str, str]:
     """Return the key-value metadata of every manifest."""
     return {
         "schema": json.dumps(build_schema(columns), separators=(",", ":")),
@@ -165,7 +165,7 @@ def build_manifest_file(
 
 
 def build_table_metadata(
-    location: str, manifest_list: str, columns: tuple[Column, ...], manifests: list[dict[str, Any]]
+    location: str, manifest_list: str, columns: tuple[StatisticsColumn, ...], manifests: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the metadata.json of a version 2 table whose older snapshots have been expired."""
     last_manifest = len(manifests) - 1

@@ -23,7 +23,7 @@ class Bandwidth:
         """Return the minimum milliseconds to read `size` bytes from memory."""
         return size / self.read / 1e6
 
-    def text(self) -> str:
+    def write_text(self) -> str:
         return f"reads {self.read:.1f} GB/s, copies {self.copied:.1f} GB/s"
 
 

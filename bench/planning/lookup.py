@@ -26,13 +26,21 @@ from bench.bounds import transfer_ms
 from bench.measure import Worker, drive
 from bench.planning.columns import START_DAY, build_columns
 from bench.planning.layout import format_day
-from bench.planning.lookup_peers import Avro, ComparedAnswer, DataFusion, DuckDB, Lmdb, Peer, create_stores
+from bench.planning.lookup_peers import (
+    Avro,
+    ComparedAnswer,
+    DataFusionLookup,
+    DuckDBLookup,
+    Lmdb,
+    LookupPeer,
+    create_stores,
+)
 from bench.planning.ours import OurPlanner, open_our_planner
 from bench.planning.plans import PlansDiffer
 from bench.planning.served import register, request_stats, run_seamark
-from bench.planning.tables import CACHE, Table, generate_table
+from bench.planning.tables import CACHE, GeneratedTable, generate_table
 from bench.report import OURS, Report, Row
-from bench.targets import LOAD_CORE, Target, pin_to_core
+from bench.targets import LOAD_CORE, BenchTarget, pin_to_core
 from bench.wire import Request
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, lookup
 from seamark.metaserver.planner.lookup.prefix import parse_prefix
@@ -55,7 +63,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         else generate_table(100_000, column_count=100, files_per_day=10_000)
     )
     object_stores = create_stores(generated_table)
-    indexed: list[Peer] = [DataFusion(object_stores), DuckDB(object_stores), Lmdb(object_stores)]
+    indexed: list[LookupPeer] = [DataFusionLookup(object_stores), DuckDBLookup(object_stores), Lmdb(object_stores)]
     async with open_our_planner(folder / "home", generated_table) as seamark_planner:
         rounds = 2 if quick else 30
         for names in (False, True):
@@ -78,7 +86,13 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 async def _measure_before_encoding(
-    report: Report, table: Table, seamark_planner: OurPlanner, peers: list[Peer], *, names: bool, rounds: int
+    report: Report,
+    table: GeneratedTable,
+    seamark_planner: OurPlanner,
+    peers: list[LookupPeer],
+    *,
+    names: bool,
+    rounds: int,
 ) -> None:
     column_id = _find_column_id(table)
     days = [START_DAY + number for number in range(table.files // table.files_per_day)]
@@ -106,8 +120,8 @@ async def _measure_before_encoding(
         for peer in peers if number % 2 else reversed(peers):
             ms, answer = _measure_ms(partial(peer.lookup, column_id, names=names), day)
             durations[peer.name].append(ms)
-            if peer.facts(answer) != expected:
-                raise PlansDiffer(f"{peer.name} found {peer.facts(answer)}, ours {expected}")
+            if peer.summarize_answer(answer) != expected:
+                raise PlansDiffer(f"{peer.name} found {peer.summarize_answer(answer)}, ours {expected}")
     values = {name: statistics.median(times) for name, times in durations.items()}
     best = min((peer.name for peer in peers), key=lambda name: values[name])
     case = "statistics and file names" if names else "statistics"
@@ -121,7 +135,9 @@ async def _measure_before_encoding(
     )
 
 
-async def _measure_over_http(report: Report, table: Table, target: Target, before: Row, seconds: float) -> None:
+async def _measure_over_http(
+    report: Report, table: GeneratedTable, target: BenchTarget, before: Row, seconds: float
+) -> None:
     """Add a row for Seamark over HTTP to the report. `before` has the figures of the peers for the same question."""
     fields = ("file-path" if before.case.endswith("names") else "file", *FIELDS)
     days = [START_DAY + number for number in range(table.files // table.files_per_day)]
@@ -149,9 +165,9 @@ def _repeat_forever(requests: Sequence[Request]) -> Worker:
 
 def _build_answer(found_files: FoundFiles, column: RequestedColumn, *, names: bool) -> dict[str, Any]:
     """Return arrays of all statistics of the column in the files found."""
-    stats = found_files.stats(column)
+    stats = found_files.find_statistics(column)
     answer: dict[str, Any] = dict(zip(READ, stats.read(READ), strict=True))
-    answer["file"] = found_files.texts("file_path") if names else found_files.entry_ids()
+    answer["file"] = found_files.read_texts("file_path") if names else found_files.list_entry_ids()
     return answer
 
 
@@ -161,7 +177,7 @@ def compute_facts(answer: dict[str, Any]) -> ComparedAnswer:
     return ComparedAnswer(len(values), int(values.sum()), int(nulls.sum()))
 
 
-def _find_column_id(table: Table) -> int:
+def _find_column_id(table: GeneratedTable) -> int:
     return next(column.id for column in build_columns(table.columns) if column.name == COLUMN)
 
 
@@ -175,7 +191,7 @@ def _format_best(durations: dict[str, list[float]]) -> str:
     return ", ".join(f"{name} {min(times):.3g} ms" for name, times in durations.items())
 
 
-def _add_avro_lookup(report: Report, table: Table, peer: Avro) -> None:
+def _add_avro_lookup(report: Report, table: GeneratedTable, peer: Avro) -> None:
     """Add one lookup to the first row; the Avro reader reads the whole file."""
     ms, _ = _measure_ms(partial(peer.lookup, _find_column_id(table), names=True), START_DAY)
     report.rows[0].values[peer.name] = ms

@@ -39,7 +39,7 @@ from bench.planning.ragged import (
     encode_varints,
 )
 from bench.planning.tables import FORMAT as TABLE_FORMAT
-from bench.planning.tables import SYNC, Table, build_file_names, read_statistics
+from bench.planning.tables import SYNC, GeneratedTable, build_file_names, read_statistics
 
 FORMAT = 1
 KEY = struct.Struct(">HiHI")
@@ -69,18 +69,18 @@ class Entries:
     stats: Stats
 
 
-class Peer(Protocol):
+class LookupPeer(Protocol):
     name: str
 
     def lookup(self, column_id: int, day: int, *, names: bool) -> Any:
         """Return the entries with that prefix, in the store's own form, with file names or file numbers."""
 
-    def facts(self, answer: Any) -> ComparedAnswer: ...
+    def summarize_answer(self, answer: Any) -> ComparedAnswer: ...
 
     def close(self) -> None: ...
 
 
-def list_entries(table: Table) -> Iterator[Entries]:
+def list_entries(table: GeneratedTable) -> Iterator[Entries]:
     """Yield the entries of one column after another."""
     random_statistics = list(read_statistics(table))
     day, bucket, number, records = (
@@ -119,7 +119,7 @@ def take_cells(part: Cells, order: Ints) -> Cells:
     return Cells(part.matrix[order], part.mask()[order])
 
 
-def create_stores(table: Table) -> Path:
+def create_stores(table: GeneratedTable) -> Path:
     """Return the folder with the three files, and create the files if they do not exist in the table's folder."""
     folder = table.folder.parent / f"{table.folder.name}-lookup"
     expected = {"format": FORMAT, "table": TABLE_FORMAT}
@@ -139,7 +139,7 @@ def create_stores(table: Table) -> Path:
     return folder
 
 
-def _write(table: Table, folder: Path) -> None:
+def _write(table: GeneratedTable, folder: Path) -> None:
     writer = None
     environment = lmdb.open(str(folder / "entries.lmdb"), map_size=1 << 34, sync=False, readahead=False)
     with (folder / "entries.avro").open("wb") as avro:
@@ -241,7 +241,7 @@ def _format_sql(column_id: int, day: int, *, names: bool) -> str:
     return f"SELECT {file}, {STATISTICS} FROM entries WHERE column_id = {column_id} AND day = {day}"
 
 
-class DataFusion:
+class DataFusionLookup:
     name = "parquet-datafusion"
 
     def __init__(self, folder: Path) -> None:
@@ -257,14 +257,14 @@ class DataFusion:
         sql = _format_sql(column_id, day, names=names)
         return self._context.sql(sql).collect()
 
-    def facts(self, answer: Any) -> ComparedAnswer:
+    def summarize_answer(self, answer: Any) -> ComparedAnswer:
         return _compute_facts(pa.Table.from_batches(answer))
 
     def close(self) -> None:
         del self._context
 
 
-class DuckDB:
+class DuckDBLookup:
     name = "parquet-duckdb"
 
     def __init__(self, folder: Path) -> None:
@@ -276,7 +276,7 @@ class DuckDB:
         sql = _format_sql(column_id, day, names=names)
         return self._db.sql(sql).to_arrow_table()
 
-    def facts(self, answer: Any) -> ComparedAnswer:
+    def summarize_answer(self, answer: Any) -> ComparedAnswer:
         return _compute_facts(answer)
 
     def close(self) -> None:
@@ -300,7 +300,7 @@ class Lmdb:
                     results.append(value)
         return results
 
-    def facts(self, answer: Any) -> ComparedAnswer:
+    def summarize_answer(self, answer: Any) -> ComparedAnswer:
         counts = [struct.unpack_from("<qq", value) for value in answer]
         return ComparedAnswer(len(counts), sum(values for values, _ in counts), sum(nulls for _, nulls in counts))
 
@@ -319,7 +319,7 @@ class Avro:
             reader: Any = fastavro.reader(file)
             return [item for item in reader if item["column_id"] == column_id and item["day"] == day]
 
-    def facts(self, answer: Any) -> ComparedAnswer:
+    def summarize_answer(self, answer: Any) -> ComparedAnswer:
         return ComparedAnswer(
             len(answer), sum(item["value_count"] for item in answer), sum(item["null_count"] for item in answer)
         )

@@ -17,7 +17,7 @@ import psutil
 
 from bench.planning.filters import FILTERS
 from bench.planning.ours import open_our_planner
-from bench.planning.tables import Table, generate_table
+from bench.planning.tables import GeneratedTable, generate_table
 from bench.report import OURS, Report, Row
 
 GOAL_BYTES = 500
@@ -50,20 +50,20 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
     return report
 
 
-def measure(table: Table, home: Path) -> MemoryMeasurement:
+def measure(table: GeneratedTable, home: Path) -> MemoryMeasurement:
     """Load the table in a separate process, plan by every filter, and measure the memory."""
     return asyncio.run(_measure_memory(table, home))
 
 
-async def _measure_memory(table: Table, home: Path) -> MemoryMeasurement:
+async def _measure_memory(table: GeneratedTable, home: Path) -> MemoryMeasurement:
     process = psutil.Process()
     async with open_our_planner(home, table) as seamark_planner:
         gc.collect()
         before = process.memory_info().rss
-        scans = [(await seamark_planner.scan(expected.expression(table)))[1] for expected in FILTERS.values()]
+        scans = [(await seamark_planner.scan(expected.build_expression(table)))[1] for expected in FILTERS.values()]
         view = scans[-1].view
         scans.clear()
         gc.collect()
         return MemoryMeasurement(
-            seamark_planner.planner.stats().live_bytes + view.size_bytes, process.memory_info().rss - before
+            seamark_planner.planner.read_stats().live_bytes + view.size_bytes, process.memory_info().rss - before
         )

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.planning.plans import Plan, compute_fingerprint
-from bench.planning.tables import Table
+from bench.planning.plans import KeptFiles, compute_fingerprint
+from bench.planning.tables import GeneratedTable
 from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
@@ -36,20 +36,20 @@ class OurPlanner:
         scan = await self.planner.bind_and_plan(self.metadata, ScanRequest(filter=expected))
         return (time.perf_counter() - started_s) * 1000, scan
 
-    async def plan(self, expression: Any) -> Plan:
+    async def plan(self, expression: Any) -> KeptFiles:
         """Plan like `scan`, and add the fingerprint of the answer, which is not timed."""
         elapsed_ms, scan = await self.scan(expression)
         paths, size = [], 0
         for row in scan.entry_ids.tolist():
             block, local = scan.view.locate(row)
-            paths.append(block.raw("file_path", local) or b"")
-            size += block.long("file_size_in_bytes", local) or 0
-        return Plan(elapsed_ms, len(paths), size, compute_fingerprint(paths))
+            paths.append(block.get_raw("file_path", local) or b"")
+            size += block.read_long("file_size_in_bytes", local) or 0
+        return KeptFiles(elapsed_ms, len(paths), size, compute_fingerprint(paths))
 
 
 @asynccontextmanager
 async def open_our_planner(
-    home: Path, table: Table, *, disk: bool = False, memory_bytes: int | None = None
+    home: Path, table: GeneratedTable, *, disk: bool = False, memory_bytes: int | None = None
 ) -> AsyncIterator[OurPlanner]:
     """Open a planner over `table`. With `disk` it has a cache tier on the local disk below `home`, which stays.
 

@@ -12,7 +12,7 @@ class PlansDiffer(Exception):
 
 
 @dataclass(frozen=True)
-class Plan:
+class KeptFiles:
     """The number of `files` kept, their `bytes`, and the sum of the CRC-32 of their `paths`.
 
     The sum does not depend on the order of the files.
@@ -27,7 +27,7 @@ class Plan:
     def answer(self) -> tuple[int, int, int]:
         return self.files, self.bytes, self.paths
 
-    def check_same(self, other: Plan, note: str) -> None:
+    def check_same(self, other: KeptFiles, note: str) -> None:
         """Check that both planners kept the same files.
 
         Raises:

@@ -16,7 +16,7 @@ import pyiceberg
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.table import StaticTable
 
-from bench.planning.plans import Plan, compute_fingerprint
+from bench.planning.plans import KeptFiles, compute_fingerprint
 
 
 def get_version() -> str:
@@ -29,7 +29,7 @@ class PyIcebergPlanner:
     def __init__(self, metadata_location: str) -> None:
         self._table = StaticTable.from_metadata(metadata_location)
 
-    def plan(self, expression: Any) -> Plan:
+    def plan(self, expression: Any) -> KeptFiles:
         """Return one plan of a REST expression (JSON values; ISO literals)."""
         expected = AlwaysTrue() if expression is True else BooleanExpression.model_validate(expression)
         started_s = time.perf_counter()
@@ -37,7 +37,7 @@ class PyIcebergPlanner:
         elapsed_ms = (time.perf_counter() - started_s) * 1000
         files = [task.file for task in tasks]
         size = sum(file.file_size_in_bytes for file in files)
-        return Plan(elapsed_ms, len(files), size, compute_fingerprint(file.file_path.encode() for file in files))
+        return KeptFiles(elapsed_ms, len(files), size, compute_fingerprint(file.file_path.encode() for file in files))
 
 
 def main() -> None:

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from bench.planning.tables import Table
+from bench.planning.tables import GeneratedTable
 from bench.report import OURS
-from bench.targets import SERVER_CORE, Target, pin_to_core
+from bench.targets import SERVER_CORE, BenchTarget, pin_to_core
 from bench.wire import Request, build_request
 from seamark.commands.serving.extensions import EXTENSIONS
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.api.http.observability.logs import configure_logging
-from seamark.metaserver.server import bind, freeze_garbage, open_components, serving
+from seamark.metaserver.server import bind, freeze_garbage, open_components, serve_requests
 from seamark.metaserver.settings.settings import Settings
 from tests.services.process import free_port
 from tests.services.seamark import Seamark
@@ -25,25 +25,25 @@ from tests.services.seamark import Seamark
 NAMESPACE = "planned"
 
 
-def build_name(table: Table) -> str:
+def build_name(table: GeneratedTable) -> str:
     return f"files_{table.files}_columns_{table.columns}"
 
 
-def build_path(table: Table) -> str:
+def build_path(table: GeneratedTable) -> str:
     return f"/v1/namespaces/{NAMESPACE}/tables/{build_name(table)}"
 
 
-def request_plan(table: Table, expression: Any) -> Request:
+def request_plan(table: GeneratedTable, expression: Any) -> Request:
     """Return a scan of the current snapshot, as engines request it."""
     return build_request("POST", f"{build_path(table)}/plan", {"filter": expression}, label="plan")
 
 
-def fetch(table: Table, plan_task: str, *, gzip: bool = False) -> Request:
+def fetch(table: GeneratedTable, plan_task: str, *, gzip: bool = False) -> Request:
     headers = {"Accept-Encoding": "gzip"} if gzip else {}
     return build_request("POST", f"{build_path(table)}/tasks", {"plan-task": plan_task}, headers=headers, label="page")
 
 
-def request_stats(table: Table, column: str, partition: str, fields: Sequence[str]) -> Request:
+def request_stats(table: GeneratedTable, column: str, partition: str, fields: Sequence[str]) -> Request:
     """Return a prefix lookup, answered as an Arrow IPC stream."""
     stats_path = f"/api/v1/tables/{NAMESPACE}/{build_name(table)}/stats/{column}"
     query = urlencode({"partition": partition, "fields": ",".join(fields)})
@@ -53,7 +53,7 @@ def request_stats(table: Table, column: str, partition: str, fields: Sequence[st
 
 
 @contextmanager
-def run_seamark(folder: Path, warehouse: Path, *, workers: int = 1) -> Iterator[Target]:
+def run_seamark(folder: Path, warehouse: Path, *, workers: int = 1) -> Iterator[BenchTarget]:
     """Run `seamark serve`; a single worker runs on the servers' core, several run on any core."""
     flags = ("--workers", str(workers)) if workers > 1 else ()
     env = {"SEAMARK_LOG_LEVEL": "warning"}
@@ -61,24 +61,24 @@ def run_seamark(folder: Path, warehouse: Path, *, workers: int = 1) -> Iterator[
     try:
         with pin_to_core(SERVER_CORE) if workers == 1 else nullcontext():
             server.start()
-        yield Target(OURS, server.base_url, (server.pid,), warehouse)
+        yield BenchTarget(OURS, server.base_url, (server.pid,), warehouse)
     finally:
         server.terminate()
 
 
 @asynccontextmanager
-async def run_seamark_here(folder: Path, warehouse: Path) -> AsyncIterator[Target]:
+async def run_seamark_here(folder: Path, warehouse: Path) -> AsyncIterator[BenchTarget]:
     """Run a worker on the event loop of this process, so that the bench can watch the loop."""
     home = folder / "seamark-here"
     settings = Settings(home=home, warehouse=f"file://{warehouse}", port=free_port(), log_level="warning")
     configure_logging(settings)
     sock = bind(settings, shared=False)
-    async with open_components(settings, SystemClock(), EXTENSIONS) as components, serving(components, sock):
+    async with open_components(settings, SystemClock(), EXTENSIONS) as components, serve_requests(components, sock):
         freeze_garbage()
-        yield Target(OURS, f"http://127.0.0.1:{settings.port}", (), warehouse)
+        yield BenchTarget(OURS, f"http://127.0.0.1:{settings.port}", (), warehouse)
 
 
-async def register(target: Target, table: Table) -> None:
+async def register(target: BenchTarget, table: GeneratedTable) -> None:
     """Register the table in the server under its name."""
     await target.call(
         build_request("POST", "/v1/namespaces", {"namespace": [NAMESPACE]}, counted=(200, 409), label="namespace")

@@ -30,7 +30,7 @@ import fastavro
 import numpy as np
 
 from bench.planning import layout
-from bench.planning.columns import BUCKETS, Batch, Column, Stats, build_columns
+from bench.planning.columns import BUCKETS, FileBatch, StatisticsColumn, Stats, build_columns
 from bench.planning.ragged import (
     Cells,
     Ints,
@@ -62,7 +62,7 @@ ROW_GROUP = 128 << 20
 
 
 @dataclass(frozen=True)
-class Table:
+class GeneratedTable:
     """A generated table on local disk."""
 
     folder: Path
@@ -88,7 +88,7 @@ def generate_table(
     cache: Path = CACHE,
     workers: int | None = None,
     progress: Callable[[int, int], None] = lambda *_: None,
-) -> Table:
+) -> GeneratedTable:
     """Return the table with this number of files. Create it completely, or not at all, if it is not below `cache`.
 
     `files_per_day` must be a multiple of the 16 buckets. `progress(manifests done, of)` is called as it goes.
@@ -104,7 +104,9 @@ def generate_table(
     if marker.exists():
         document = json.loads(marker.read_text())
         if {key: document.get(key) for key in expected} == expected:
-            return Table(folder, files, column_count, files_per_day, document["metadata_bytes"], manifest_entries)
+            return GeneratedTable(
+                folder, files, column_count, files_per_day, document["metadata_bytes"], manifest_entries
+            )
     building = cache.resolve() / f".{name}-{os.getpid()}"
     shutil.rmtree(building, ignore_errors=True)
     try:
@@ -119,7 +121,7 @@ def generate_table(
         building.rename(folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    return Table(folder, files, column_count, files_per_day, written, manifest_entries)
+    return GeneratedTable(folder, files, column_count, files_per_day, written, manifest_entries)
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ class _Plan:
     def manifests(self) -> int:
         return -(-self.files // self.manifest_entries)
 
-    def manifest_of(self, number: Ints) -> Ints:
+    def find_manifest(self, number: Ints) -> Ints:
         """Return the number of the manifest that lists each file."""
         return number // self.manifest_entries
 
@@ -150,24 +152,24 @@ class _Plan:
 class FileStatistics:
     """The random values of up to 8,000 consecutive files: their sizes in bytes, and the statistics of each column."""
 
-    batch: Batch
+    batch: FileBatch
     size: Ints
-    columns: tuple[Column, ...]
+    columns: tuple[StatisticsColumn, ...]
     stats: list[Stats]
 
 
-def read_statistics(table: Table) -> Iterator[FileStatistics]:
+def read_statistics(table: GeneratedTable) -> Iterator[FileStatistics]:
     """Return the table's statistics as they were drawn, in the order of the files, without reading a manifest."""
     plan = _build_plan(table)
     return (_draw_statistics(plan, first) for first in range(0, plan.manifests, BATCH_MANIFESTS))
 
 
-def build_file_names(table: Table, batch: Batch) -> Cells:
+def build_file_names(table: GeneratedTable, batch: FileBatch) -> Cells:
     """Return the last part of each file's path."""
     return _build_names(_build_plan(table), batch)
 
 
-def _build_plan(plan_columns: Table) -> _Plan:
+def _build_plan(plan_columns: GeneratedTable) -> _Plan:
     return _Plan(
         "",
         f"file://{plan_columns.folder}",
@@ -185,7 +187,7 @@ def _draw_statistics(plan: _Plan, first: int) -> FileStatistics:
     number = np.arange(first * entries, min(last * entries, plan.files), dtype=np.int64)
     chance = np.random.default_rng((FORMAT, plan.files, plan.columns, first))
     records = chance.integers(50_000, 4_000_000, len(number), dtype=np.int64)
-    batch = Batch(number, plan.files, plan.files_per_day, records, chance)
+    batch = FileBatch(number, plan.files, plan.files_per_day, records, chance)
     size = records * 40 + batch.draw_numbers(1 << 20)
     of = build_columns(plan.columns)
     return FileStatistics(batch, size, of, [column.make(batch) for column in of])
@@ -263,7 +265,7 @@ def _commit_uuid(location: str, manifest: int) -> uuid.UUID:
     return uuid.uuid5(uuid.NAMESPACE_URL, f"{location}/{manifest}")
 
 
-def _build_header(columns: tuple[Column, ...]) -> bytes:
+def _build_header(columns: tuple[StatisticsColumn, ...]) -> bytes:
     """Return an Avro container's head: magic, metadata, sync marker."""
     head = io.BytesIO()
     fastavro.writer(
@@ -298,7 +300,7 @@ def _encode_entries(plan: _Plan, statistics: FileStatistics) -> list[Cells]:
     """
     batch, drawn_columns, stats, size = statistics.batch, statistics.columns, statistics.stats, statistics.size
     rows = batch.rows
-    manifest = plan.manifest_of(batch.number)
+    manifest = plan.find_manifest(batch.number)
     status_added, inherited = b"\x02", b"\x00\x00"
     return [
         fill_cells(status_added + b"\x02", rows),
@@ -325,7 +327,7 @@ def _encode_entries(plan: _Plan, statistics: FileStatistics) -> list[Cells]:
     ]
 
 
-def _build_paths(plan: _Plan, batch: Batch) -> Cells:
+def _build_paths(plan: _Plan, batch: FileBatch) -> Cells:
     """Return paths of the form …/data/day=2024-01-01/user_id_bucket=3/ and the file's name."""
     rows = batch.rows
     first_day = int(batch.day.min())
@@ -341,10 +343,10 @@ def _build_paths(plan: _Plan, batch: Batch) -> Cells:
     )
 
 
-def _build_names(plan: _Plan, batch: Batch) -> Cells:
+def _build_names(plan: _Plan, batch: FileBatch) -> Cells:
     """Return names of the form 00012-34567-<uuid of the commit>-0-00001.parquet, as Spark names the files of a task."""
     rows = batch.rows
-    manifest = plan.manifest_of(batch.number)
+    manifest = plan.find_manifest(batch.number)
     first, last = int(manifest.min()), int(manifest.max())
     commits = [str(_commit_uuid(plan.location, number)).encode() for number in range(first, last + 1)]
     commit_words = np.frombuffer(b"".join(commits), np.uint8).reshape(-1, 36)
@@ -358,7 +360,7 @@ def _build_names(plan: _Plan, batch: Batch) -> Cells:
     )
 
 
-def _encode_counts(columns: tuple[Column, ...], values: list[Ints]) -> list[Cells]:
+def _encode_counts(columns: tuple[StatisticsColumn, ...], values: list[Ints]) -> list[Cells]:
     """Return a map from column id to a number."""
     rows = len(values[0])
     parts = [fill_cells(b"\x02" + encode_varint(len(columns)), rows)]
@@ -367,12 +369,14 @@ def _encode_counts(columns: tuple[Column, ...], values: list[Ints]) -> list[Cell
     return [*parts, fill_cells(b"\x00", rows)]
 
 
-def _select_nan_columns(columns: tuple[Column, ...], stats: list[Stats]) -> tuple[tuple[Column, ...], list[Ints]]:
+def _select_nan_columns(
+    columns: tuple[StatisticsColumn, ...], stats: list[Stats]
+) -> tuple[tuple[StatisticsColumn, ...], list[Ints]]:
     floats = [(column, stat.nans) for column, stat in zip(columns, stats, strict=True) if stat.nans is not None]
     return tuple(column for column, _ in floats), [nans for _, nans in floats]
 
 
-def _encode_bounds(columns: tuple[Column, ...], stats: list[Stats], values: list[Cells]) -> list[Cells]:
+def _encode_bounds(columns: tuple[StatisticsColumn, ...], stats: list[Stats], values: list[Cells]) -> list[Cells]:
     """Return a map from column id to bytes; columns that hold only nulls are left out of it."""
     rows = values[0].matrix.shape[0]
     absent_count = sum(

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from bench.planning import java_peer, pyiceberg_peer
 from bench.planning.filters import FILTERS, ORDERED_COLUMN, RANGES, Filter
-from bench.planning.java_peer import JavaPlanner, run_java_planner
+from bench.planning.java_peer import TimedJavaPlanner, run_java_planner
 from bench.planning.limits import Bandwidth, measure_bandwidth
 from bench.planning.ours import OurPlanner, open_our_planner
 from bench.planning.pyiceberg_peer import PyIcebergPlanner
-from bench.planning.tables import Table, generate_table
+from bench.planning.tables import GeneratedTable, generate_table
 from bench.report import OURS, Report, Row
 
 JAVA, PYICEBERG = "iceberg-java", "pyiceberg"
@@ -32,7 +32,7 @@ BYTE_OF_MASK = 1
 async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZES) -> Report:
     report = Report("planning_warm", "How long is a warm plan?", peer=f"Iceberg Java {java_peer.read_version()}, warm")
     memory = measure_bandwidth(*((1 << 26,) if quick else ()))
-    report.bounds = {"memory of this machine, one core": memory.text()}
+    report.bounds = {"memory of this machine, one core": memory.write_text()}
     ordered: dict[int, dict[str, float]] = {}
     for files in (2_000,) if quick else sizes:
         generated_table = generate_table(files)
@@ -60,20 +60,27 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
 
 
 async def _filter(
-    report: Report, table: Table, query_filter: Filter, seamark_planner: OurPlanner, java: JavaPlanner, turns: int
+    report: Report,
+    table: GeneratedTable,
+    query_filter: Filter,
+    seamark_planner: OurPlanner,
+    java: TimedJavaPlanner,
+    turns: int,
 ) -> dict[str, float]:
     """Add the filter's row, and return the medians in ms by planner."""
     first = await seamark_planner.plan(
-        query_filter.expression(table)
+        query_filter.build_expression(table)
     )  # The planner combines the summaries of the column here.
     seamark_ms, java_ms = [], []
     for round_number in range(1, turns + 1):
-        plan = java.plan(query_filter.expression(table, round_number))
+        plan = java.plan(query_filter.build_expression(table, round_number))
         java_ms.append(plan.ms)
-        plan.check_same(await seamark_planner.plan(query_filter.expression(table, round_number)), query_filter.name)
+        plan.check_same(
+            await seamark_planner.plan(query_filter.build_expression(table, round_number)), query_filter.name
+        )
         for number in range(OURS_A_TURN):
             elapsed_ms, _ = await seamark_planner.scan(
-                query_filter.expression(table, 100 + round_number * OURS_A_TURN + number)
+                query_filter.build_expression(table, 100 + round_number * OURS_A_TURN + number)
             )
             seamark_ms.append(elapsed_ms)
     results = {OURS: statistics.median(seamark_ms), JAVA: statistics.median(java_ms)}
@@ -89,7 +96,7 @@ async def _filter(
     return results
 
 
-def _format_case(table: Table, name: str) -> str:
+def _format_case(table: GeneratedTable, name: str) -> str:
     return f"{table.files:,} files, {name}"
 
 
@@ -97,32 +104,34 @@ def _compute_p99(values: list[float]) -> float:
     return sorted(values)[int(0.99 * (len(values) - 1))]
 
 
-def _add_pyiceberg_plan(report: Report, table: Table) -> None:
+def _add_pyiceberg_plan(report: Report, table: GeneratedTable) -> None:
     """Add one plan of the first range to its row.
 
     PyIceberg takes seconds for a plan, and its time hardly differs by filter.
     """
     name = RANGES[0]
-    plan = PyIcebergPlanner(table.metadata_location).plan(FILTERS[name].expression(table))
+    plan = PyIcebergPlanner(table.metadata_location).plan(FILTERS[name].build_expression(table))
     row = next(row for row in report.rows if row.case == _format_case(table, name))
     row.values[PYICEBERG] = plan.ms
 
 
-async def _compare_with_memory(report: Report, table: Table, seamark_planner: OurPlanner, memory: Bandwidth) -> None:
+async def _compare_with_memory(
+    report: Report, table: GeneratedTable, seamark_planner: OurPlanner, memory: Bandwidth
+) -> None:
     """Add the ratio of the time to compare bounds and the time to read their bytes from memory."""
     schema = seamark_planner.metadata.current_schema
     for name in RANGES:
         expected = FILTERS[name]
         spent = []
         for round_number in range(OURS_A_TURN):
-            _, scan = await seamark_planner.scan(expected.expression(table, 5000 + round_number))
+            _, scan = await seamark_planner.scan(expected.build_expression(table, 5000 + round_number))
             spent.append(next(stage.microseconds for stage in scan.stages if stage.name == "column_stats") / 1000)
         touched = table.files * BYTE_OF_MASK
         for column_name, side in expected.columns:
             column = schema.column(schema.index.by_name[column_name])
             assert column is not None
             assert isinstance(column.type, str)
-            stats = scan.view.stats(column.id, column.type)
+            stats = scan.view.find_statistics(column.id, column.type)
             for packed in getattr(stats, side)[0].packed:
                 touched += packed.width * table.files // len(scan.view.blocks)
         elapsed_ms, floor = statistics.median(spent), memory.compute_floor_ms(touched)

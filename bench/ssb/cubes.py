@@ -20,14 +20,14 @@ import duckdb
 import pyarrow.parquet as pq
 from pyiceberg.catalog.rest import RestCatalog
 
-from bench.report import OURS, Report, Row
+from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.ssb.bounds import list_data_paths, open_facts
 from bench.ssb.cube_definitions import CUBES, define_cubes
 from bench.ssb.generate import TABLES, generate, get_table_path
 from bench.ssb.queries import QUERIES, Oracle
 from bench.targets import run_seamark
-from bench.trino.asking import Client
-from seamark.commands.installation.java import java_25_home
+from bench.trino.asking import TrinoConnection
+from seamark.commands.installation.java import find_java_25_home
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.cubes.summaries import ON
 from seamark.connector.index.builds import InProcessWorkers, build
@@ -50,10 +50,6 @@ _REFRESHES = 3
 _BUDGET_MS = "5000"
 """The time limit for the plans of a statement in the proxy."""
 _CUBE_IN_HEADER = re.compile(r"; cube=([^:;]+):")
-
-
-class AnswersDiffer(Exception):
-    """Raised if a query has other rows with cubes than without them."""
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
@@ -138,20 +134,20 @@ def _compare(client: IndexClient, data: Path, repeats: int, case: str = "") -> l
                 WITHOUT: lambda sql: _read_rows(plain_session, sql),
                 DUCKDB: lambda sql: _read_duckdb_rows(db, sql),
             }
-            took: dict[str, list[float]] = {who: [] for who in engines}
+            took: dict[str, list[float]] = {engine: [] for engine in engines}
             answers = []
             runs = dict.fromkeys(engines, repeats)
             runs[OURS] = _GROUP_REPEATS if cube is not None else repeats
-            for who, ask in engines.items():
-                for round_number in range(runs[who] + 1):
+            for engine, ask in engines.items():
+                for round_number in range(runs[engine] + 1):
                     begun_s = time.perf_counter()
                     answer = ask(text)
                     if round_number:  # The first run fills caches.
-                        took[who].append(1000 * (time.perf_counter() - begun_s))
+                        took[engine].append(1000 * (time.perf_counter() - begun_s))
                     answers.append(answer)
             if any(answer != answers[0] for answer in answers):
                 raise AnswersDiffer(f"{name}: {answers[0][:3]}, {answers[-1][:3]}")
-            medians = {who: statistics.median(times) for who, times in took.items()}
+            medians = {engine: statistics.median(times) for engine, times in took.items()}
             goal = medians[WITHOUT] / SPEEDUP_GOAL
             rows.append(Row(f"{name}{case}", cube or "no cube", "ms", medians, peer=WITHOUT, goal=goal))
     return rows
@@ -167,7 +163,7 @@ def _read_duckdb_rows(db: duckdb.DuckDBPyConnection, text: str) -> list[Any]:
 
 
 def _has_trino() -> bool:
-    is_installed = java_25_home() is not None and any(JARS.glob("lib/trino-main-*.jar"))
+    is_installed = find_java_25_home() is not None and any(JARS.glob("lib/trino-main-*.jar"))
     return is_installed and os.environ.get("BENCH_SSB_TRINO", "1") != "0"
 
 
@@ -181,7 +177,7 @@ def _compare_in_trino(url: str, folder: Path, data: Path, repeats: int) -> list[
         for who, use in ((OURS, ON), (WITHOUT, OFF)):
             flags = ("--trino", trino.base_url, "--budget-ms", _BUDGET_MS, "--cubes", use)
             proxy = stack.enter_context(run_trino_proxy(folder / f"proxy-{use}", *flags, seamark=url))
-            clients[who] = stack.enter_context(closing(Client(proxy.url, trino.base_url)))
+            clients[who] = stack.enter_context(closing(TrinoConnection(proxy.url, trino.base_url)))
         for name, text in QUERIES.items():
             took: dict[str, list[float]] = {who: [] for who in clients}
             cube = "no cube"

@@ -106,7 +106,7 @@ class Oracle:
     def close(self) -> None:
         self._db.close()
 
-    def rows(self, sql: str) -> list[tuple[object, ...]]:
+    def read_rows(self, sql: str) -> list[tuple[object, ...]]:
         return self._db.execute(sql).fetchall()
 
     def prepare(self) -> None:
@@ -116,7 +116,7 @@ class Oracle:
 
     def _answer(self, sql: str) -> list[tuple[str, ...]]:
         if sql not in self._right:  # The files do not change, and a benchmark checks each query many times.
-            self._right[sql] = sorted(map(_to_comparable, self.rows(sql)))
+            self._right[sql] = sorted(map(_to_comparable, self.read_rows(sql)))
         return self._right[sql]
 
     def describe_difference(self, sql: str, answer: Iterable[Sequence[object]]) -> str:

@@ -34,7 +34,7 @@ class FilesRead:
 
 
 @dataclass(frozen=True)
-class Answer:
+class SparkAnswer:
     """One query: its rows, wall seconds (planning, reading and fetching), and what was read of each table."""
 
     rows: list[tuple[Any, ...]]
@@ -73,7 +73,7 @@ def count_files(spark: SparkSession, target: str) -> int:
     return int(spark.sql(f"SELECT count(*) FROM {target}.files").collect()[0][0])
 
 
-def ask(run: Callable[[str], DataFrame], sql: str) -> Answer:
+def ask(run: Callable[[str], DataFrame], sql: str) -> SparkAnswer:
     """Return the answer of `run`, such as `spark.sql`."""
     started_s = time.perf_counter()
     frame = run(sql)
@@ -84,7 +84,7 @@ def ask(run: Callable[[str], DataFrame], sql: str) -> Answer:
         for node in _find_scans(frame._jdf.queryExecution().executedPlan())
         if (name := _find_table_name(node)) in TABLES
     }
-    return Answer(rows, seconds, read)
+    return SparkAnswer(rows, seconds, read)
 
 
 def _find_scans(plan: Any) -> Iterator[Any]:

@@ -24,7 +24,7 @@ from bench.streams.log import AppendMeasurements, measure_bare_log
 from seamark.connector.client.catalog import create_namespace, create_table
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.streams.writer import ARROW
-from tests.services.kafka import Kafka, kafka_broker
+from tests.services.kafka import Kafka, run_kafka_broker
 from tests.services.seamark import Seamark
 
 PEER, BARE = "kafka, synced", "bare fdatasync"
@@ -46,7 +46,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         "fdatasync of this disk after a write of 1 byte": f"{smallest.rate:,.0f} a second, p50 "
         f"{smallest.compute_quantile_ms(0.5):.2f} ms, p99 {smallest.compute_quantile_ms(0.99):.2f} ms",
     }
-    with kafka_broker(folder / "broker") as kafka, Seamark(folder / "home") as server:
+    with run_kafka_broker(folder / "broker") as kafka, Seamark(folder / "home") as server:
         client = SeamarkClient(server.base_url)
         create_namespace(client, "bench", {})
         for row_bytes, rows in itertools.product(ROW_BYTES, ROWS[:2] if quick else ROWS):

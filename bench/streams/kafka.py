@@ -25,7 +25,7 @@ from seamark.metaserver.log.kafka.address import KafkaAddress
 from seamark.metaserver.log.kafka.client import open_kafka_log
 from seamark.metaserver.log.kafka.kafka_log import KafkaLimits, KafkaLog
 from seamark.metaserver.log.port import Batch, Shard
-from tests.services.kafka import Kafka, kafka_broker
+from tests.services.kafka import Kafka, run_kafka_broker
 
 RAW = "confluent-kafka"
 ROWS = (1, 10, 500)
@@ -40,7 +40,7 @@ RECORD_BYTES_MAX = 900_000
 async def run(folder: Path, *, quick: bool = False) -> Report:
     seconds = QUICK_SECONDS if quick else SECONDS
     report = Report("streams_kafka", "How fast does the log in Kafka acknowledge rows?", peer="confluent-kafka alone")
-    with kafka_broker(folder / "broker") as kafka:
+    with run_kafka_broker(folder / "broker") as kafka:
         for row_bytes, rows in itertools.product(ROW_BYTES, ROWS):
             for writers in WRITERS:
                 raw = await measure_producer(kafka, rows, row_bytes, writers, seconds)

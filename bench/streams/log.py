@@ -190,7 +190,7 @@ async def _measure_recovery(report: Report, folder: Path, rows: int, row_bytes: 
         first = await log.read(shard, 0, limit_bytes=1)
         took = time.perf_counter() - started_s
         assert first[0].offset == 0
-        assert sum(state.watermark for state in log.shards().values()) >= stored_count * rows
+        assert sum(state.watermark for state in log.list_shards().values()) >= stored_count * rows
         size = log.size_bytes
     shutil.rmtree(folder / "log")
     case = f"recovery of {size / 2**20:,.0f} MiB in {stored_count:,} batches of {rows:,} rows of {row_bytes:,} B"

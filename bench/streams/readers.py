@@ -24,7 +24,7 @@ from pyiceberg.expressions import GreaterThan
 from bench.report import OURS, Report, Row
 from bench.streams.log import AppendMeasurements
 from bench.streams.visible import PAYLOAD, SCHEMA
-from tests.services.kafka import kafka_broker
+from tests.services.kafka import run_kafka_broker
 from tests.services.postgres import postgres_server
 from tests.services.seamark import Seamark
 
@@ -59,7 +59,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         RestCatalog("bench", uri=server.base_url).create_namespace("bench")
         await _add_cases(report, [Servers("log in files", server.base_url, server.base_url, "f")], seconds)
     with ExitStack() as stack:
-        kafka = stack.enter_context(kafka_broker(folder / "broker"))
+        kafka = stack.enter_context(run_kafka_broker(folder / "broker"))
         database = stack.enter_context(postgres_server()).create_database()
         env = {"SEAMARK_STREAM_LOG": f"kafka://{kafka.address}/bench"}
         warehouse = f"file://{folder / 'warehouse'}"

@@ -38,7 +38,7 @@ GOAL_MS = 300.0
 MILLION = 1_000_000
 
 
-class Outcome(NamedTuple):
+class StreamOutcome(NamedTuple):
     """The measurements of one way to store and read the rows.
 
     Attributes:
@@ -100,7 +100,7 @@ def _measure_stream(
     rate: int,
     seconds: float,
     read: partial[pa.Table] | None,
-) -> Outcome:
+) -> StreamOutcome:
     """Send rows to a stream table and read them, by PyIceberg if `read` is None."""
     properties = {"seamark.stream.enabled": "true", "format-version": "2"}
     catalog.create_table(f"bench.{name}", SCHEMA, properties=properties)
@@ -110,12 +110,12 @@ def _measure_stream(
     delays, _ = measure_visibility(server.base_url, name, rate, seconds, by_name)
     client._request_json("POST", f"/api/v1/tables/bench/{name}/flush")
     cpu_s = (read_cpu_s(server.pid) - before_s) * MILLION / (rate * seconds)
-    return Outcome(delays, _count_files(catalog, name), cpu_s)
+    return StreamOutcome(delays, _count_files(catalog, name), cpu_s)
 
 
 def _measure_job(
     server: Seamark, catalog: Catalog, spark: SparkSession, spark_catalog: str, folder: Path, rate: int, seconds: float
-) -> Outcome:
+) -> StreamOutcome:
     """Run a Structured Streaming job into a table, and read the table by PyIceberg."""
     spark.sql(f"CREATE TABLE {spark_catalog}.bench.job (id bigint, at double, payload string) USING iceberg")
     (jvm,) = [child for child in psutil.Process().children(recursive=True) if child.name() == "java"]
@@ -134,7 +134,7 @@ def _measure_job(
         query.stop()
     count = catalog.load_table("bench.job").scan().count()
     cpu_s = (read_cpu_s(server.pid) + read_cpu_s(jvm.pid) - before_s) * MILLION / count
-    return Outcome(delays, _count_files(catalog, "job"), cpu_s)
+    return StreamOutcome(delays, _count_files(catalog, "job"), cpu_s)
 
 
 def _count_files(catalog: Catalog, name: str) -> int:

@@ -26,7 +26,7 @@ from seamark.connector.client.catalog import create_namespace, create_table
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.streams.status import load_stream, load_stream_topic
-from tests.services.kafka import Kafka, kafka_broker
+from tests.services.kafka import Kafka, run_kafka_broker
 from tests.services.seamark import Seamark
 
 MESSAGES, QUICK_MESSAGES = 20_000, 200
@@ -71,7 +71,7 @@ ENCODERS: dict[str, Callable[[Rows], bytes]] = {"JSON": _encode_json, "Arrow": _
 async def run(folder: Path, *, quick: bool = False) -> Report:
     messages = QUICK_MESSAGES if quick else MESSAGES
     report = Report("streams_topics", "How fast does a server take rows from its input topic?", peer="none")
-    with kafka_broker(folder / "broker") as kafka:
+    with run_kafka_broker(folder / "broker") as kafka:
         settings = {"SEAMARK_STREAM_LOG": f"kafka://{kafka.address}/{kafka.create_prefix()}"}
         with Seamark(folder / "home", env=settings) as server:
             client = SeamarkClient(server.base_url)

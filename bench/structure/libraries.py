@@ -64,7 +64,7 @@ def _measure_signatures() -> None:
         return signer.signature(text, request) == claim.signature
 
     for name, verify in (("ours", lambda target: is_signed(claim, target, SECRET)), ("botocore", verify_by_botocore)):
-        seconds = _best(lambda verify=verify: [verify(target) for target in targets])
+        seconds = _measure_minimum(lambda verify=verify: [verify(target) for target in targets])
         _show("verify a signature", name, f"{seconds / REQUESTS * 1e6:.1f} µs")
 
 
@@ -112,7 +112,7 @@ def _measure_footers() -> None:
         data = path.read_bytes()
     size = int.from_bytes(data[-8:-4], "little")
     footer = data[-8 - size : -8]
-    _show("read a footer of 2,000 chunks", "ours", f"{_best(lambda: read_footer(footer)) * 1e3:.2f} ms")
+    _show("read a footer of 2,000 chunks", "ours", f"{_measure_minimum(lambda: read_footer(footer)) * 1e3:.2f} ms")
     thriftpy2 = _optional("thriftpy2")
     if thriftpy2 is None:
         return
@@ -126,10 +126,14 @@ def _measure_footers() -> None:
         assert len(metadata.row_groups) == GROUPS
         return metadata
 
-    _show("read a footer of 2,000 chunks", "thriftpy2", f"{_best(read_by_library) * 1e3:.2f} ms, drops unknown fields")
+    _show(
+        "read a footer of 2,000 chunks",
+        "thriftpy2",
+        f"{_measure_minimum(read_by_library) * 1e3:.2f} ms, drops unknown fields",
+    )
 
 
-def _best(work: Callable[[], object]) -> float:
+def _measure_minimum(work: Callable[[], object]) -> float:
     """Return the least CPU seconds of the rounds."""
     seconds = []
     for _ in range(ROUNDS):

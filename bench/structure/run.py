@@ -29,8 +29,8 @@ from bench.run import Bench, build_parser, choose_names, run_benches
 from bench.trino.upstream import run_upstream
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.write.appends import append
-from tests.connector.trino.rig import CATALOG, Rig, run_proxy
-from tests.server.rig import RunningServer, running
+from tests.connector.trino.rig import CATALOG, ProxyRig, run_proxy
+from tests.server.rig import RunningServer, run_server
 
 REPO = str(Path(__file__).resolve().parents[2])
 PACKAGES = tuple(f"{REPO}/{name}/" for name in ("commands", "metaserver", "formats", "connector", "cache"))
@@ -77,7 +77,7 @@ class Function(NamedTuple):
         return next(layer for layer, beginnings in LAYERS.items() if self.path.startswith(beginnings))
 
 
-class Recorder:
+class CallRecorder:
     """Records the functions of Seamark that any thread enters while it is active."""
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ async def exists(server: RunningServer, number: int) -> None:
             raise RuntimeError(f"the table was answered by {answer.status}")
 
 
-async def send_statement(proxy: Rig, number: int) -> None:
+async def send_statement(proxy: ProxyRig, number: int) -> None:
     """Send a statement with a new condition, which the proxy rewrites."""
     text = f"SELECT city FROM t WHERE id = {number % 4} AND city <> 'none {number}'"
     headers = {"X-Trino-User": "bench", "X-Trino-Catalog": CATALOG, "X-Trino-Schema": "db"}
@@ -137,7 +137,7 @@ async def send_statement(proxy: Rig, number: int) -> None:
         raise RuntimeError(f"The proxy answered {status}, {response_headers.get('X-Seamark-Plan')}")
 
 
-async def count_functions(server: RunningServer, proxy: Rig, recorder: Recorder) -> dict[str, list[Function]]:
+async def count_functions(server: RunningServer, proxy: ProxyRig, recorder: CallRecorder) -> dict[str, list[Function]]:
     """Return the functions of each flow, after requests that warm the caches."""
     flows: dict[str, Callable[[int], Awaitable[None]]] = {
         PLAN: partial(plan, server),
@@ -173,12 +173,12 @@ def describe_layers(functions: Sequence[Function]) -> str:
 async def run(folder: Path, *, quick: bool = False, lists: bool = False) -> Report:
     report = Report("structure_flows", "How many files and functions does a warm request run through?", peer="none")
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    recorder = Recorder()
+    recorder = CallRecorder()
     threading.setprofile(recorder)
     sys.setprofile(recorder)
     try:
         async with AsyncExitStack() as stack:
-            server = await stack.enter_async_context(running(folder / "home"))
+            server = await stack.enter_async_context(run_server(folder / "home"))
             trino = stack.enter_context(run_upstream(folder))
             proxy = await stack.enter_async_context(run_proxy(trino.base_url, seamark=server.url, rules=False))
             fields = [{"id": 1, "name": "id", "type": "long", "required": False}]

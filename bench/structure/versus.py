@@ -27,9 +27,9 @@ from bench.measure import Sample, Slice, Worker, drive, repeat
 from bench.planning import tables
 from bench.planning.filters import build_small_filter
 from bench.planning.served import register, request_plan
-from bench.targets import LOAD_CORE, SERVER_CORE, Target, pin_to_core
+from bench.targets import LOAD_CORE, SERVER_CORE, BenchTarget, pin_to_core
 from bench.wire import Request, build_request
-from tests.catalog.appender import Appender
+from tests.catalog.appender import EngineAppender
 from tests.services.process import free_port
 from tests.services.seamark import Seamark
 
@@ -72,7 +72,7 @@ async def compare(folder: Path, checkout: Path, names: Sequence[str], rounds: in
             for target in pair:
                 await piece(target)
         for name, piece in cases.items():
-            samples: dict[Target, list[Sample]] = {target: [] for target in pair}
+            samples: dict[BenchTarget, list[Sample]] = {target: [] for target in pair}
             for number in range(rounds):
                 for target in pair if number % 2 else pair[::-1]:
                     samples[target].append(await piece(target))
@@ -101,7 +101,7 @@ def _compute_cpu_ms(sample: Sample) -> float:
 
 
 @contextmanager
-def _run_server(name: str, folder: Path, checkout: Path) -> Iterator[Target]:
+def _run_server(name: str, folder: Path, checkout: Path) -> Iterator[BenchTarget]:
     """Run the server of a checkout on the servers' core."""
     server = Seamark(
         folder / name,
@@ -113,12 +113,12 @@ def _run_server(name: str, folder: Path, checkout: Path) -> Iterator[Target]:
     with pin_to_core(SERVER_CORE):
         server.start()
     try:
-        yield Target(name, server.base_url, (server.pid,), folder / name / "warehouse")
+        yield BenchTarget(name, server.base_url, (server.pid,), folder / name / "warehouse")
     finally:
         server.terminate()
 
 
-def _list_cases(table: tables.Table) -> dict[str, Slice]:
+def _list_cases(table: tables.GeneratedTable) -> dict[str, Slice]:
     filters = (request_plan(table, build_small_filter(table, turn)) for turn in itertools.count(1))
     path = bodies.build_table_path(load_table.NAMESPACE, "long")
     kinds = {"property": touch_each, "append": append_each, "append of manifests": _append_manifests}
@@ -140,7 +140,7 @@ def _list_cases(table: tables.Table) -> dict[str, Slice]:
     return cases
 
 
-async def _drive(target: Target, worker: Callable[[], Worker]) -> Sample:
+async def _drive(target: BenchTarget, worker: Callable[[], Worker]) -> Sample:
     return await drive(target, [worker()], seconds=SECONDS)
 
 
@@ -150,7 +150,7 @@ def _send_each(requests: Iterator[Request]) -> Worker:
         yield next(requests)
 
 
-async def _drive_commits(target: Target, kind: Callable[[list[str]], Worker], tables: int) -> Sample:
+async def _drive_commits(target: BenchTarget, kind: Callable[[list[str]], Worker], tables: int) -> Sample:
     """Commit to new tables, so that no slice pays for the history of an earlier one."""
     number = next(_slices)
     names = [f"t{number}_{table}" for table in range(tables)]
@@ -165,7 +165,7 @@ def _append_manifests(names: list[str]) -> Worker:
     path = bodies.build_table_path(NAMESPACE, name)
     metadata = (yield build_request("GET", path, counted=(), tolerated=(200,))).json()["metadata"]
     for number in itertools.count():
-        requirements, updates = Appender(metadata).commit({f"{metadata['location']}/data/{number}.parquet": 1})
+        requirements, updates = EngineAppender(metadata).commit({f"{metadata['location']}/data/{number}.parquet": 1})
         answer = yield build_request("POST", path, {"requirements": requirements, "updates": updates}, label="append")
         metadata = answer.json()["metadata"]
 

@@ -20,7 +20,7 @@ _AMOUNT = re.compile(r"([\d.]+)(\w+)")
 
 
 @dataclass(frozen=True)
-class Answer:
+class TrinoAnswer:
     """The answer to a statement, and what Trino read for it.
 
     `files` are the files of the facts that Trino received. `splits` and `kilobytes` are what it read of them.
@@ -40,7 +40,7 @@ class Failed(Exception):
     """Trino refused or failed to run a statement. The message is Trino's."""
 
 
-class Client:
+class TrinoConnection:
     """A client of one address, over one connection. The statistics come from the coordinator itself."""
 
     def __init__(self, url: str, coordinator: str) -> None:
@@ -51,12 +51,12 @@ class Client:
     def close(self) -> None:
         self._pool.clear()
 
-    def ask(self, sql: str, schema: str) -> Answer:
+    def ask(self, sql: str, schema: str) -> TrinoAnswer:
         started_s = time.perf_counter()
         query_id, rows, proxy_plan = self._run(self._url, sql, schema)
         return self._answer(query_id, rows, (time.perf_counter() - started_s) * 1000, proxy_plan)
 
-    def rows(self, sql: str, schema: str) -> list[tuple[Any, ...]]:
+    def read_rows(self, sql: str, schema: str) -> list[tuple[Any, ...]]:
         return self._run(self._url, sql, schema)[1]
 
     def _run(self, url: str, sql: str, schema: str) -> tuple[str, list[tuple[Any, ...]], str]:
@@ -91,7 +91,7 @@ class Client:
             self._files[schema, table] = rows[0][0]
         return self._files[schema, table]
 
-    def _answer(self, query_id: str, rows: list[tuple[Any, ...]], wall_ms: float, proxy_plan: str) -> Answer:
+    def _answer(self, query_id: str, rows: list[tuple[Any, ...]], wall_ms: float, proxy_plan: str) -> TrinoAnswer:
         query = self.query(query_id)
         stats = query["queryStats"]
         # A query that is answered from a cube does not read the facts.
@@ -101,7 +101,7 @@ class Client:
             for item in stats["operatorSummaries"]
             if facts and str(item["stageId"]) == facts["fragmentId"] and "Scan" in item["operatorType"]
         ]
-        return Answer(
+        return TrinoAnswer(
             rows,
             wall_ms,
             _parse_duration_ms(stats["planningTime"]),

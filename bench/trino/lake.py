@@ -48,7 +48,7 @@ SPARK = {"spark.driver.memory": "2g", "spark.driver.extraJavaOptions": "", "spar
 
 
 @dataclass(frozen=True)
-class Layout:
+class FactLayout:
     """The layout of the facts in the namespace `name`.
 
     The facts have the files of the layout `of`, or are clustered by the columns `by`.
@@ -73,18 +73,18 @@ _LAYOUT_LABELS = {
     "hilbert": "Hilbert on date, cities, brand",
 }
 LAYOUTS = (
-    Layout("written", "bitmap", ("lo_orderkey",)),
-    Layout("dated", "bitmap", ("lo_orderdate",)),
-    Layout("zorder", None, ("lo_orderdate", "lo_discount", "lo_quantity"), "zorder"),
-    Layout("zorder_bloom", "bloom", of="zorder"),
-    Layout("zorder_bitmap", "bitmap", of="zorder"),
-    Layout("hilbert", "bitmap", ("lo_orderdate", "customer.c_city", "supplier.s_city", "part.p_brand1")),
+    FactLayout("written", "bitmap", ("lo_orderkey",)),
+    FactLayout("dated", "bitmap", ("lo_orderdate",)),
+    FactLayout("zorder", None, ("lo_orderdate", "lo_discount", "lo_quantity"), "zorder"),
+    FactLayout("zorder_bloom", "bloom", of="zorder"),
+    FactLayout("zorder_bitmap", "bitmap", of="zorder"),
+    FactLayout("hilbert", "bitmap", ("lo_orderdate", "customer.c_city", "supplier.s_city", "part.p_brand1")),
 )
 
 
 @contextmanager
 def open_lake(
-    scratch: Path, scale: float, files: int, layouts: Sequence[Layout] = LAYOUTS
+    scratch: Path, scale: float, files: int, layouts: Sequence[FactLayout] = LAYOUTS
 ) -> Iterator[tuple[Seamark, Path]]:
     """Yield a server with these layouts, and the folder of the Parquet files that are their source."""
     data = generate(CACHE / "ssb", scale)
@@ -112,7 +112,7 @@ def _build_server(home: Path, folder: Path) -> Seamark:
     return Seamark(home, warehouse=warehouse, env={"SEAMARK_LOG_LEVEL": "warning"})
 
 
-def _make(server: Seamark, scratch: Path, data: Path, files: int, layouts: Sequence[Layout]) -> None:
+def _make(server: Seamark, scratch: Path, data: Path, files: int, layouts: Sequence[FactLayout]) -> None:
     with (
         closing(IndexClient(server.base_url, timeout_s=600)) as client,
         spark_session(scratch / "spark", SPARK) as spark,
@@ -143,7 +143,7 @@ def _clone_table(client: IndexClient, source: tuple[str, str], target: tuple[str
     client._request("POST", f"/v1/namespaces/{target[0]}/register", {}, body)
 
 
-def _lay(client: IndexClient, spark: SparkSession, layout: Layout, files: int) -> None:
+def _lay(client: IndexClient, spark: SparkSession, layout: FactLayout, files: int) -> None:
     """Write the tables of a layout.
 
     The tasks that write the files also build the existing indexes. Other indexes are built from the files afterwards.

@@ -17,7 +17,7 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 from bench.report import OURS, Report, Row
-from bench.targets import LOAD_CORE, SERVER_CORE, Target, pin_to_core
+from bench.targets import LOAD_CORE, SERVER_CORE, BenchTarget, pin_to_core
 from bench.trino.clients import StatementMeasurement, build_statement, follow
 from bench.trino.points import run_points
 from bench.trino.served import TRINO, run_adapter, run_both_targets
@@ -62,7 +62,7 @@ async def run(folder: Path, *, quick: bool = False, statements: int = 5000, talk
 # One client
 
 
-async def _compare(report: Report, case: str, sql: str, targets: Sequence[Target], runs: int) -> None:
+async def _compare(report: Report, case: str, sql: str, targets: Sequence[BenchTarget], runs: int) -> None:
     """Measure a statement with and without the adapter, in alternating order."""
     seamark_target = targets[-1]
     connections = {target.name: await Connection.open(target.port) for target in targets}
@@ -96,7 +96,7 @@ def _compute_quantile(values: list[float], share: float) -> float:
 # Many
 
 
-async def _measure_many_clients(report: Report, targets: Sequence[Target], clients: int) -> None:
+async def _measure_many_clients(report: Report, targets: Sequence[BenchTarget], clients: int) -> None:
     """Measure many concurrent clients with one connection and three statements each. Trino queues statements."""
     case = f"{clients:,} clients at once"
     values: dict[str, dict[str, float]] = {}
@@ -115,7 +115,7 @@ async def _measure_many_clients(report: Report, targets: Sequence[Target], clien
     report.rows.append(Row(case, "adapter's memory, after", "MB", {OURS: seamark_target.read_rss_mb()}))
 
 
-async def _run_together(target: Target, clients: int, sqls: Sequence[str]) -> tuple[list[float], list[str]]:
+async def _run_together(target: BenchTarget, clients: int, sqls: Sequence[str]) -> tuple[list[float], list[str]]:
     latencies: list[float] = []
     failures: list[str] = []
 
@@ -135,7 +135,9 @@ async def _run_together(target: Target, clients: int, sqls: Sequence[str]) -> tu
     return latencies or [0.0], failures
 
 
-async def _measure_repeats(report: Report, behind: str, seamark_target: Target, statements: int, clients: int) -> float:
+async def _measure_repeats(
+    report: Report, behind: str, seamark_target: BenchTarget, statements: int, clients: int
+) -> float:
     """Measure the adapter's memory over many statements, and return the statements per second."""
     remaining_statements, resident = iter(range(statements)), []
     step = max(1, statements // 10)
@@ -183,7 +185,7 @@ async def _measure_protocol(report: Report, folder: Path, server: Seamark, state
     )
 
 
-async def _report_per_request(report: Report, targets: Sequence[Target], runs: int) -> None:
+async def _report_per_request(report: Report, targets: Sequence[BenchTarget], runs: int) -> None:
     case, posted = "SELECT 1, a talker behind", build_statement("SELECT 1")
     values: dict[str, float] = {}
     cpu_us = 0.0
@@ -201,7 +203,7 @@ async def _report_per_request(report: Report, targets: Sequence[Target], runs: i
     report.rows.append(Row(case, "adapter's CPU a request", "µs", {OURS: cpu_us}))
 
 
-async def _measure_pages(report: Report, targets: Sequence[Target], pages: int, page_bytes: int) -> None:
+async def _measure_pages(report: Report, targets: Sequence[BenchTarget], pages: int, page_bytes: int) -> None:
     case = f"{pages * page_bytes >> 20:,} MB in {pages} page{'s' * (pages > 1)}"
     rates: dict[str, float] = {}
     for target in targets:
@@ -215,7 +217,7 @@ async def _measure_pages(report: Report, targets: Sequence[Target], pages: int, 
     report.rows.append(Row(case, "adapter's memory, more at the peak", "MB", {OURS: more_mb}, goal=16.0))
 
 
-async def _drain(target: Target, sql: str) -> tuple[float, int]:
+async def _drain(target: BenchTarget, sql: str) -> tuple[float, int]:
     """Return the seconds and the bytes of all bodies. The function discards the bodies."""
     loop = asyncio.get_running_loop()
     started_s, size = loop.time(), 0
@@ -253,7 +255,7 @@ async def _read_chunks(reader: asyncio.StreamReader, head: bytes) -> AsyncIterat
 
 
 @asynccontextmanager
-async def _watch_peak_mb(target: Target) -> AsyncIterator[Callable[[], float]]:
+async def _watch_peak_mb(target: BenchTarget) -> AsyncIterator[Callable[[], float]]:
     """Yield a function that returns the maximum growth of the memory in MB."""
     before = peak = target.read_rss_mb()
 

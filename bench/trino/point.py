@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.report import OURS, Report, Row
-from bench.targets import Target
+from bench.report import OURS, AnswersDiffer, Report, Row
+from bench.targets import BenchTarget
 from bench.trino.clients import StatementMeasurement, build_statement, follow
 from bench.trino.points import ALONE, INDEX_KIND_BY_COLUMN, NAMESPACE, ORDERED, ROWS, TABLE, compute_key, run_points
 from bench.trino.served import TRINO, run_both_targets
@@ -32,15 +32,11 @@ COLUMNS = {
 }
 
 
-class AnswersDiffer(Exception):
-    """The adapter returned another row than Trino."""
-
-
 async def run(folder: Path, *, quick: bool = False) -> Report:
     files, keys, plans = (40, 2, 3) if quick else (FILES, KEYS, PLANS)
     report = Report("trino_point", f"How long does one row of {files:,} files take?", peer="Trino alone")
     with run_points(files, folder / "seamark") as server:
-        target = Target(OURS, server.base_url, (server.pid,), folder)
+        target = BenchTarget(OURS, server.base_url, (server.pid,), folder)
         with run_both_targets(folder, server) as targets:
             for column, case in COLUMNS.items():
                 await _measure_lookup(report, case, column, files, targets, keys)
@@ -56,7 +52,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 async def _measure_lookup(
-    report: Report, case: str, column: str, files: int, targets: Sequence[Target], keys: int
+    report: Report, case: str, column: str, files: int, targets: Sequence[BenchTarget], keys: int
 ) -> None:
     connections = {target.name: await Connection.open(target.port) for target in targets}
     results: dict[str, list[StatementMeasurement]] = {target.name: [] for target in targets}
@@ -80,7 +76,7 @@ async def _measure_lookup(
         report.notes.append(f"{case}: {len(plans)} of {keys} were not rewritten, such as: {plans[0]}")
 
 
-async def _measure_without_proxy(trino: Target, keys: int) -> float:
+async def _measure_without_proxy(trino: BenchTarget, keys: int) -> float:
     connection = await Connection.open(trino.port)
     sqls = [f"SELECT {ORDERED}, note FROM {ALONE} WHERE {ORDERED} = {number}" for number in range(WARM + keys)]
     results = [await follow(connection, build_statement(sql)) for sql in sqls]
@@ -88,7 +84,7 @@ async def _measure_without_proxy(trino: Target, keys: int) -> float:
     return statistics.median(result.ms for result in results[WARM:])
 
 
-async def _measure_plan(report: Report, case: str, column: str, files: int, target: Target, plans: int) -> None:
+async def _measure_plan(report: Report, case: str, column: str, files: int, target: BenchTarget, plans: int) -> None:
     connection = await Connection.open(target.port)
     path = f"/api/v1/tables/{NAMESPACE}/{TABLE}/plan-tables"
     # No statement uses these keys: they are every other number from the end.

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.report import OURS
-from bench.targets import Target
+from bench.targets import BenchTarget
 from tests.services.seamark import Seamark
 from tests.services.trino import trino_server
 from tests.services.trino_proxy import run_trino_proxy
@@ -18,18 +18,18 @@ _QUEUE = {"query.max-concurrent-queries": "16", "query.max-queued-queries": "500
 
 
 @contextmanager
-def run_adapter(folder: Path, target: Target, seamark: str, *flags: str) -> Iterator[Target]:
+def run_adapter(folder: Path, target: BenchTarget, seamark: str, *flags: str) -> Iterator[BenchTarget]:
     """Run `seamark trino-proxy` before `target`, with its default log file."""
     with run_trino_proxy(
         folder / f"proxy-of-{target.name}", "--trino", target.base_url, *flags, seamark=seamark
     ) as proxy:
-        yield Target(OURS, proxy.url, (proxy.process.pid,), folder)
+        yield BenchTarget(OURS, proxy.url, (proxy.process.pid,), folder)
 
 
 @contextmanager
-def run_both_targets(folder: Path, server: Seamark) -> Iterator[tuple[Target, Target]]:
+def run_both_targets(folder: Path, server: Seamark) -> Iterator[tuple[BenchTarget, BenchTarget]]:
     """Run Trino and the adapter, and yield both as targets."""
     with trino_server(folder / "trino", uri=server.base_url, jvm=(), properties=_QUEUE) as trino:
-        direct_target = Target(TRINO, trino.base_url, (trino.process.pid,), folder)
+        direct_target = BenchTarget(TRINO, trino.base_url, (trino.process.pid,), folder)
         with run_adapter(folder, direct_target, server.base_url) as adapter_url:
             yield direct_target, adapter_url

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from math import exp, log
 from pathlib import Path
 
-from bench.report import OURS, Report, Row
+from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.ssb.bounds import count_files_with_rows, list_data_paths
 from bench.ssb.queries import QUERIES, Oracle
 from bench.ssb.spark import FACT
-from bench.trino.asking import Answer, Client
-from bench.trino.lake import LAYOUTS, Layout, open_lake
+from bench.trino.asking import TrinoAnswer, TrinoConnection
+from bench.trino.lake import LAYOUTS, FactLayout, open_lake
 from seamark.connector.client.client import SeamarkClient
 from tests.services.trino import trino_server
 from tests.services.trino_proxy import run_trino_proxy
@@ -39,20 +39,16 @@ DOUBTFUL_ROUNDS = 8
 """Additional rounds of queries that seem slower than tolerated, because Trino's own times vary by more."""
 
 
-class AnswersDiffer(Exception):
-    """An engine returned other rows than DuckDB."""
-
-
 @dataclass
-class Case:
+class LayoutMeasurement:
     """One query on one layout, with the measurements of both ways in each round."""
 
-    layout: Layout
+    layout: FactLayout
     query: str
     total: int
     """The number of files of the facts."""
     bound: int
-    answers: dict[str, list[Answer]] = field(default_factory=lambda: {OURS: [], DIRECT: []})
+    answers: dict[str, list[TrinoAnswer]] = field(default_factory=lambda: {OURS: [], DIRECT: []})
 
     def compute_median(self, client_name: str, description: str) -> float:
         return statistics.median(getattr(item, description) for item in self.answers[client_name])
@@ -111,7 +107,7 @@ async def run_large(folder: Path, *, quick: bool = False, rounds: int = 5) -> Re
 
 
 def _run_queries(
-    bench: str, folder: Path, layouts: Sequence[Layout], scale: float, files: int, rounds: int, *flags: str
+    bench: str, folder: Path, layouts: Sequence[FactLayout], scale: float, files: int, rounds: int, *flags: str
 ) -> Report:
     with ExitStack() as stack:
         server, data = stack.enter_context(open_lake(folder, scale, files, layouts))
@@ -121,7 +117,7 @@ def _run_queries(
         arguments = ("--trino", trino.base_url, *flags)
         proxy = stack.enter_context(run_trino_proxy(folder / "proxy", *arguments, seamark=server.base_url))
         clients = {
-            name: stack.enter_context(closing(Client(url, trino.base_url)))
+            name: stack.enter_context(closing(TrinoConnection(url, trino.base_url)))
             for name, url in ((DIRECT, trino.base_url), (OURS, proxy.url))
         }
         bounds = {layout.name: compute_bounds(client, layout, data) for layout in layouts if layout.of is None}
@@ -132,7 +128,7 @@ def _run_queries(
                 for query, sql in QUERIES.items():
                     if number == -WARM_ROUNDS:
                         total, bound = bounds[layout.name][0], bounds[layout.name][1][query]
-                        cases += [Case(item, query, total, bound) for item in same]
+                        cases += [LayoutMeasurement(item, query, total, bound) for item in same]
                     query_cases = [case for case in cases if case.query == query and case.layout in same]
                     _ask_in_turns(query_cases, sql, clients, oracle, backwards=number % 2 == 1, is_counted=number >= 0)
             doubtful = [case for case in cases if case.layout in same and case.slower_ms > 0]
@@ -145,14 +141,20 @@ def _run_queries(
     return _build_report(bench, layouts, cases, scale, rounds)
 
 
-def compute_bounds(client: SeamarkClient, layout: Layout, data: Path) -> tuple[int, dict[str, int]]:
+def compute_bounds(client: SeamarkClient, layout: FactLayout, data: Path) -> tuple[int, dict[str, int]]:
     """Return the number of all files of the facts, and for each query the number of files with a row that it needs."""
     paths = list_data_paths(client, (layout.name, FACT))
     return len(paths), count_files_with_rows(paths, data)
 
 
 def _ask_in_turns(
-    cases: Sequence[Case], sql: str, clients: Mapping[str, Client], oracle: Oracle, *, backwards: bool, is_counted: bool
+    cases: Sequence[LayoutMeasurement],
+    sql: str,
+    clients: Mapping[str, TrinoConnection],
+    oracle: Oracle,
+    *,
+    backwards: bool,
+    is_counted: bool,
 ) -> None:
     """Run a query directly once, because all cases have the same files, and through the proxy for each case."""
     turns = [(DIRECT, cases[0]), *((OURS, case) for case in cases)]
@@ -168,7 +170,9 @@ def _ask_in_turns(
 # The report
 
 
-def _build_report(bench: str, layouts: Sequence[Layout], cases: Sequence[Case], scale: float, rounds: int) -> Report:
+def _build_report(
+    bench: str, layouts: Sequence[FactLayout], cases: Sequence[LayoutMeasurement], scale: float, rounds: int
+) -> Report:
     report = Report(
         bench,
         "How near do SSB's queries come to reading only the files that they need, and what is it worth to Trino?",
@@ -193,9 +197,9 @@ def _build_report(bench: str, layouts: Sequence[Layout], cases: Sequence[Case], 
     return report
 
 
-def _summarize(layout: Layout, cases: Sequence[Case]) -> list[Row]:
-    worst = max(cases, key=lambda one: one.over_bound)
-    slowest = max(cases, key=lambda one: one.slower_ms)
+def _summarize(layout: FactLayout, cases: Sequence[LayoutMeasurement]) -> list[Row]:
+    worst = max(cases, key=lambda case: case.over_bound)
+    slowest = max(cases, key=lambda case: case.slower_ms)
     bound_goal = OVER_BOUND_MAX if layout.index == "bitmap" else None
     wall_goal = WALL_BETTER_MIN if layout.name == CLUSTERED else None
     return [
@@ -232,7 +236,7 @@ def compute_mean(ratios: Sequence[float]) -> float:
     return exp(statistics.fmean(log(ratio) for ratio in ratios))
 
 
-def _list_rows(case: Case) -> list[Row]:
+def _list_rows(case: LayoutMeasurement) -> list[Row]:
     name = f"{case.layout.label}, {case.query}"
     rows = [Row(name, "files", "files", {OURS: float(case.files), BOUND: float(case.bound)}, peer=BOUND)]
     for measure, unit, description in (
@@ -249,7 +253,7 @@ def _list_rows(case: Case) -> list[Row]:
     return rows
 
 
-def _list_unchanged_queries(cases: Sequence[Case]) -> list[str]:
+def _list_unchanged_queries(cases: Sequence[LayoutMeasurement]) -> list[str]:
     """Return the queries that Trino received unchanged, each with the proxy's reason."""
     document: dict[tuple[str, str], list[str]] = {}
     for case in cases:

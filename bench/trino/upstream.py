@@ -17,7 +17,7 @@ from typing import cast
 
 import uvloop
 
-from bench.targets import Target
+from bench.targets import BenchTarget
 from tests.services.process import ManagedProcess, free_port, is_http_ok
 
 _SIZED = re.compile(rb"(\d+) (\d+)")
@@ -114,12 +114,12 @@ def _encode_page(base: bytes, id_: bytes, step: int, pages: int) -> tuple[bytes,
 
 
 @contextmanager
-def run_upstream(folder: Path) -> Iterator[Target]:
+def run_upstream(folder: Path) -> Iterator[BenchTarget]:
     port = free_port()
     process = ManagedProcess([sys.executable, "-m", "bench.trino.upstream", str(port)], log=folder / "upstream.log")
     with process:
         process.start(lambda: is_http_ok(f"http://127.0.0.1:{port}/"), timeout_s=30)
-        yield Target("talker", f"http://127.0.0.1:{port}", (process.pid,), folder)
+        yield BenchTarget("talker", f"http://127.0.0.1:{port}", (process.pid,), folder)
 
 
 async def _serve(port: int) -> None:

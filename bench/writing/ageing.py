@@ -16,17 +16,25 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
-from bench.report import OURS, Report, Row
-from bench.writing.session import CATALOG, Lake
+from bench.report import OURS, AnswersDiffer, Report, Row
+from bench.writing.session import CATALOG, WritingLake
 from bench.writing.tables import NAMESPACE, Batches, open_base
-from bench.writing.writers import MERGE_ON_READ, AnswersDiffer, PythonWriter
+from bench.writing.writers import MERGE_ON_READ, PythonWriter
 
 BATCHES = 100
 REWRITE = "map('delete-file-threshold', '1', 'rewrite-all', 'true')"
 
 
 def measure_ageing(
-    report: Report, lake: Lake, rows: int, batches: int, bases: Path, *, layout: str, strategy: str | None, rounds: int
+    report: Report,
+    lake: WritingLake,
+    rows: int,
+    batches: int,
+    bases: Path,
+    *,
+    layout: str,
+    strategy: str | None,
+    rounds: int,
 ) -> None:
     name = f"aged_{layout}"
     table = lake.table(open_base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, is_indexed=strategy is None)
@@ -42,7 +50,9 @@ def measure_ageing(
     read_s["after"] = _read(lake.spark, name, rounds)
     lake.spark.sql(f"CALL {CATALOG}.system.rewrite_data_files(table => '{NAMESPACE}.{name}', options => {REWRITE})")
     read_s["rewritten"] = _read(lake.spark, name, rounds)
-    if (versions := writer.versions()) != (expected := drawn_batches.count_expected_rows(range(1, batches + 1))):
+    if (versions := writer.count_rows_by_version()) != (
+        expected := drawn_batches.count_expected_rows(range(1, batches + 1))
+    ):
         raise AnswersDiffer(f"the aged table has {versions} rows by version, the batches make {expected}")
     delete_kind = "deletion vectors" if strategy is None else "equality deletes"
     case, part = f"{rows:,} rows, after {batches} batches, {delete_kind}", max(1, batches // 5)

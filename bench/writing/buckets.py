@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.report import OURS, Report, Row
+from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.writing.session import CATALOG, open_lake
 from bench.writing.tables import BASES, BUCKETED, BUCKETS, FLAT, KEY, NAMESPACE, compute_keys, open_base
-from bench.writing.writers import MERGE_ON_READ, AnswersDiffer, configure
+from bench.writing.writers import MERGE_ON_READ, configure
 
 ROWS, QUICK_ROWS = 10_000_000, 20_000
 ROUNDS, EQUALS = 5, 15

@@ -27,10 +27,10 @@ import pyarrow as pa
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import CommitFailedException
 
-from bench.report import OURS, Report, Row
+from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.writing.session import serve
 from bench.writing.tables import COLUMNS, KEY, NAMESPACE, build_rows, compute_keys, create
-from bench.writing.writers import INDEX, MERGE_ON_READ, MODES, AnswersDiffer
+from bench.writing.writers import INDEX, MERGE_ON_READ, MODES
 from seamark.connector.arrow.partitions import apply_transform
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError
@@ -64,7 +64,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ContentionOutcome:
     """The commits of one process. Times are in seconds, of a clock that all processes share.
 
     `attempts` counts the attempts of Seamark's upserts.
@@ -161,11 +161,11 @@ def _build_jobs(kind: str, url: str, name: str, batches: Sequence[Sequence[pa.Ta
     return [Job(kind, url, name, tuple(batch)) for batch in batches]
 
 
-def _run_at_once(pool: ProcessPoolExecutor, manager: SyncManager, jobs: Sequence[Job]) -> list[Outcome]:
+def _run_at_once(pool: ProcessPoolExecutor, manager: SyncManager, jobs: Sequence[Job]) -> list[ContentionOutcome]:
     return list(pool.map(partial(_run_job, manager.Barrier(len(jobs))), jobs))
 
 
-def _run_job(barrier: Barrier, job: Job) -> Outcome:
+def _run_job(barrier: Barrier, job: Job) -> ContentionOutcome:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyIceberg leaves sockets to the garbage collector.
         logging.getLogger("pyiceberg").setLevel(logging.ERROR)  # PyIceberg logs each retry.
@@ -177,7 +177,7 @@ def _run_job(barrier: Barrier, job: Job) -> Outcome:
         tries = [_try_commit(item) for item in other_writes]
         committed = sum(item > 0 for item in tries)
         rows += ROWS * committed
-        return Outcome(began, time.monotonic(), committed, len(tries) - committed, sum(tries), rows)
+        return ContentionOutcome(began, time.monotonic(), committed, len(tries) - committed, sum(tries), rows)
 
 
 def _try_commit(commit: Callable[[], int]) -> int:

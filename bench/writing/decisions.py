@@ -29,8 +29,8 @@ from seamark.metaserver.services.watch import TableWatch
 from seamark.metaserver.store.model import Entry, EntryKind
 from seamark.metaserver.store.operations import CreateEntry, CreateNamespace
 from tests.api.client import Api
-from tests.commits.lake import Lake
-from tests.server.rig import RunningServer, running
+from tests.commits.lake import CommitTable
+from tests.server.rig import RunningServer, run_server
 
 TABLES, NAMESPACES, SNAPSHOTS = 10_000, 100, 20
 QUICK_TABLES = 300
@@ -48,7 +48,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("writing_decisions", "What does it cost a server of many tables to decide which of them need work?")
     report.peer = "none"
     tables, seconds = (QUICK_TABLES, QUICK_SECONDS) if quick else (TABLES, SECONDS)
-    async with running(folder, services_workers=0, log_level="warning") as server:
+    async with run_server(folder, services_workers=0, log_level="warning") as server:
         await _create(server, tables)
         before_bytes = _read_peak_bytes()
         cpu_s, decisions, jobs = await _ScheduledTables(server).look(seconds)
@@ -81,10 +81,10 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 async def _create(server: RunningServer, tables: int) -> None:
     """Create tables whose metadata files are like that of a real table."""
-    lake = await Lake.create(Api(server), "sample", **PROPERTIES)
+    lake = await CommitTable.create(Api(server), "sample", **PROPERTIES)
     for number in range(SNAPSHOTS):
         await lake.append([(number, 0, "a")])
-    sample_entry = await server.components.store.entry(EntryKind.TABLE, ("db",), "sample")
+    sample_entry = await server.components.store.load_entry(EntryKind.TABLE, ("db",), "sample")
     assert sample_entry is not None
     text = Path(sample_entry.metadata_location.removeprefix("file://")).read_text()
     folder = lake.folder.parent / "copies"

@@ -23,8 +23,7 @@ import numpy as np
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
 
-from bench.report import OURS, Report, Row
-from bench.writing.writers import AnswersDiffer
+from bench.report import OURS, AnswersDiffer, Report, Row
 from seamark.connector.client.catalog import create_namespace, create_table
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import CURRENT
@@ -39,7 +38,7 @@ PAUSE_S = 0.4
 rewrites of a table, so with a faster feed, more files wait for a rewrite.
 """
 PLANS, QUICK_PLANS = 15, 4
-"""Of each kind at each look."""
+"""The number of plans of each kind at each measurement, also in a quick run."""
 TARGET_BYTES = 1 << 20
 MAX_AGE_MS = 30_000
 VERSIONS = 20

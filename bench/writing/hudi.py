@@ -12,8 +12,8 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from bench.hudi import Peer
-from bench.writing.tables import BASES, Base, Batch
+from bench.hudi import HudiSession
+from bench.writing.tables import BASES, Base, RowBatch
 from bench.writing.writers import COPY_ON_WRITE, DDL
 
 FORMAT = 1
@@ -22,7 +22,9 @@ FORMAT = 1
 class HudiWriter:
     """The writer of one Hudi table. `mode` has the names that Seamark's writers use."""
 
-    def __init__(self, name: str, base: Base, peer: Peer, folder: Path, *, mode: str, bases: Path = BASES) -> None:
+    def __init__(
+        self, name: str, base: Base, peer: HudiSession, folder: Path, *, mode: str, bases: Path = BASES
+    ) -> None:
         self.name, self.folder = name, folder
         self._peer = peer
         self._kind = "COPY_ON_WRITE" if mode == COPY_ON_WRITE else "MERGE_ON_READ"
@@ -41,11 +43,11 @@ class HudiWriter:
             marker.write_text(expected)
         return base_folder
 
-    def upsert(self, batch: Batch) -> float:
+    def upsert(self, batch: RowBatch) -> float:
         request = {"location": self.folder.as_uri(), "kind": self._kind, "path": str(batch.path), "schema": DDL}
         return float(self._peer.ask(do="upsert", **request)["seconds"])
 
-    def versions(self) -> dict[int, int]:
+    def count_rows_by_version(self) -> dict[int, int]:
         versions = self._peer.ask(do="versions", location=self.folder.as_uri())["versions"]
         return {int(version): rows for version, rows in versions.items()}
 
@@ -56,7 +58,7 @@ class HudiWriter:
             for path in self.folder.glob("*.parquet"):  # <file group>_<write token>_<instant>.parquet
                 groups.setdefault(path.name.partition("_")[0], []).append(path)
             for group in groups.values():
-                for path in sorted(group, key=lambda one: one.stem.rpartition("_")[2])[:-1]:
+                for path in sorted(group, key=lambda path: path.stem.rpartition("_")[2])[:-1]:
                     path.unlink()
 
 

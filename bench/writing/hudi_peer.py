@@ -46,7 +46,7 @@ bucket index does not read it, and each commit would write it.
 """
 
 
-class Peer:
+class HudiWriterPeer:
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
 
@@ -65,7 +65,7 @@ class Peer:
         }
         rows.write.format("hudi").options(**OPTIONS, **document).mode(mode).save(request["location"])
 
-    def versions(self, request: dict[str, Any]) -> dict[int, int]:
+    def count_rows_by_version(self, request: dict[str, Any]) -> dict[int, int]:
         frame = self._spark.read.format("hudi").option("hoodie.metadata.enable", "false").load(request["location"])
         return {row[0]: row[1] for row in sorted(frame.groupBy("version").count().collect())}
 
@@ -73,7 +73,7 @@ class Peer:
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Messages of Spark and Hudi go to the log.
-    peer = Peer(open_session(Path(sys.argv[2]), sys.argv[1]))
+    peer = HudiWriterPeer(open_session(Path(sys.argv[2]), sys.argv[1]))
     for line in sys.stdin:
         document = json.loads(line)
         started_s = time.perf_counter()

@@ -18,9 +18,8 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from bench.report import OURS, Report, Row
+from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.writing.session import CATALOG, open_lake
-from bench.writing.writers import AnswersDiffer
 from seamark.connector.client.catalog import create_namespace, create_table
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import change_table_properties

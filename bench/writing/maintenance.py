@@ -19,11 +19,10 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from bench.report import OURS, Report, Row
+from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.writing import upkeep
 from bench.writing.session import SPARK
 from bench.writing.upkeep import IN_SPARK, IN_TRINO
-from bench.writing.writers import AnswersDiffer
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.jobs.server_jobs import rewrite_manifests
 from seamark.connector.jobs.statistics import compute_statistics

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from bench.writing.tables import BUCKETED, FLAT, KEY, NAMESPACE, Base, Batch, clone_table
+from bench.writing.tables import BUCKETED, FLAT, KEY, NAMESPACE, Base, RowBatch, clone_table
 from bench.writing.writers import (
     COPY_ON_WRITE,
     MERGE_ON_READ,
@@ -59,7 +59,7 @@ class MergeWriter:
         self._table = f"{CATALOG}.{NAMESPACE}.{name}"
         clone_table(base, self.folder, {**dict.fromkeys(MODES, tuning.mode), "write.merge.distribution-mode": "none"})
 
-    def upsert(self, batch: Batch) -> None:
+    def upsert(self, batch: RowBatch) -> None:
         with configure(self._spark, self.tuning.conf):
             build_frame(self._spark, batch).createOrReplaceTempView("batch")
             self._spark.sql(
@@ -67,7 +67,7 @@ class MergeWriter:
                 " WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
             )
 
-    def versions(self) -> dict[int, int]:
+    def count_rows_by_version(self) -> dict[int, int]:
         return count_versions_of(self._spark.table(self._table))
 
     def tidy(self) -> None:

@@ -29,8 +29,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from bench.report import OURS, Report, Row
-from bench.writing.session import CATALOG, Lake, open_lake
+from bench.report import OURS, AnswersDiffer, Report, Row
+from bench.writing.session import CATALOG, WritingLake, open_lake
 from bench.writing.tables import (
     ARROW,
     BASES,
@@ -43,7 +43,7 @@ from bench.writing.tables import (
     run_server,
     write_at_once,
 )
-from bench.writing.writers import AnswersDiffer, count_read_bytes, read_since
+from bench.writing.writers import count_read_bytes, read_since
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.values import CURRENT
 from seamark.connector.index.builds import InProcessWorkers, build
@@ -135,7 +135,7 @@ def _describe_even_fraction(turns: Sequence[tuple[float, float]]) -> str:
 # Tables
 
 
-def _fill_table(lake: Lake, size: Size, bases: Path) -> str:
+def _fill_table(lake: WritingLake, size: Size, bases: Path) -> str:
     base = make_once(size.rows, "read", partial(_write_files, size=size), bases=bases)
     name = f"read{size.rows}"
     register(lake.client, name, clone_table(base, lake.folder / "warehouse" / NAMESPACE / name, {}))
@@ -181,7 +181,9 @@ def _build_batches(size: Size, number: int) -> Iterator[pa.RecordBatch]:
 # Turns
 
 
-def _compare(report: Report, lake: Lake, table: str, size: Size, case: str, where: str | None) -> tuple[float, float]:
+def _compare(
+    report: Report, lake: WritingLake, table: str, size: Size, case: str, where: str | None
+) -> tuple[float, float]:
     ways: dict[str, Callable[[], DataFrame]] = {
         OURS: partial(_read_with_seamark, lake, table, where),
         ICEBERG: partial(_read_natively, lake, table, where),
@@ -222,13 +224,13 @@ def _find_rows(client: SeamarkClient, table: str, where: str | None) -> Remainin
     return estimate_remaining_rows(client, opened_table, bind_filter(where, opened_table))
 
 
-def _read_with_seamark(lake: Lake, table: str, where: str | None) -> DataFrame:
+def _read_with_seamark(lake: WritingLake, table: str, where: str | None) -> DataFrame:
     options = {"uri": lake.server.base_url, "table": table, "columns": ",".join(READ)}
     options |= {} if where is None else {"where": where}
     return lake.spark.read.format("seamark").options(**options).load()
 
 
-def _read_natively(lake: Lake, table: str, where: str | None) -> DataFrame:
+def _read_natively(lake: WritingLake, table: str, where: str | None) -> DataFrame:
     frame = lake.spark.table(f"{CATALOG}.{table}")
     return frame if where is None else frame.where(where)
 

@@ -17,9 +17,8 @@ from pathlib import Path
 import numpy as np
 from pyspark.sql import SparkSession
 
-from bench.report import OURS, Report, Row
+from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.writing.session import SPARK
-from bench.writing.writers import AnswersDiffer
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.read.scans import scan
 from seamark.connector.spark.session import connect
@@ -44,7 +43,7 @@ SETTLED_S = 240.0
 
 
 @dataclass
-class Reader:
+class KeyReader:
     """Reads one appended key again and again, in a thread."""
 
     client: IndexClient
@@ -75,7 +74,7 @@ class Reader:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ServiceOutcome:
     append_p50_s: float
     append_p99_s: float
     read_p50_s: float
@@ -96,7 +95,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     appends = QUICK_APPENDS if quick else APPENDS
     report = Report("writing_services", "Does a server that maintains a table by itself delay its writers and readers?")
     report.peer = "the same server without table services"
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, ServiceOutcome] = {}
     with spark_session(folder / "spark", SPARK) as spark:
         for name, workers in ((QUIET, "0"), (OURS, "1")):
             outcomes[name] = _measure_service(folder / name, spark, name, workers, appends)
@@ -125,7 +124,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _measure_service(folder: Path, spark: SparkSession, name: str, workers: str, appends: int) -> Outcome:
+def _measure_service(folder: Path, spark: SparkSession, name: str, workers: str, appends: int) -> ServiceOutcome:
     env = {"SEAMARK_LOG_LEVEL": "warning", "SEAMARK_SERVICES_WORKERS": workers}
     with (
         Seamark(folder, env=env) as server,
@@ -139,7 +138,7 @@ def _measure_service(folder: Path, spark: SparkSession, name: str, workers: str,
             f"CREATE TABLE {name}.{TABLE} (id bigint, country string, text string) USING iceberg "
             f"TBLPROPERTIES ({properties})"
         )
-        reader = Reader(readers)
+        reader = KeyReader(readers)
         thread = threading.Thread(target=reader.run, name="reader")
         thread.start()
         took_s, failures = [], 0
@@ -164,7 +163,7 @@ def _measure_service(folder: Path, spark: SparkSession, name: str, workers: str,
             raise AnswersDiffer(f"{len(reader.errors)} operations failed, the first: {reader.errors[0]}")
         ids = scan(client, TABLE, ["id"]).to_arrow()["id"].to_numpy()
         health = client.health(TABLE)
-        return Outcome(
+        return ServiceOutcome(
             *(float(value) for value in np.quantile(took_s, (0.5, 0.99))),
             *(float(value) for value in np.quantile(reader.seconds, (0.5, 0.99))),
             reads=len(reader.seconds),

@@ -22,7 +22,7 @@ SPARK = {"spark.driver.memory": "4g", "spark.driver.extraJavaOptions": "", "spar
 
 
 @dataclass(frozen=True)
-class Lake:
+class WritingLake:
     folder: Path
     server: Seamark
     client: IndexClient
@@ -43,11 +43,11 @@ def serve(folder: Path, bases: Path = BASES) -> Iterator[Seamark]:
 
 
 @contextmanager
-def open_lake(folder: Path, bases: Path = BASES) -> Iterator[Lake]:
+def open_lake(folder: Path, bases: Path = BASES) -> Iterator[WritingLake]:
     with (
         serve(folder, bases) as server,
         closing(IndexClient(server.base_url, timeout_s=600)) as client,
         spark_session(folder / "spark", SPARK) as spark,
     ):
         connect(spark, CATALOG, server.base_url)
-        yield Lake(folder, server, client, spark)
+        yield WritingLake(folder, server, client, spark)

@@ -16,11 +16,11 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from bench.report import OURS, Report, Row
+from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.writing.merge import HASH_JOIN
-from bench.writing.session import CATALOG, Lake, open_lake
+from bench.writing.session import CATALOG, WritingLake, open_lake
 from bench.writing.tables import BASES, COLUMNS, FLAT, KEY, NAMESPACE, Batches, open_base
-from bench.writing.writers import COPY_ON_WRITE, MERGE_ON_READ, AnswersDiffer, build_frame, configure
+from bench.writing.writers import COPY_ON_WRITE, MERGE_ON_READ, build_frame, configure
 from seamark.spark import execute
 
 ROWS, QUICK_ROWS = 10_000_000, 40_000
@@ -40,7 +40,7 @@ COPYING_STATEMENTS = ("MERGE", "DELETE")
 
 
 @dataclass
-class Pair:
+class StatementPair:
     """Two tables with the same rows."""
 
     ours: str
@@ -70,17 +70,19 @@ async def run(folder: Path, *, quick: bool = False, sizes: Sequence[int] = (ROWS
     return report
 
 
-def _create_pair(lake: Lake, bases: Path, rows: int, mode: str) -> Pair:
+def _create_pair(lake: WritingLake, bases: Path, rows: int, mode: str) -> StatementPair:
     names = []
     for engine, is_indexed in ((OURS, True), (ICEBERG, False)):
         table = lake.table(
             open_base(rows, FLAT, bases=bases), f"{engine}_{mode.replace('-', '_')}", mode=mode, is_indexed=is_indexed
         )
         names.append(f"{CATALOG}.{NAMESPACE}.{table.name}")
-    return Pair(*names)
+    return StatementPair(*names)
 
 
-def _measure_statements(lake: Lake, pair: Pair, text: str, batches: Batches, rounds: int) -> dict[str, float]:
+def _measure_statements(
+    lake: WritingLake, pair: StatementPair, text: str, batches: Batches, rounds: int
+) -> dict[str, float]:
     """Return the median seconds of each statement."""
     seconds: dict[str, list[float]] = {OURS: [], ICEBERG: []}
     runs: dict[str, Callable[[], object]] = {
@@ -98,13 +100,13 @@ def _measure_statements(lake: Lake, pair: Pair, text: str, batches: Batches, rou
     return {engine: statistics.median(second) for engine, second in seconds.items()}
 
 
-def _check_located(lake: Lake, text: str) -> None:
+def _check_located(lake: WritingLake, text: str) -> None:
     rows = execute(lake.spark, text)
     if rows.report is None:
         raise AnswersDiffer(f"a statement was not located: {rows.reason}")
 
 
-def _summarize_rows(lake: Lake, table: str) -> list[tuple[int, ...]]:
+def _summarize_rows(lake: WritingLake, table: str) -> list[tuple[int, ...]]:
     """Return the number of rows of each version, and the sum of their hashes."""
     frame: DataFrame = lake.spark.table(table)
     hashed = frame.groupBy("version").agg(

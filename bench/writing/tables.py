@@ -112,7 +112,7 @@ def build_rows(numbers: Numbers, version: int) -> pa.Table:
 
 
 @dataclass(frozen=True)
-class Batch:
+class RowBatch:
     """The rows of a batch. `path` is a Parquet file with the same rows, for jobs."""
 
     number: int
@@ -134,7 +134,7 @@ class Batches:
     drawn: int = 0
     _versions: dict[int, Numbers] = field(default_factory=dict)
 
-    def draw_batch(self) -> Batch:
+    def draw_batch(self) -> RowBatch:
         """Return the next batch. Its row numbers are distinct, and in no order."""
         self.drawn += 1
         draw = np.random.default_rng([self.base_rows, self.drawn])
@@ -147,7 +147,7 @@ class Batches:
         self._versions[self.drawn] = numbers
         path = self.folder / f"batch-{self.base_rows}-{self.drawn}.parquet"
         pq.write_table(rows, path)
-        return Batch(self.drawn, numbers, rows, path)
+        return RowBatch(self.drawn, numbers, rows, path)
 
     def count_expected_rows(self, applied: Iterable[int]) -> dict[int, int]:
         """Return the number of rows of each version after some of the batches, in the order of their numbers."""

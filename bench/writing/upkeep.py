@@ -16,9 +16,8 @@ from urllib.parse import unquote, urlsplit
 
 from pyspark.sql import SparkSession
 
-from bench.report import OURS
+from bench.report import OURS, AnswersDiffer
 from bench.writing.starts import compact_with_start
-from bench.writing.writers import AnswersDiffer
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.jobs.server_jobs import expire, remove_orphan_files
 from seamark.connector.write.compaction import CompactionPolicy, compact

@@ -25,19 +25,18 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from bench import hudi
-from bench.report import OURS, Report, Row
+from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.writing import ageing
 from bench.writing.hudi import HudiWriter
 from bench.writing.merge import TUNINGS, MergeWriter, Tuning, add_hadoop_catalog
-from bench.writing.session import Lake, open_lake
-from bench.writing.tables import BASES, BATCH_ROWS, BUCKETED, FLAT, UPDATED_FRACTION, Batch, Batches, open_base
+from bench.writing.session import WritingLake, open_lake
+from bench.writing.tables import BASES, BATCH_ROWS, BUCKETED, FLAT, UPDATED_FRACTION, Batches, RowBatch, open_base
 from bench.writing.writers import (
     COPY_ON_WRITE,
     MERGE_ON_READ,
-    AnswersDiffer,
+    BenchWriter,
     PythonWriter,
-    SparkWriter,
-    Writer,
+    SparkFrameWriter,
     count_read_bytes,
     list_file_sizes,
     read_since,
@@ -57,7 +56,7 @@ HUDI_GOALS = {MERGE_ON_READ: 2.0, COPY_ON_WRITE: 5.0}
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunSizes:
     """The sizes and numbers of rounds of a run."""
 
     bases: Path
@@ -72,7 +71,7 @@ class Plan:
 class WriterMeasurements:
     """The measurements of one writer: seconds, bytes read, files and bytes written of each counted batch."""
 
-    writer: Writer
+    writer: BenchWriter
     mode: str
     strategy: str
     warm: int = WARM
@@ -93,7 +92,7 @@ class WriterMeasurements:
     def is_due(self) -> bool:
         return len(self.seconds) < self.rounds
 
-    def take(self, batch: Batch) -> None:
+    def take(self, batch: RowBatch) -> None:
         before, read_before, started_s = list_file_sizes(self.writer.folder), count_read_bytes(), time.perf_counter()
         upsert = self.writer.upsert(batch)
         elapsed_s = time.perf_counter() - started_s if upsert is None else upsert
@@ -115,7 +114,7 @@ class WriterMeasurements:
         self.written.append(sum(after[path] for path in new_files))
 
     def check(self, batches: Batches) -> None:
-        versions, expected = self.writer.versions(), batches.count_expected_rows(self.applied)
+        versions, expected = self.writer.count_rows_by_version(), batches.count_expected_rows(self.applied)
         if versions != expected:
             raise AnswersDiffer(f"{self.writer.name} has {versions} rows by version, the batches make {expected}")
 
@@ -124,11 +123,11 @@ async def run(
     folder: Path, *, quick: bool = False, sizes: Sequence[int] = SIZES, batches: int = ageing.BATCHES
 ) -> Report:
     report = Report("writing_upserts", "What does a batch of 10,000 rows cost?", peer="as the row says")
-    plan = Plan(BASES)
+    plan = RunSizes(BASES)
     if quick:
         first = {item.mode: item for item in reversed(TUNINGS)}
         sizes, batches = QUICK_SIZES, 4
-        plan = Plan(folder / "bases", 1, 0, sizes[0], sizes[0], tuple(first.values()))
+        plan = RunSizes(folder / "bases", 1, 0, sizes[0], sizes[0], tuple(first.values()))
     with ExitStack() as stack:
         lake_of_run = stack.enter_context(open_lake(folder, plan.bases))
         add_hadoop_catalog(lake_of_run.spark, folder / "hadoop")
@@ -179,7 +178,7 @@ async def run(
 # The writers
 
 
-def _prepare_our_writers(lake: Lake, rows: int, plan: Plan) -> Iterator[WriterMeasurements]:
+def _prepare_our_writers(lake: WritingLake, rows: int, plan: RunSizes) -> Iterator[WriterMeasurements]:
     kinds = [
         (PYTHON, MERGE_ON_READ, RECORD),
         (PYSPARK, MERGE_ON_READ, RECORD),
@@ -199,13 +198,13 @@ def _prepare_our_writers(lake: Lake, rows: int, plan: Plan) -> Iterator[WriterMe
         writer = (
             PythonWriter(name, table, strategy=blind)
             if strategy == PYTHON
-            else SparkWriter(name, table, strategy=blind, by_tasks=strategy == TASKS)
+            else SparkFrameWriter(name, table, strategy=blind, by_tasks=strategy == TASKS)
         )
         yield WriterMeasurements(writer, mode, strategy, plan.warm, plan.rounds)
 
 
 def _merge(
-    report: Report, spark: SparkSession, batches: Batches, warehouse: Path, plan: Plan, tuned: dict[str, Tuning]
+    report: Report, spark: SparkSession, batches: Batches, warehouse: Path, plan: RunSizes, tuned: dict[str, Tuning]
 ) -> Iterator[WriterMeasurements]:
     """Yield the measurements of MERGE INTO with the quickest tuning of each mode.
 
@@ -232,7 +231,7 @@ def _merge(
                 f"{tried_tuning.name} {turn.last:.2f} s" for tried_tuning, turn in zip(tried, turns, strict=True)
             )
             report.notes.append(f"MERGE's tunings, {rows:,} rows, {mode}, tried: {tried_times}.")
-            turns.sort(key=lambda one: one.last)
+            turns.sort(key=lambda turn: turn.last)
             for item in turns[1:]:
                 shutil.rmtree(item.writer.folder)
         best = turns[0]
@@ -250,7 +249,9 @@ def _open_merge_writer(
     return MergeWriter(tuning, open_base(rows, tuning.layout, bases=bases), spark, warehouse, name)
 
 
-def _prepare_hudi_writers(peer: hudi.Peer, rows: int, folder: Path, plan: Plan) -> Iterator[WriterMeasurements]:
+def _prepare_hudi_writers(
+    peer: hudi.HudiSession, rows: int, folder: Path, plan: RunSizes
+) -> Iterator[WriterMeasurements]:
     for mode in (MERGE_ON_READ, COPY_ON_WRITE) if rows <= plan.copied_max else (MERGE_ON_READ,):
         base_table = open_base(rows, BUCKETED, bases=plan.bases)
         writer = HudiWriter(HUDI, base_table, peer, folder / f"h{rows}-{mode}", mode=mode, bases=plan.bases)

@@ -15,7 +15,7 @@ from typing import Protocol
 import psutil
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.writing.tables import COLUMNS, KEY, NAMESPACE, Base, Batch, clone_table, register
+from bench.writing.tables import COLUMNS, KEY, NAMESPACE, Base, RowBatch, clone_table, register
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.spark.frames.upserts import DRIVER_ROWS
@@ -28,20 +28,16 @@ INDEX = "keys"
 MODES = ("write.merge.mode", "write.update.mode", "write.delete.mode")
 
 
-class AnswersDiffer(Exception):
-    """A table does not have the rows that were written into it."""
-
-
-class Writer(Protocol):
+class BenchWriter(Protocol):
     name: str
     folder: Path
     """The folder of the table's own files."""
 
-    def upsert(self, batch: Batch) -> float | None:
+    def upsert(self, batch: RowBatch) -> float | None:
         """Write a batch. Return the seconds if they differ from the time that the caller measures."""
         ...
 
-    def versions(self) -> dict[int, int]:
+    def count_rows_by_version(self) -> dict[int, int]:
         """Return rows of the table by version."""
         ...
 
@@ -82,7 +78,7 @@ class OurTable:
     def named(self) -> tuple[str, str]:
         return NAMESPACE, self.name
 
-    def versions(self) -> dict[int, int]:
+    def count_rows_by_version(self) -> dict[int, int]:
         return count_versions_of(self.spark.table(f"{self.catalog}.{NAMESPACE}.{self.name}"))
 
     def tidy(self) -> None:
@@ -94,8 +90,8 @@ class _SeamarkWriter:
         self.name, self._table, self._strategy = name, table, strategy
         self.folder = table.folder
 
-    def versions(self) -> dict[int, int]:
-        return self._table.versions()
+    def count_rows_by_version(self) -> dict[int, int]:
+        return self._table.count_rows_by_version()
 
     def tidy(self) -> None:
         self._table.tidy()
@@ -104,20 +100,21 @@ class _SeamarkWriter:
 class PythonWriter(_SeamarkWriter):
     """`seamark.connector.write.upserts`, in this process, of rows in memory."""
 
-    def upsert(self, batch: Batch) -> None:
+    def upsert(self, batch: RowBatch) -> None:
         upsert(self._table.client, self._table.named, batch.rows, keys=[KEY], strategy=self._strategy)
 
 
-class SparkWriter(_SeamarkWriter):
-    """`seamark.connector.spark.frames.writes`, of a DataFrame that reads the batch's file. With `by_tasks`, tasks write
-    although the driver could.
+class SparkFrameWriter(_SeamarkWriter):
+    """`seamark.connector.spark.frames.writes`, of a DataFrame that reads the batch's file.
+
+    With `by_tasks`, tasks write although the driver could.
     """
 
     def __init__(self, name: str, table: OurTable, *, strategy: str | None = None, by_tasks: bool = False) -> None:
         super().__init__(name, table, strategy=strategy)
         self._driver_rows = 0 if by_tasks else DRIVER_ROWS
 
-    def upsert(self, batch: Batch) -> None:
+    def upsert(self, batch: RowBatch) -> None:
         table, frame = self._table, build_frame(self._table.spark, batch)
         how = {"strategy": self._strategy, "driver_rows": self._driver_rows}
         write(frame, table.named, client=table.client, mode="upsert", keys=[KEY], **how)
@@ -126,7 +123,7 @@ class SparkWriter(_SeamarkWriter):
 # The common interface
 
 
-def build_frame(spark: SparkSession, batch: Batch) -> DataFrame:
+def build_frame(spark: SparkSession, batch: RowBatch) -> DataFrame:
     """Return a data frame with the schema of the batch. Otherwise Spark would read the schema in a job."""
     return spark.read.schema(DDL).parquet(str(batch.path))
 

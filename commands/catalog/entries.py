@@ -75,7 +75,7 @@ def add_commands(group: click.Group, kind: NamedEntries) -> None:
             question = f"Drop {name}{' and delete its files after the retention' if purge else ''}?"
             click.confirm(question, abort=True, err=as_json)
         kind.drop(client, name, **({"purge": purge} if kind.is_purgeable else {}))
-        entry = latest_dropped(client, name)
+        entry = find_latest_dropped(client, name)
         until = "" if entry is None else f" until {time_text(entry['expires-ms'])}"
         text = f"{title} {name} is dropped; seamark undrop {name} restores it{until}"
         print_result({"dropped": list(split_table(name)), "entry": entry}, text, as_json=as_json)
@@ -99,7 +99,7 @@ def print_properties(metadata: Mapping[str, Any]) -> None:
         print_rows(("property", "value"), sorted(properties.items()))
 
 
-def latest_dropped(client: IndexClient, name: str) -> dict[str, Any] | None:
+def find_latest_dropped(client: IndexClient, name: str) -> dict[str, Any] | None:
     """Return the latest dropped entry with this name, or None.
 
     Only its namespace is searched, because a user may have no right on other namespaces.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-VALUES_SHOWN = 5
+SHOWN_VALUES_MAX = 5
 _OPERATORS = {"eq": "=", "not-eq": "<>", "lt": "<", "lt-eq": "<=", "gt": ">", "gt-eq": ">="}
 _TESTS = {"is-null": "IS NULL", "not-null": "IS NOT NULL", "is-nan": "IS NaN", "not-nan": "IS NOT NaN"}
 _PREFIXES = {"starts-with": "LIKE", "not-starts-with": "NOT LIKE"}
 
 
-def expression_text(expression: Any) -> str:
+def format_expression(expression: Any) -> str:
     """Return an expression as text. A list of values is shortened to its first values."""
     if not isinstance(expression, Mapping):
         return str(expression).lower()
@@ -19,7 +19,7 @@ def expression_text(expression: Any) -> str:
     if kind in ("and", "or"):
         return f" {kind.upper()} ".join(_write_operand(expression[side], within=kind) for side in ("left", "right"))
     if kind == "not":
-        return f"NOT ({expression_text(expression['child'])})"
+        return f"NOT ({format_expression(expression['child'])})"
     if kind in ("true", "false"):
         return kind
     term = _write_term(expression.get("term"))
@@ -27,8 +27,8 @@ def expression_text(expression: Any) -> str:
         return f"{term} {_TESTS[kind]}"
     if kind in ("in", "not-in"):
         values = expression["values"]
-        shown_values = ", ".join(map(_write_value, values[:VALUES_SHOWN]))
-        more = f", … {len(values):,} values" if len(values) > VALUES_SHOWN else ""
+        shown_values = ", ".join(map(_write_value, values[:SHOWN_VALUES_MAX]))
+        more = f", … {len(values):,} values" if len(values) > SHOWN_VALUES_MAX else ""
         return f"{term} {kind.replace('-', ' ').upper()} ({shown_values}{more})"
     if kind in _PREFIXES:
         return f"{term} {_PREFIXES[kind]} {_write_value(str(expression['value']) + '%')}"
@@ -36,7 +36,7 @@ def expression_text(expression: Any) -> str:
 
 
 def _write_operand(operand: Any, *, within: str) -> str:
-    text = expression_text(operand)
+    text = format_expression(operand)
     kind = operand.get("type") if isinstance(operand, Mapping) else None
     return f"({text})" if kind in ("and", "or") and kind != within else text
 

@@ -19,7 +19,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name
 from seamark.connector.client.values import TimelineInstant
 
-_LIMIT = 20
+_INSTANTS_SHOWN_DEFAULT = 20
 _FOLLOW_S = 1.0
 _HIDDEN = ("request-id", "definition-id")
 """The parts of an instant's summary that are for machines. Only `--json` prints them."""
@@ -33,7 +33,11 @@ def snapshot() -> None:
 @snapshot.command("list")
 @click.argument("table")
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=_LIMIT, show_default=True, help="Maximum number of snapshots."
+    "--limit",
+    type=click.IntRange(min=1),
+    default=_INSTANTS_SHOWN_DEFAULT,
+    show_default=True,
+    help="Maximum number of snapshots.",
 )
 @server_command
 def list_snapshots(client: IndexClient, table: str, limit: int, as_json: bool) -> None:
@@ -109,7 +113,7 @@ def _load_snapshots(client: IndexClient, table: str) -> tuple[list[dict[str, Any
     refs: dict[int, list[str]] = {}
     for name, ref in sorted(metadata.get("refs", {}).items()):
         refs.setdefault(ref["snapshot-id"], []).append(name)
-    return sorted(metadata.get("snapshots", ()), key=lambda one: -int(one["timestamp-ms"])), refs
+    return sorted(metadata.get("snapshots", ()), key=lambda snapshot: -int(snapshot["timestamp-ms"])), refs
 
 
 def _read_summary(snapshot: dict[str, Any], name: str) -> str:
@@ -129,7 +133,11 @@ def _count(snapshot: dict[str, Any], name: str) -> str:
 @click.command()
 @click.argument("table", required=False)
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=_LIMIT, show_default=True, help="Maximum number of instants."
+    "--limit",
+    type=click.IntRange(min=1),
+    default=_INSTANTS_SHOWN_DEFAULT,
+    show_default=True,
+    help="Maximum number of instants.",
 )
 @click.option("--action", help="Show only this action: commit, create, drop, index, maintenance, …")
 @click.option("--follow", is_flag=True, help="Continue to print new instants until Ctrl-C.")

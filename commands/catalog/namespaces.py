@@ -11,7 +11,7 @@ from seamark.commands.catalog.properties import check_properties
 from seamark.commands.connecting import server_command
 from seamark.commands.options import parse_properties
 from seamark.commands.terminal import print_json, print_result, print_rows, say, show_count
-from seamark.connector.client.catalog import create_namespace, drop_namespace, namespace_properties
+from seamark.connector.client.catalog import create_namespace, drop_namespace, load_namespace_properties
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_name
 from seamark.connector.client.policies import change_namespace_properties
@@ -44,7 +44,7 @@ def list_namespaces(client: IndexClient, as_json: bool) -> None:
 @server_command
 def show(client: IndexClient, name: str, as_json: bool) -> None:
     """Show the properties and the tables of the namespace NAME."""
-    properties = namespace_properties(client, name)
+    properties = load_namespace_properties(client, name)
     tables = sorted(client.tables(split_name(name)))
     if as_json:
         print_json({"namespace": list(split_name(name)), "properties": properties, "tables": [t[-1] for t in tables]})
@@ -82,7 +82,7 @@ def set_properties(
 
 
 def _print_changed(client: IndexClient, name: str, text: str, *, as_json: bool) -> None:
-    properties = namespace_properties(client, name) if as_json else {}
+    properties = load_namespace_properties(client, name) if as_json else {}
     print_result({"namespace": list(split_name(name)), "properties": properties}, text, as_json=as_json)
 
 

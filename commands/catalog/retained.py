@@ -1,5 +1,6 @@
-"""`seamark retained`: lists and releases dropped entries that keep their locations, through the running
-server.
+"""`seamark retained`: lists and releases dropped entries that keep their locations.
+
+The commands use the running server.
 
 Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
 """

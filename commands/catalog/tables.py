@@ -1,5 +1,6 @@
-"""`seamark table` and `seamark undrop`: list, show, create, rename, drop and restore tables through the
-running server.
+"""`seamark table` and `seamark undrop`: list, show, create, rename, drop and restore tables.
+
+The commands use the running server.
 
 Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
 """
@@ -15,7 +16,7 @@ import msgspec
 from seamark.commands.catalog.entries import (
     NamedEntries,
     add_commands,
-    latest_dropped,
+    find_latest_dropped,
     print_changed,
     print_properties,
 )
@@ -223,7 +224,7 @@ def undrop(client: IndexClient, table: str | None, entry_id: str | None, to: str
         return
     if entry_id is None:
         assert table is not None
-        entry = latest_dropped(client, table)
+        entry = find_latest_dropped(client, table)
         if entry is None:
             raise click.ClickException(
                 f"No dropped table or view {table} can be restored; seamark undrop lists the entries"

@@ -1,5 +1,6 @@
-"""Restricts the process of one job to its table: the folders of the table, a temporary folder, and the job's
-hosts.
+"""Restricts the process of one job to its table.
+
+It may use the folders of the table, a temporary folder, and the job's hosts.
 
 The data files that a job decodes come from writers, and the process has the rights of the server's
 account and the keys of encrypted files. `confine` refuses other files in Seamark's code. Landlock refuses
@@ -45,7 +46,7 @@ Only an admin of the catalog can set it.
 _SET_DUMPABLE, _SET_NO_NEW_PRIVILEGES = 4, 38
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 _PORTS = {"http": 80, "https": 443}
-_DNS = 53
+_DNS_PORT = 53
 
 
 def give_up_privileges() -> None:
@@ -83,7 +84,7 @@ def confine_job(client: SeamarkClient, request: JobRequest, scratch: str) -> Non
         loaded = client.load_table((*request.namespace, request.table))
         own_folders, other_folders = _find_folders(client, request, loaded)
     for folder in own_folders:
-        path = Storage().local_path(f"{folder}/x")
+        path = Storage().find_local_path(f"{folder}/x")
         if path is not None:
             path.make_folder()  # A rule needs an existing folder.
     give_up_privileges()
@@ -108,11 +109,11 @@ def _load_checked_storage(arguments: Mapping[str, Any]) -> EngineTable:
 def _find_folders(client: SeamarkClient, request: JobRequest, loaded: EngineTable) -> tuple[list[str], list[str]]:
     """Return (the local folders of the table, the local folders that its jobs only read)."""
     metadata = decode_table(loaded.metadata, loaded.location)
-    own_folders = list(local_folders([metadata.location, *(metadata.properties.get(name, "") for name in PATHS)]))
-    other_folders = list(local_folders(metadata.properties.get(_ALLOWED, "").split(",")))
+    own_folders = list(list_local_folders([metadata.location, *(metadata.properties.get(name, "") for name in PATHS)]))
+    other_folders = list(list_local_folders(metadata.properties.get(_ALLOWED, "").split(",")))
     for joined in _load_read_tables(client, request, metadata):
         properties = decode_table(joined.metadata, joined.location).properties
-        other_folders += local_folders([joined.location, *(properties.get(name, "") for name in PATHS)])
+        other_folders += list_local_folders([joined.location, *(properties.get(name, "") for name in PATHS)])
     return own_folders, other_folders
 
 
@@ -137,7 +138,7 @@ def _find_dimension_tables(metadata: TableMetadata) -> set[Name]:
     return {lookup.source.table for term in terms if (lookup := parse_lookup(term.transform)) is not None}
 
 
-def local_folders(locations: Iterable[str]) -> Iterator[str]:
+def list_local_folders(locations: Iterable[str]) -> Iterator[str]:
     """Yield the paths of the locations that are local."""
     for location in locations:
         path = location.strip().removeprefix("file://").removeprefix("file:")
@@ -157,16 +158,16 @@ def _list_named_files(loaded: EngineTable) -> Iterator[str]:
             yield os.path.abspath(value)
     storage = find_client_storage(loaded.location)
     if storage is not None:
-        yield from storage.configuration_files()
+        yield from storage.list_configuration_files()
 
 
 def _list_ports(url: str, loaded: EngineTable) -> Iterator[int]:
     """Yield the ports of this server, of the storage, of proxies, and of name resolution."""
-    yield _DNS
+    yield _DNS_PORT
     urls = [url, *(os.environ.get(name, "") for name in _PROXIES)]
     storage = find_client_storage(loaded.location)
     if storage is not None:
-        urls += storage.urls(loaded.storage)
+        urls += storage.list_urls(loaded.storage)
     for address in filter(None, urls):
         parts = urlsplit(address if "://" in address else f"http://{address}")
         port = parts.port or _PORTS.get(parts.scheme)

@@ -101,7 +101,7 @@ def _run_demo(folder: Path, files: int, console: Console, *, keep: bool) -> None
     columns = TextColumn("{task.description:<43}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("starting seamark serve", total=1)
-        with _server(folder) as url:
+        with _run_server(folder) as url:
             progress.update(task, completed=1)
             result = measure(url, files, progress)
             progress.stop()
@@ -116,7 +116,7 @@ def _run_demo(folder: Path, files: int, console: Console, *, keep: bool) -> None
 
 
 @contextlib.contextmanager
-def _server(folder: Path) -> Iterator[str]:
+def _run_server(folder: Path) -> Iterator[str]:
     """Start a server with its defaults, yield its URL, and stop the server when the context ends.
 
     Raises:

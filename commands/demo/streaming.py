@@ -30,7 +30,7 @@ from seamark.formats.runtime.clock import SystemClock
 
 TABLE = "demo.clicks"
 ROWS_PER_SECOND = 1_000
-SECONDS = 5.0
+STREAM_SECONDS = 5.0
 _TICK_S = 0.02
 _NOT_SEEN_S = 60.0
 """The time after which the demo fails if the reader has not seen all rows."""
@@ -63,7 +63,7 @@ class StreamResult:
     flushed_files: int
 
 
-def measure_stream(catalog: RestCatalog, url: str, seconds: float = SECONDS) -> StreamResult:
+def measure_stream(catalog: RestCatalog, url: str, seconds: float = STREAM_SECONDS) -> StreamResult:
     """Post rows for some seconds while PyIceberg scans, then flush.
 
     Raises:

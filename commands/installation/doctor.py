@@ -1,5 +1,6 @@
-"""`seamark doctor`: checks this installation, the server and the configurations of engines, and names each
-fix.
+"""`seamark doctor`: checks an installation and names each fix.
+
+It checks this machine, the server and the configurations of engines.
 
 Exit codes: 0 if there is no fault, 1 if there is a fault, 2 for invalid arguments.
 """
@@ -26,7 +27,7 @@ from seamark.commands.installation.engine_files import (
     read_running_spark,
 )
 from seamark.commands.installation.java import check_java
-from seamark.commands.installation.packages import check_installation, lacking_modules
+from seamark.commands.installation.packages import check_installation, list_missing_modules
 from seamark.commands.options import (
     Misconfigured,
     address_options,
@@ -84,7 +85,7 @@ def doctor(
     deleted. With --url the server is elsewhere, and its own check counts.
     """
     findings = [*check_installation(), *check_java()]
-    if url is None and not lacking_modules("server"):
+    if url is None and not list_missing_modules("server"):
         settings = load_settings(flags, config)
         findings += (checked := list(warehouse.check_warehouse(settings)))
         if not any(finding.is_fault for finding in checked):

@@ -23,7 +23,7 @@ def check_java() -> Iterator[CheckResult]:
     """
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
-    version = None if java is None else java_version(java)
+    version = None if java is None else read_java_version(java)
     if home and java is None:
         fix = "Set JAVA_HOME to the folder that contains bin/java, or unset it"
         yield CheckResult("Java for Spark", f"JAVA_HOME is {home}, which has no bin/java", fix, is_fault=True)
@@ -37,7 +37,7 @@ def check_java() -> Iterator[CheckResult]:
         yield CheckResult("Java for Spark", f"{java} is version {version}", fix)
     else:
         yield CheckResult("Java for Spark", f"{java} is version {version}")
-    java_25, home_25 = os.environ.get("JAVA25"), java_25_home()
+    java_25, home_25 = os.environ.get("JAVA25"), find_java_25_home()
     if home_25 is not None:
         yield CheckResult("Java for Trino", f"{home_25} is version {_release_version(home_25)}")
     elif java_25:
@@ -48,7 +48,7 @@ def check_java() -> Iterator[CheckResult]:
         yield CheckResult("Java for Trino", f"there is no JDK {JAVA_TRINO}", fix)
 
 
-def java_version(java: str) -> int | None:
+def read_java_version(java: str) -> int | None:
     """Return the major version of the program `java`, or None if it does not run."""
     try:
         completed = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_START_S)  # noqa: S603
@@ -58,7 +58,7 @@ def java_version(java: str) -> int | None:
     return None if match is None else int(match[1])
 
 
-def java_25_home() -> Path | None:
+def find_java_25_home() -> Path | None:
     """Return the home of a JDK 25 or newer.
 
     It is the home in the variable `JAVA25`, or else the first JDK below /usr/lib/jvm.

@@ -1,5 +1,6 @@
-"""Checks of the installed software: Python, the compiled kernels, the libraries of the extras, Iceberg's jar
-for Spark.
+"""Checks of the installed software.
+
+They cover Python, the compiled kernels, the libraries of the extras, and Iceberg's jar for Spark.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ def check_installation() -> Iterator[CheckResult]:
     else:
         yield CheckResult("compiled kernels", "present")
     for extra in EXTRAS:
-        lacking = lacking_modules(extra)
+        lacking = list_missing_modules(extra)
         text = f"lacks {', '.join(lacking)}" if lacking else "installed"
         fix = f"To use it, run: pip install 'seamark[{extra}]'" if lacking else ""
         yield CheckResult(f"extra {extra}", text, fix)
     yield from _check_iceberg_jar()
 
 
-def lacking_modules(extra: str) -> list[str]:
+def list_missing_modules(extra: str) -> list[str]:
     """Return the modules of an extra that are not installed."""
     return [name for name in EXTRAS[extra] if importlib.util.find_spec(name) is None]
 

@@ -1,5 +1,6 @@
-"""Checks of table services: a server runs them, no job has failed, and worker processes can reach the
-storage.
+"""Checks of table services.
+
+A server must run them, no job may have failed, and worker processes must reach the storage.
 """
 
 from __future__ import annotations
@@ -16,36 +17,38 @@ from seamark.connector.client.values import TimelineInstant
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import ConfigError
 from seamark.formats.storage.locations import parse_location
-from seamark.metaserver.services.launching.access_probe import storage_problem
+from seamark.metaserver.services.launching.access_probe import find_storage_problem
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.timeline.instants import MAINTENANCE
 
-_RUNS = 200
+_SEARCHED_RUNS_MAX = 200
 """The number of latest runs, on all tables, that are checked."""
-_SHOWN = 5
+_SHOWN_RUNS_MAX = 5
 
 
 def check_worker(settings: Settings) -> Iterator[CheckResult]:
     """Check that a worker process can use a remote warehouse, with the keys that these settings give to jobs."""
     try:
-        is_local = parse_location(settings.warehouse_uri()).is_local
+        is_local = parse_location(settings.make_warehouse_uri()).is_local
     except ConfigError:  # The check of the warehouse reports this error.
         return
     if is_local or settings.services_workers == 0:
         return
-    problem = asyncio.run(storage_problem(settings, SystemClock(), JOB_WORKER))
+    problem = asyncio.run(find_storage_problem(settings, SystemClock(), JOB_WORKER))
     if problem:
         fix = "Set the server's S3 keys and SEAMARK_CA so that its worker processes reach the storage as it does"
         yield CheckResult("worker processes", problem, fix, is_fault=True)
     else:
-        yield CheckResult("worker processes", f"the worker processes reach the storage of {settings.warehouse_uri()}")
+        yield CheckResult(
+            "worker processes", f"the worker processes reach the storage of {settings.make_warehouse_uri()}"
+        )
 
 
 def check_services(client: SeamarkClient) -> Iterator[CheckResult]:
     """Check that a server runs table services, and that their last jobs did not fail."""
     try:
         state = read_service_jobs(client).get("services") or {"running": True}
-        runs = list(client.timeline(action=MAINTENANCE, newest_first=True, limit=_RUNS))
+        runs = list(client.timeline(action=MAINTENANCE, newest_first=True, limit=_SEARCHED_RUNS_MAX))
     except ClientError as error:
         yield CheckResult("table services", error.message, "The server's log has details", is_fault=True)
         return
@@ -58,7 +61,7 @@ def check_services(client: SeamarkClient) -> Iterator[CheckResult]:
         fix = "Set services_workers to 1 or more, or run seamark indexer and seamark run beside the server"
         yield CheckResult("table services", f"the services do not run: {state['problem']}", fix)
     failed = [run for run in _find_failed_runs(runs) if _still_fails(client, run)]
-    for run in failed[:_SHOWN]:
+    for run in failed[:_SHOWN_RUNS_MAX]:
         name = ".".join((*run.namespace, run.name))
         text = f"the last run of {run.summary['service']} failed: {run.summary['error']}"
         yield CheckResult(
@@ -67,9 +70,12 @@ def check_services(client: SeamarkClient) -> Iterator[CheckResult]:
             f"Repair the cause that the message names; seamark health {name} shows the table",
             is_fault=True,
         )
-    if len(failed) > _SHOWN:
+    if len(failed) > _SHOWN_RUNS_MAX:
         yield CheckResult(
-            "table services", f"{len(failed) - _SHOWN:,} more jobs failed", "seamark services lists them", is_fault=True
+            "table services",
+            f"{len(failed) - _SHOWN_RUNS_MAX:,} more jobs failed",
+            "seamark services lists them",
+            is_fault=True,
         )
 
 

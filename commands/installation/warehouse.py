@@ -1,5 +1,6 @@
-"""The check of a warehouse: it writes an object, reads it and deletes it, as the server does with these
-settings.
+"""The check of a warehouse.
+
+It writes an object, reads it and deletes it, as the server does with these settings.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _CONTENT = b"Written by seamark doctor. It can be deleted."
 def check_warehouse(settings: Settings) -> Iterator[CheckResult]:
     """Check that the warehouse can be written and read. A local folder that does not exist is not created."""
     try:
-        root = Warehouse(settings.warehouse_uri(), settings.allowed_locations).roots[0]
+        root = Warehouse(settings.make_warehouse_uri(), settings.allowed_locations).roots[0]
     except ConfigError as error:
         yield CheckResult(
             "warehouse", error.message, "Set --warehouse to a folder or to s3://BUCKET/PATH", is_fault=True

@@ -17,7 +17,7 @@ from seamark.commands.programs import SPARK_DRIVER
 from seamark.commands.terminal import say
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import split_table
-from seamark.connector.spark.java import missing_java
+from seamark.connector.spark.java import find_java_problem
 from seamark.connector.write.replacements import RewriteReport
 from seamark.formats.protocol.wire import RECHECK_AFTER
 from seamark.metaserver.services.job import Job, JobFailed
@@ -71,7 +71,7 @@ def run_on_spark(
     program = submit_program()
     if program is None:
         raise Misconfigured("Spark is not installed; run pip install 'seamark[spark]', or use --on process")
-    if not _has_environment_file(program) and (why := missing_java()) is not None:
+    if not _has_environment_file(program) and (why := find_java_problem()) is not None:
         raise Misconfigured(f"Spark does not start: {why}, or use --on process")
     if on == LOCAL and importlib.util.find_spec("pyspark") is None:
         raise Misconfigured("PySpark is not installed; run pip install 'seamark[spark]', or use --on process")

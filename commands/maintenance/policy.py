@@ -1,5 +1,6 @@
-"""`seamark policy`: lists, shows and changes the work of the table services on a table, or on a namespace's
-tables.
+"""`seamark policy`: lists, shows and changes the work of the table services.
+
+A policy belongs to a table, or to a namespace and its tables.
 
 Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
 """
@@ -16,13 +17,13 @@ from seamark.commands.catalog.properties import check_properties
 from seamark.commands.connecting import server_command
 from seamark.commands.options import parse_properties
 from seamark.commands.terminal import print_json, print_result, print_rows, say
-from seamark.connector.client.catalog import namespace_properties
+from seamark.connector.client.catalog import load_namespace_properties
 from seamark.connector.client.errors import NoSuchResource
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_name
 from seamark.connector.client.policies import change_namespace_properties, change_table_properties, load_policy
 from seamark.metaserver.catalog.policies import PREFIXES
-from seamark.metaserver.services.policy import PROPERTIES, check_policy, is_policy_property, similar_properties
+from seamark.metaserver.services.policy import PROPERTIES, check_policy, find_similar_properties, is_policy_property
 
 _SET_BY_NAMESPACE = click.option(
     "--namespace", "of_namespace", is_flag=True, help="NAME is a namespace: change the policy of all its tables."
@@ -101,7 +102,7 @@ def drop_properties(client: IndexClient, name: str, removals: Sequence[str], of_
     server's defaults.
     """
     _check_changes((), removals, "PROPERTY=VALUE")
-    _apply(client, name, {}, removals or _own_properties(client, name, of_namespace), of_namespace, as_json)
+    _apply(client, name, {}, removals or _list_own_properties(client, name, of_namespace), of_namespace, as_json)
 
 
 @policy.command("change", hidden=True)
@@ -148,10 +149,10 @@ def _apply(
     print_result({"namespace": list(split_name(name)), "set": updates, "unset": list(removals)}, text, as_json=as_json)
 
 
-def _own_properties(client: IndexClient, name: str, of_namespace: bool) -> list[str]:
+def _list_own_properties(client: IndexClient, name: str, of_namespace: bool) -> list[str]:
     """Return the properties of a policy that are set on the table or the namespace itself."""
     if of_namespace:
-        return [key for key in namespace_properties(client, name) if is_policy_property(key)]
+        return [key for key in load_namespace_properties(client, name) if is_policy_property(key)]
     return [entry["name"] for entry in load_policy(client, name)["properties"] if entry["source"] == "table"]
 
 
@@ -169,7 +170,7 @@ def _check_changes(updates: Sequence[str], removals: Sequence[str], where: str) 
     changes = parse_properties(updates, where)
     for name in (*changes, *removals):
         if not is_policy_property(name):
-            similar_names = "" if name.startswith(PREFIXES) else similar_properties(name)
+            similar_names = "" if name.startswith(PREFIXES) else find_similar_properties(name)
             other = "seamark table set and seamark namespace set change other properties"
             raise click.UsageError(
                 f"A policy has no property {name!r}; {f'did you mean {similar_names}?' if similar_names else other}"

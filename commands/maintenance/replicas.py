@@ -1,5 +1,6 @@
-"""`seamark replicas`: lists the servers that share the running server's database and read files through each
-other.
+"""`seamark replicas`: lists the replicas of the running server.
+
+They share its database, and read files through each other.
 
 Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
 """

@@ -1,5 +1,6 @@
-"""The common part of the `seamark run` commands that rewrite data files: dry run, wait for other jobs,
-Spark, and report.
+"""The common part of the `seamark run` commands that rewrite data files.
+
+The commands have a dry run, wait for other jobs, can use Spark, and report.
 """
 
 from __future__ import annotations

@@ -256,7 +256,7 @@ def expire_command(
     Snapshots of branches and tags stay, and snapshots that running plans read. The age of a snapshot is the
     time since the commit that replaced it.
     """
-    older_than_ms = _time_before(older_than)
+    older_than_ms = _compute_time_before(older_than)
     with handle_failures(f"Snapshots of {table} are not expired"):
         totals = expire(client, table, older_than_ms=older_than_ms, retain_last=retain_last, dry_run=dry_run)
     print_result(totals, _format_expiration_result(totals, table, dry_run=dry_run), as_json=as_json)
@@ -302,7 +302,7 @@ def orphan_files_command(client: IndexClient, table: str, older_than: str | None
     Files in hidden folders, and files that do not belong to Iceberg, are kept.
     """
     with handle_failures(f"The orphan files of {table} are not removed"):
-        totals = remove_orphan_files(client, table, older_than_ms=_time_before(older_than), dry_run=dry_run)
+        totals = remove_orphan_files(client, table, older_than_ms=_compute_time_before(older_than), dry_run=dry_run)
     verb = _describe_removal(totals.files, dry_run=dry_run)
     more = "" if totals.is_complete else "; there are more"
     text = (
@@ -324,7 +324,7 @@ def orphan_files_command(client: IndexClient, table: str, older_than: str | None
         )
 
 
-def _time_before(duration: str | None) -> int | None:
+def _compute_time_before(duration: str | None) -> int | None:
     """Return the time that is `duration` ago, in milliseconds since the epoch."""
     if duration is None:
         return None

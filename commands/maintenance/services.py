@@ -17,13 +17,17 @@ from seamark.connector.client.policies import read_service_jobs
 from seamark.connector.client.values import TimelineInstant
 from seamark.metaserver.timeline.instants import MAINTENANCE
 
-_DEFAULT_LIMIT = 20
+_SHOWN_RUNS_DEFAULT = 20
 
 
 @click.command()
 @click.argument("table", required=False)
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=_DEFAULT_LIMIT, show_default=True, help="Maximum number of runs."
+    "--limit",
+    type=click.IntRange(min=1),
+    default=_SHOWN_RUNS_DEFAULT,
+    show_default=True,
+    help="Maximum number of runs.",
 )
 @server_command
 def services(client: IndexClient, table: str | None, limit: int, as_json: bool) -> None:
@@ -89,7 +93,7 @@ def _run_to_row(run: TimelineInstant) -> tuple[str, ...]:
         f"{summary.get('seconds', 0):,.1f}",
         f"failed: {summary['error']}"
         if "error" in summary
-        else _result(summary.get("totals") or {}) or "nothing to do",
+        else _format_result(summary.get("totals") or {}) or "nothing to do",
     )
 
 
@@ -101,7 +105,7 @@ def _describe_progress(progress: Mapping[str, int]) -> str:
     return f"running: {files} files, {size} of {show_size(progress['bytes-total'])} ({percent} %)"
 
 
-def _result(totals: Mapping[str, Any]) -> str:
+def _format_result(totals: Mapping[str, Any]) -> str:
     """Return a job's result as text: files and bytes before and after a rewrite, otherwise its totals."""
     remaining = dict(totals)
     text = ""

@@ -12,7 +12,7 @@ import click
 from seamark.commands.options import parse_properties
 from seamark.commands.terminal import escape_for_terminal, print_json, say, show_count
 from seamark.connector.client.names import join_name, split_name
-from seamark.connector.moving.moves import Result, Selection
+from seamark.connector.moving.moves import MoveSelection, Result
 from seamark.connector.moving.source import Levels
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -80,8 +80,8 @@ def read_properties(path: Path | None, token: str | None, warehouse: str | None)
     return properties
 
 
-def make_selection(namespaces: Sequence[str], tables: Sequence[str]) -> Selection:
-    return Selection([parse_name(name) for name in namespaces], [parse_name(name) for name in tables])
+def make_selection(namespaces: Sequence[str], tables: Sequence[str]) -> MoveSelection:
+    return MoveSelection([parse_name(name) for name in namespaces], [parse_name(name) for name in tables])
 
 
 def parse_name(text: str) -> Levels:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from seamark.commands.options import json_option, settings_flags
-from seamark.commands.recovery.running import program_version, run_offline, warehouse_name_option
+from seamark.commands.recovery.running import read_program_version, run_offline, warehouse_name_option
 from seamark.commands.terminal import print_json, say, show_count
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.settings.settings import Settings
@@ -31,13 +31,13 @@ def backup(file: Path, overwrite: bool, as_json: bool, config: Path | None, **fl
     """
 
     async def work(settings: Settings) -> BackupInfo:
-        async with read_database(settings.database_url()) as reader:
+        async with read_database(settings.make_database_url()) as reader:
             return await write_backup(
                 reader,
                 file,
                 created_ms=SystemClock().now_ms(),
-                program=program_version(),
-                warehouse=settings.warehouse_uri(),
+                program=read_program_version(),
+                warehouse=settings.make_warehouse_uri(),
                 overwrite=overwrite,
             )
 

@@ -38,7 +38,7 @@ def migrate(target: str, overwrite: bool, as_json: bool, config: Path | None, **
     """
 
     async def work(settings: Settings) -> dict[str, TableDigest]:
-        source = settings.database_url()
+        source = settings.make_database_url()
         if source == target:
             raise ConfigError("The target is the database itself; name another with --to")
         moved = dataclasses.replace(settings, database=target)
@@ -69,6 +69,6 @@ async def _list_warehouses(source: str) -> list[str]:
         for table in read_layout(reader.version):
             if table.name == "warehouses":
                 column = table.columns.index("id")
-                async for rows in reader.rows(table):
+                async for rows in reader.read_rows(table):
                     ids += [str(row[column]) for row in rows]
     return ids

@@ -31,7 +31,7 @@ from seamark.metaserver.index.files.headers import IndexReader
 from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.index.files.registry_rebuild import RegistryRebuild
 from seamark.metaserver.objects.port import ObjectInfo
-from seamark.metaserver.runtime.home import sqlite_file
+from seamark.metaserver.runtime.home import find_sqlite_file
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.open import open_store
@@ -68,7 +68,7 @@ def rebuild(dry_run: bool, names_file: Path | None, as_json: bool, config: Path 
     async def work(settings: Settings) -> Rebuilt:
         clock = SystemClock()
         async with AsyncExitStack() as stack:
-            url, file = settings.database_url(), sqlite_file(settings)
+            url, file = settings.make_database_url(), find_sqlite_file(settings)
             if dry_run and file is not None and not file.exists():
                 # A dry run does not create the database.
                 url = f"sqlite://{stack.enter_context(tempfile.TemporaryDirectory())}/empty.db"
@@ -157,11 +157,11 @@ async def _register_index_files(context: CatalogContext, files: Sequence[FoundFi
         if isinstance(file.metadata, TableMetadata) and read_definitions(file.metadata).by_name
     )
     for uuid in has_indexes:
-        for named in await context.store.entries_of(uuid):
-            entry = await context.store.entry(named.kind, named.namespace, named.name)
+        for named in await context.store.list_entries_by_uuid(uuid):
+            entry = await context.store.load_entry(named.kind, named.namespace, named.name)
             if entry is not None and entry.kind is EntryKind.TABLE:
                 metadata = await context.documents.peek(entry.metadata_location)
-                rebuilt = await rebuild.run(entry.uuid, metadata, await registry.files(entry))
+                rebuilt = await rebuild.run(entry.uuid, metadata, await registry.load_files(entry))
                 count += sum(len(files) for _, files in rebuilt.registered)
     return count
 

@@ -43,14 +43,14 @@ def restore(file: Path, advance: bool, overwrite: bool, as_json: bool, config: P
     async def work(settings: Settings) -> tuple[BackupInfo, Comparison]:
         async with (
             read_backup(file) as (info, reader),
-            write_database(settings.database_url(), overwrite=overwrite) as writer,
+            write_database(settings.make_database_url(), overwrite=overwrite) as writer,
         ):
             await restore_backup(info, reader, writer)
         say(f"Restored {show_count(info.count_rows(), 'row')} of {time_text(info.created_ms)}", err=True)
         clock = SystemClock()
         caller = Caller(principal_name=f"cli:{account_name()}", request_id="restore")
         async with (
-            open_store(settings.database_url(), clock=clock) as store,
+            open_store(settings.make_database_url(), clock=clock) as store,
             open_context(settings, store, clock) as context,
         ):
             return info, await compare_with_storage(context, caller, advance=advance)

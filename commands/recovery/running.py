@@ -88,5 +88,5 @@ def _lock(settings: Settings, *, is_locked: bool) -> Iterator[None]:
         yield
 
 
-def program_version() -> str:
+def read_program_version() -> str:
     return metadata.version("seamark")

@@ -1,5 +1,6 @@
-"""The route that explains a whole query: for each table, the files that its conditions and joins leave,
-stage by stage.
+"""The route that explains a whole query.
+
+For each table, it shows stage by stage the files that conditions and joins leave.
 
 The analysis is also used for queries of the Trino proxy and of `seamark.duckdb`, so that the answer shows
 the plans that they request. The query does not run. Names in the query are names of this catalog, with or
@@ -25,7 +26,7 @@ from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.fresh_reads import load_to_read
-from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
+from seamark.metaserver.api.http.parameters.snapshots import resolve_snapshot_id
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.plans.explain import explain_scan
 from seamark.metaserver.api.plans.joins import JoinSpec
@@ -114,7 +115,7 @@ async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
     tables = {path: await load_to_read(call, path[:-1], path[-1]) for path in dict.fromkeys(paths.values())}
     loaded = {key: tables[path] for key, path in paths.items()}
     columns = {key: names for key, table in loaded.items() if (names := _list_columns(table)) is not None}
-    references = await read_in_turn(call, len(body.query), partial(query.references, columns))
+    references = await read_in_turn(call, len(body.query), partial(query.list_references, columns))
     if len(references) > TABLES_MAX:
         raise BadRequest(f"The query reads {len(references)} tables; the limit is {TABLES_MAX}")
     requested, unrequested_reasons = _list_joins(references, paths, loaded)
@@ -152,7 +153,7 @@ def _list_columns(table: LoadedTable) -> dict[str, str] | None:
 
 
 def _list_joins(
-    references: Mapping[int, query_tables.TableReference],
+    references: Mapping[int, query_tables.QueriedTable],
     paths: Mapping[Hashable, tuple[str, ...]],
     loaded: Mapping[Hashable, LoadedTable],
 ) -> tuple[dict[int, list[JoinSpec]], dict[int, list[str]]]:
@@ -167,7 +168,9 @@ def _list_joins(
     known_tables = {(scan.catalog, scan.schema, scan.table): _to_known_table(table) for scan, table in scans}
     limits = joins.find_dimensions(planned_scans, known_tables)
     joins_by_table = {
-        number: decode_as(encode_json([one.request().body() for one in limits[planned]]), list[JoinSpec], "A join")
+        number: decode_as(
+            encode_json([one.request().build_body() for one in limits[planned]]), list[JoinSpec], "A join"
+        )
         for number, planned in planned_scans.items()
         if planned in limits
     }
@@ -188,7 +191,7 @@ async def _explain_table(
     query: str,
     path: tuple[str, ...],
     loaded: LoadedTable,
-    reference: query_tables.TableReference,
+    reference: query_tables.QueriedTable,
     requested_joins: tuple[list[JoinSpec], list[str]],
     notes: dict[str, str],
 ) -> TableExplanation:
@@ -215,7 +218,7 @@ async def _explain_table(
             loaded,
             ScanRequest(
                 filter=read.expression,
-                snapshot_id=snapshot_of(metadata, scan.snapshot_id, scan.ref, None),
+                snapshot_id=resolve_snapshot_id(metadata, scan.snapshot_id, scan.ref, None),
                 case_sensitive=False,
                 use_snapshot_schema=scan.is_past,
                 nan_above=True,

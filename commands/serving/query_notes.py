@@ -1,5 +1,6 @@
-"""Notes about parts of a query that do not leave out files, with the reason, for the user who wrote the
-query.
+"""Notes about the parts of a query that leave out no files, for the user who wrote the query.
+
+Each note has the reason.
 
 Engines would refuse some of these parts, such as a column that does not exist. An explanation must report
 them, and not answer as if they were not in the query.
@@ -12,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 from sqlglot import Dialect, exp
 from sqlglot.errors import SqlglotError
 
-from seamark.connector.plans.conditions import AllOf, Condition, expression_of, sql_of
+from seamark.connector.plans.conditions import AllOf, Condition, build_expression, write_sql
 from seamark.formats.iceberg.expressions.comparisons import resolve_literals
 from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.expressions.sql import parse_sql
@@ -71,8 +72,8 @@ def find_unused_conditions(condition: Condition, schema: Schema, schemas: Iterab
     for part in condition.parts if isinstance(condition, AllOf) else (condition,):
         if len(notes) == NOTES_MAX:
             break
-        if resolve_literals(expression_of(part), schema, known_schemas) == TRUE:
-            text = sql_of(part)
+        if resolve_literals(build_expression(part), schema, known_schemas) == TRUE:
+            text = write_sql(part)
             notes[_shorten(text)] = _explain_reason(text, schema, known_schemas)
     return notes
 

@@ -1,5 +1,6 @@
-"""The tables of a query in SQL: first their names, and then, with the tables' columns, the conditions and
-joins of each.
+"""The tables of a query in SQL.
+
+The names are read first. With the tables' columns, the conditions and joins of each table are read.
 
 The analysis is that of the engines' connectors: Trino's analysis for Trino, and for DuckDB after a
 conversion. It is pure and does not use a server.
@@ -31,7 +32,7 @@ _NOT_READ = (
 )
 
 
-class TableReference(NamedTuple):
+class QueriedTable(NamedTuple):
     """A reference to a table in a statement.
 
     Attributes:
@@ -56,7 +57,7 @@ class Query(Protocol):
     @property
     def names(self) -> Mapping[Hashable, tuple[str, ...]]: ...
 
-    def references(self, columns: Mapping[Hashable, Columns]) -> dict[int, TableReference]:
+    def list_references(self, columns: Mapping[Hashable, Columns]) -> dict[int, QueriedTable]:
         """Return the references to tables, by their numbers in joins.
 
         Args:
@@ -95,12 +96,12 @@ class _TrinoQuery:
         if not self.names:
             raise UnsupportedStatement
 
-    def references(self, columns: Mapping[Hashable, Columns]) -> dict[int, TableReference]:
+    def list_references(self, columns: Mapping[Hashable, Columns]) -> dict[int, QueriedTable]:
         scans = collect_scans(self._query, columns_of=columns.get, utc=True, today=find_today(self._text))
         if not scans:
             raise _make_unsupported_query_error(self._text, "trino", "")
         return {
-            number: TableReference((scan.catalog, scan.schema, scan.table), scan, scan.start, scan.end)
+            number: QueriedTable((scan.catalog, scan.schema, scan.table), scan, scan.start, scan.end)
             for number, scan in enumerate(scans)
         }
 
@@ -115,7 +116,7 @@ class _DuckDBQuery:
         if not self.names:
             raise UnsupportedStatement
 
-    def references(self, columns: Mapping[Hashable, Columns]) -> dict[int, TableReference]:
+    def list_references(self, columns: Mapping[Hashable, Columns]) -> dict[int, QueriedTable]:
         known_columns = {number: columns[number] for number in self._references if number in columns}
         marks = {mark_name(number): number for number in known_columns}
         try:
@@ -135,7 +136,7 @@ class _DuckDBQuery:
             if number is not None:
                 reference = self._references[number]
                 then = replace(scan, snapshot_id=reference.snapshot_id)
-                references[at] = TableReference(number, then, reference.start, reference.end)
+                references[at] = QueriedTable(number, then, reference.start, reference.end)
         return references
 
 

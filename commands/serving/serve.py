@@ -17,7 +17,7 @@ from seamark.formats.runtime.errors import ConfigError, SeamarkError
 from seamark.metaserver.api.http.observability.logs import configure_logging
 from seamark.metaserver.objects.router import check_warehouse_root
 from seamark.metaserver.runtime.home import PRIVATE_UMASK, lock_home, prepare_home, write_server_file
-from seamark.metaserver.server import bind, log_repaired, open_certificate, run, url_of
+from seamark.metaserver.server import bind, log_repaired, make_server_url, open_certificate, run
 from seamark.metaserver.settings.settings import Settings, redact_url
 
 
@@ -58,13 +58,13 @@ def _serve_locked(settings: Settings) -> None:
     open_certificate(settings)  # Invalid files are refused before anything starts.
     shared = settings.workers > 1
     sock = bind(settings, shared=shared)
-    url, port = url_of(settings, sock), sock.getsockname()[1]
+    url, port = make_server_url(settings, sock), sock.getsockname()[1]
     written: list[Path] = []
 
     def announce() -> None:
         written.append(write_server_file(settings, url, port))
-        database = redact_url(settings.database_url())
-        click.echo(f"Seamark is ready at {url}, warehouse {settings.warehouse_uri()}, database {database}")
+        database = redact_url(settings.make_database_url())
+        click.echo(f"Seamark is ready at {url}, warehouse {settings.make_warehouse_uri()}, database {database}")
 
     try:
         if shared:

@@ -1,5 +1,6 @@
-"""Runs several workers on one port: the supervisor starts them, restarts crashed workers, and forwards
-signals.
+"""Runs several workers on one port.
+
+The supervisor starts them, restarts crashed workers, and forwards signals.
 
 Each worker is a new process that binds the same port with SO_REUSEPORT. The process is spawned and not
 forked, because a fork does not preserve threads and event loops. The supervisor also binds the port

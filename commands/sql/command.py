@@ -26,7 +26,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError, InvalidRequest
 from seamark.connector.sql.choice import AUTO, ENGINES
 from seamark.connector.sql.cubes.plans import CUBE_USES, ON
-from seamark.connector.sql.rows import json_rows
+from seamark.connector.sql.rows import convert_to_json_rows
 from seamark.connector.sql.session import CATALOG, ChosenPlan, Engines, SqlResult, SqlSession
 
 TABLE_ROWS_MAX = 1000
@@ -175,7 +175,7 @@ def _explain(plan: ChosenPlan) -> None:
 def _write_table(result: SqlResult) -> None:
     values: list[list[Any]] = []
     for batch in result.batches:
-        values += json_rows(batch)
+        values += convert_to_json_rows(batch)
         if len(values) > TABLE_ROWS_MAX:
             break
     table = Table()
@@ -197,7 +197,7 @@ def _format_cell(value: Any) -> str:
 def _write_json(result: SqlResult) -> None:
     names = result.schema.names
     for batch in result.batches:
-        for row in json_rows(batch):
+        for row in convert_to_json_rows(batch):
             click.echo(json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False))
 
 
@@ -225,7 +225,7 @@ def _flatten_schema(schema: pa.Schema) -> pa.Schema:
 def _flatten_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     schema = _flatten_schema(batch.schema)
     texts = {
-        number: [None if row[number] is None else _format_cell(row[number]) for row in json_rows(batch)]
+        number: [None if row[number] is None else _format_cell(row[number]) for row in convert_to_json_rows(batch)]
         for number, field in enumerate(batch.schema)
         if _is_nested(field.type)
     }

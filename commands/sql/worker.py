@@ -34,7 +34,7 @@ from seamark.connector.client.file_systems import find_client_storage
 from seamark.connector.client.storage import confine, open_confined_folders
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.sql.duckdb_engine import DuckDBLimits
-from seamark.connector.sql.rows import json_rows
+from seamark.connector.sql.rows import convert_to_json_rows
 from seamark.connector.sql.session import ChosenPlan, SqlResult, SqlSession
 from seamark.formats.runtime.decoding import convert_json
 from seamark.metaserver.api.sql.protocol import (
@@ -328,7 +328,7 @@ def _write_json(request: StatementRequest, result: SqlResult, plan: StatementPla
     separator = b""
     for batch in _limit_batches(request, result, status):
         if batch.num_rows:
-            answers.write(separator + msgspec.json.encode(json_rows(batch))[1:-1])
+            answers.write(separator + msgspec.json.encode(convert_to_json_rows(batch))[1:-1])
             separator = b","
     answers.write(b'],"complete":' + (b"false" if status["truncated"] else b"true") + b"}")
 

@@ -38,7 +38,7 @@ def compare_moved(op: str, node: exp.Expr, literal: Literal, reader: ComparisonR
         sign = -1 if isinstance(node, exp.Add) else 1
         return None if by is None else _compare_shifted_days(op, node.this, literal, by[0], sign * by[1], reader)
     for side, other in ((node.this, node.expression), (node.expression, node.this)):
-        number = reader.literal(other)
+        number = reader.read_literal(other)
         if number is None:
             continue
         is_whole = {number.kind, literal.kind} == {"integer"} and _is_whole(side, reader)
@@ -94,10 +94,10 @@ def compare_quotient(
 
     The engines truncate a quotient of two integers towards zero.
     """
-    divisor = reader.literal(by)
+    divisor = reader.read_literal(by)
     if divisor is None:
         return None
-    if divisor.kind != "integer" or (reader.kind(side) or "") not in ("int", "long"):
+    if divisor.kind != "integer" or (reader.find_kind(side) or "") not in ("int", "long"):
         return _compare_scaled(op, side, literal, divisor, reader, is_quotient=True)
     if literal.kind != "integer" or int(divisor.value) < 1:
         return None
@@ -107,7 +107,7 @@ def compare_quotient(
     last += count - 1 if value >= 0 else 0
 
     def column(op: str, bound: int) -> Condition | None:
-        return reader.column(op, side, Literal("integer", str(bound)))
+        return reader.compare_column(op, side, Literal("integer", str(bound)))
 
     match op:
         case "=":
@@ -128,7 +128,7 @@ def _compare_scaled(
     rounded depends on the engine and its version. Some engines compute a double. Others keep as many digits after the
     point as the operand with more of these digits, or even more.
     """
-    kind = reader.kind(_find_innermost(side)) or ""
+    kind = reader.find_kind(_find_innermost(side)) or ""
     base = kind.partition("(")[0].strip()
     literal_kinds = {literal.kind, factor.kind}
     is_exact = base in ("int", "long", "decimal") and literal_kinds <= {"integer", "decimal"}
@@ -181,10 +181,10 @@ def _is_whole(node: exp.Expr, reader: ComparisonReader) -> bool:
         if isinstance(part, exp.Paren | exp.Neg):
             left.append(part.this)
             continue
-        literal = reader.literal(part)
+        literal = reader.read_literal(part)
         if literal is None and type(part) in (exp.Add, exp.Sub, exp.Mul):
             left += [part.this, part.expression]
-        elif (reader.kind(part) not in ("int", "long")) if literal is None else literal.kind != "integer":
+        elif (reader.find_kind(part) not in ("int", "long")) if literal is None else literal.kind != "integer":
             return False
     return True
 
@@ -202,7 +202,7 @@ def _compare_shifted_days(
 
     Months cannot be reversed: two different dates may become the same date when a month is added.
     """
-    kind = reader.kind(side)
+    kind = reader.find_kind(side)
     if unit not in UNITS or kind not in ("date", "timestamp") or literal.zone != LOCAL:
         return None
     if kind == "date" and UNITS[unit] < timedelta(days=1):
@@ -211,7 +211,7 @@ def _compare_shifted_days(
         moment = datetime.fromisoformat(literal.value) + count * UNITS[unit]
     except (ValueError, OverflowError):
         return None
-    return reader.column(op, side, make_moment_literal(moment, literal))
+    return reader.compare_column(op, side, make_moment_literal(moment, literal))
 
 
 def compare_days_between(op: str, node: exp.DateDiff, literal: Literal, reader: ComparisonReader) -> Condition | None:
@@ -225,9 +225,9 @@ def compare_days_between(op: str, node: exp.DateDiff, literal: Literal, reader: 
     parts: list[Condition | None] = []
     for column, other, sign in ((start, end, -1), (end, start, 1)):  # A later start gives a smaller difference.
         if op in ("<", "<=", "="):
-            parts.append(reader.condition(_compare_within_days(column, other, sign, count + 1)))
+            parts.append(reader.read_condition(_compare_within_days(column, other, sign, count + 1)))
         if op in (">", ">=", "="):
-            parts.append(reader.condition(_compare_within_days(column, other, -sign, 1 - count)))
+            parts.append(reader.read_condition(_compare_within_days(column, other, -sign, 1 - count)))
     return all_of(parts)
 
 

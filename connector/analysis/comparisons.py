@@ -46,25 +46,25 @@ class ComparisonReader(Protocol):
     def compare(self, op: str, side: exp.Expr, literal: Literal) -> Condition | None:
         """Return the condition `side op literal`. `side` may itself be a function."""
 
-    def column(self, op: str, side: exp.Expr, literal: Literal) -> ColumnComparison | None:
+    def compare_column(self, op: str, side: exp.Expr, literal: Literal) -> ColumnComparison | None:
         """Return a comparison of a column, or of the day or year of a column.
 
         The result is None if `side` is another expression.
         """
 
-    def condition(self, node: exp.Expr) -> Condition | None: ...
+    def read_condition(self, node: exp.Expr) -> Condition | None: ...
 
     def compute_common_type(self, operands: Iterable[exp.Expr]) -> CommonType:
         """Return the type in which all operands of a predicate are compared."""
 
-    def equality(self, left: exp.Expr, right: exp.Expr, compared_in: CommonType) -> Condition | None:
+    def build_equality(self, left: exp.Expr, right: exp.Expr, compared_in: CommonType) -> Condition | None:
         """Return the condition `left = right`, compared in the common type of a predicate."""
 
     def is_null(self, node: exp.Expr) -> Condition | None: ...
 
-    def literal(self, node: exp.Expr) -> Literal | None: ...
+    def read_literal(self, node: exp.Expr) -> Literal | None: ...
 
-    def kind(self, node: exp.Expr) -> str | None:
+    def find_kind(self, node: exp.Expr) -> str | None:
         """Return the Iceberg type of a column with stored values."""
 
 
@@ -106,7 +106,7 @@ def have_same_class(literal: Literal, reader: ComparisonReader, *nodes: exp.Expr
     """
     expected_class = get_literal_class(literal)
     for node in nodes:
-        other, kind = reader.literal(node), reader.kind(node)
+        other, kind = reader.read_literal(node), reader.find_kind(node)
         if other is not None and other.kind == "null":
             continue
         own_class = get_kind_class(kind) if other is None else get_literal_class(other)
@@ -124,7 +124,7 @@ def compare_range(
         like: A literal that decides the kind of the bounds. If it is a date, bounds at midnight become dates.
     """
     bounds = ((">=", make_moment_literal(start, like)), ("<", make_moment_literal(end, like)))
-    return all_of(reader.column(op, column, bound) for op, bound in bounds)
+    return all_of(reader.compare_column(op, column, bound) for op, bound in bounds)
 
 
 def make_moment_literal(moment: datetime, like: Literal) -> Literal:

@@ -20,7 +20,7 @@ from seamark.connector.analysis.texts import (
     compare_list_in_case,
     compare_pattern_in_case,
     find_function,
-    like_predicate,
+    read_like_predicate,
 )
 from seamark.connector.plans.conditions import (
     DAY,
@@ -75,12 +75,12 @@ class ConditionReader:
         """Return a comparison of a column that is true for exactly the rows for which `node` is true."""
         return _Reading(self, self._today, resolve, kind).read_exactly(node)
 
-    def literal(self, node: exp.Expr) -> Literal | None:
+    def read_literal(self, node: exp.Expr) -> Literal | None:
         return parse_literal(node, casts_decimal=self._casts_decimal)
 
-    def literals(self, nodes: Iterable[exp.Expr]) -> tuple[Literal, ...] | None:
+    def read_literals(self, nodes: Iterable[exp.Expr]) -> tuple[Literal, ...] | None:
         """Return the literals of the nodes, or None if one of the nodes is not a literal."""
-        literals = [self.literal(node) for node in nodes]
+        literals = [self.read_literal(node) for node in nodes]
         present = tuple(literal for literal in literals if literal is not None)
         return present if len(present) == len(literals) else None
 
@@ -121,7 +121,7 @@ class _Reading:
             return all_of([None if negated else begins, self._read_pattern(node, negated=negated)])
         if leaf is None:
             return self._read_predicate(node, negated=negated)
-        return leaf.negation() if negated else leaf
+        return leaf.negate() if negated else leaf
 
     def read_exactly(self, node: exp.Expr) -> ColumnComparison | None:
         comparison = self._read_leaf(node)
@@ -130,45 +130,45 @@ class _Reading:
 
     # The methods of `comparisons.ComparisonReader`
 
-    def condition(self, node: exp.Expr) -> Condition | None:
+    def read_condition(self, node: exp.Expr) -> Condition | None:
         return self.read(node, negated=False)
 
     def is_null(self, node: exp.Expr) -> Condition | None:
-        literal = self.literal(node)
+        literal = self.read_literal(node)
         if literal is not None:
             return None if literal.kind == "null" else NEVER
         return self._read_leaf(exp.Is(this=node, expression=exp.Null()))
 
-    def literal(self, node: exp.Expr) -> Literal | None:
-        return self.reader.literal(node)
+    def read_literal(self, node: exp.Expr) -> Literal | None:
+        return self.reader.read_literal(node)
 
-    def kind(self, node: exp.Expr) -> str | None:
+    def find_kind(self, node: exp.Expr) -> str | None:
         while type(node) is exp.Paren:
             node = node.this
         reference = self.resolve(node) if type(node) is exp.Column else None
         return None if reference is None else self.kind_of(reference)
 
-    def column(self, op: str, side: exp.Expr, literal: Literal) -> ColumnComparison | None:
+    def compare_column(self, op: str, side: exp.Expr, literal: Literal) -> ColumnComparison | None:
         term = _parse_term(side, self.resolve)
         return None if term is None else term.compare(op, (literal,))
 
     def compare(self, op: str, side: exp.Expr, literal: Literal) -> Condition | None:
         while type(side) is exp.Paren:
             side = side.this
-        constant = self.literal(side)
+        constant = self.read_literal(side)
         if constant is not None:
             return NEVER if compare_literals(op, constant, literal) is False else None
-        comparison = self.column(op, side, literal)
+        comparison = self.compare_column(op, side, literal)
         return comparison if comparison is not None else compare_function(op, side, literal, self)
 
-    def equality(self, left: exp.Expr, right: exp.Expr, compared_in: CommonType) -> Condition | None:
+    def build_equality(self, left: exp.Expr, right: exp.Expr, compared_in: CommonType) -> Condition | None:
         return self._compare_sides("=", left, right, compared_in)
 
     # The common type of operands (`operands.py`)
 
     @cached_property
     def _classes(self) -> OperandClasses:
-        return OperandClasses(self.literal, self.kind)
+        return OperandClasses(self.read_literal, self.find_kind)
 
     def compute_common_type(self, operands: Iterable[exp.Expr]) -> CommonType:
         return self._classes.compute_common_type(operands, utc=self.reader.utc)
@@ -178,12 +178,12 @@ class _Reading:
 
         The result is None if one of the nodes is not a literal, or if a literal cannot be converted to the common type.
         """
-        literals = self.reader.literals(nodes)
+        literals = self.reader.read_literals(nodes)
         if literals is None:
             return None
-        own = self._classes.of(side)
+        own = self._classes.find_class(side)
         common = compute_common_type([own, *map(get_literal_class, literals)], utc=self.reader.utc)
-        converted = [common.literal(literal, own) for literal in literals]
+        converted = [common.choose_literal(literal, own) for literal in literals]
         present = tuple(literal for literal in converted if literal is not None)
         return present if len(present) == len(converted) else None
 
@@ -198,8 +198,10 @@ class _Reading:
             return None
         match node:
             case exp.StartsWith() if not negated:
-                prefix = self.literal(node.expression)
-                return self.column("STARTS WITH", node.this, prefix) if prefix and prefix.kind == "text" else None
+                prefix = self.read_literal(node.expression)
+                return (
+                    self.compare_column("STARTS WITH", node.this, prefix) if prefix and prefix.kind == "text" else None
+                )
             case exp.In() if node.expressions and not isinstance(node.this, exp.Tuple):
                 one_of, parts = True, [("=", node.this, value) for value in _flatten_values(node.expressions)]
             case exp.Between():
@@ -229,7 +231,7 @@ class _Reading:
         """
         if not isinstance(side, exp.Lower | exp.Upper):
             return each
-        literals = [self.literal(node) for node in nodes]
+        literals = [self.read_literal(node) for node in nodes]
         if compared_in is not None:
             literals = [None if literal is None else compared_in.convert_literal(side, literal) for literal in literals]
         present = [one for one in literals if one is not None]
@@ -246,7 +248,7 @@ class _Reading:
                 operands.
         """
         for side, other, compared in _orient_sides(left, right, op):
-            literal = self.literal(other)
+            literal = self.read_literal(other)
             if literal is not None:  # `_read_leaf` reads comparisons of columns with null.
                 if compared_in is not None:
                     literal = compared_in.convert_literal(side, literal)
@@ -254,7 +256,7 @@ class _Reading:
             span = parse_span(other, self.today)
             if span is not None:
                 ops = (">=", "<=") if compared == "=" else () if compared == "<>" else (compared,)
-                return all_of(self.compare(bound, side, span.literal(bound)) for bound in ops)
+                return all_of(self.compare(bound, side, span.choose_literal(bound)) for bound in ops)
         return None
 
     def _read_pattern(self, node: exp.Expr, *, negated: bool) -> Condition | None:
@@ -263,7 +265,7 @@ class _Reading:
         like = node.this if escape is not None else node
         if type(like) is not exp.Like or not is_plain(like) or not is_plain(node):
             return None
-        texts = [self.literal(one) for one in (like.expression, escape) if one is not None]
+        texts = [self.read_literal(one) for one in (like.expression, escape) if one is not None]
         if any(text is None or text.kind != "text" for text in texts):
             return None
         pattern, *escapes = [one.value for one in texts if one is not None]
@@ -274,7 +276,7 @@ class _Reading:
             return None
         negated = negated != bool(like.args.get("negate"))
         escaped = escapes[0] if escapes else None
-        like_condition = like_predicate(term.column, pattern, escaped, function, negated=negated)
+        like_condition = read_like_predicate(term.column, pattern, escaped, function, negated=negated)
         if negated or not isinstance(side, exp.Lower | exp.Upper) or not is_valid_pattern(pattern, escaped):
             return like_condition
         return all_of([like_condition, compare_pattern_in_case(side, pattern, escaped, self)])
@@ -291,7 +293,7 @@ class _Reading:
     def _find_equalities(self, nodes: Iterable[exp.Expr]) -> list[tuple[exp.Expr, Literal]]:
         equalities = []
         for node in nodes:
-            literal = self.literal(node.expression) if type(node) is exp.EQ else None
+            literal = self.read_literal(node.expression) if type(node) is exp.EQ else None
             if literal is not None:
                 equalities.append((node.this, literal))
         return equalities
@@ -310,7 +312,7 @@ class _Reading:
         equal = [row for row in rows if not any(isinstance(value.unnest(), exp.Null) for value in row.expressions)]
         if not equal:
             return None
-        return any_of(all_of(map(self.equality, columns, row.expressions, common)) for row in equal)
+        return any_of(all_of(map(self.build_equality, columns, row.expressions, common)) for row in equal)
 
     def _read_leaf(self, node: exp.Expr) -> ColumnComparison | None:
         """Return a comparison of a column, or of its day or year, with literals."""
@@ -323,7 +325,7 @@ class _Reading:
         if kind in COMPARISONS:
             return self._read_comparison(node, COMPARISONS[kind])
         if kind in _NULL_SAFE:
-            term, literal = _parse_term(node.this, self.resolve), self.literal(node.expression)
+            term, literal = _parse_term(node.this, self.resolve), self.read_literal(node.expression)
             return None if term is None or literal is None else term.compare(_NULL_SAFE[kind], (literal,))
         match node:
             case exp.Escape() if type(node.this) is exp.Like and is_plain(node.this):
@@ -336,7 +338,7 @@ class _Reading:
             case exp.Is() if isinstance(node.expression, exp.Null):
                 term = _parse_term(node.this, self.resolve)
                 comparison = None if term is None else term.compare("IS NULL", ())
-                return comparison.negation() if comparison is not None and node.args.get("negate") else comparison
+                return comparison.negate() if comparison is not None and node.args.get("negate") else comparison
         if node.args.get("negate"):
             return None
         side, op = node.this, "IN"
@@ -354,9 +356,9 @@ class _Reading:
 
     def _read_comparison(self, node: exp.Expr, op: str) -> ColumnComparison | None:
         for side, other, compared in _orient_sides(node.this, node.expression, op):
-            literal = self.literal(other)
+            literal = self.read_literal(other)
             if literal is not None:
-                return self.column(compared, side, literal)
+                return self.compare_column(compared, side, literal)
         return None
 
     def _read_like(self, node: exp.Expr, escape: str | None) -> ColumnComparison | None:
@@ -370,7 +372,7 @@ class _Reading:
             comparison = term.compare("STARTS WITH", (Literal("text", prefix),), exact=suffix.strip("%") == "")
         else:
             return None
-        return comparison.negation() if comparison is not None and node.args.get("negate") else comparison
+        return comparison.negate() if comparison is not None and node.args.get("negate") else comparison
 
 
 @dataclass(frozen=True)

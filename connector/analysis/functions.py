@@ -123,9 +123,9 @@ def _read_cases(
     common = None if compared is None else reader.compute_common_type([compared, *(branch.this for branch in branches)])
     for branch in branches:
         if compared is None or common is None:
-            when = reader.condition(branch.this)
+            when = reader.read_condition(branch.this)
         else:
-            when = reader.equality(compared, branch.this, common)
+            when = reader.build_equality(compared, branch.this, common)
         yield result(branch.args["true"], when)
     if otherwise is not None:
         yield result(otherwise, None)
@@ -161,16 +161,16 @@ def _compare_truncated(
         case "=":
             return compare_range(column, start, end, literal, reader) if exact else NEVER
         case "<>" if exact:
-            return any_of([reader.column("<", column, begins), reader.column(">=", column, ends)])
+            return any_of([reader.compare_column("<", column, begins), reader.compare_column(">=", column, ends)])
         case "<" | ">=":
-            return reader.column(op, column, begins if exact else ends)
+            return reader.compare_column(op, column, begins if exact else ends)
         case "<=" | ">":
-            return reader.column("<" if op == "<=" else ">=", column, ends)
+            return reader.compare_column("<" if op == "<=" else ">=", column, ends)
     return None
 
 
 def _keeps_value(node: exp.Cast, reader: ComparisonReader) -> bool:
-    to, kind = node.to, reader.kind(node.this)
+    to, kind = node.to, reader.find_kind(node.this)
     types = exp.DataType.Type
     return not to.expressions and (
         (kind in ("int", "long") and to.this is types.BIGINT)

@@ -3,7 +3,7 @@
 Trino, DuckDB and Spark convert all operands of IN, BETWEEN and simple CASE to their common type before they compare
 any of them. `id IN (9007199254740993, 1e0)` compares doubles, so it is also true for 9007199254740992.
 `ts BETWEEN … AND now()` compares times in the session's zone. Therefore a predicate is split into comparisons of a
-column with single literals only after its literals are converted to the common type (`CommonType.literal`).
+column with single literals only after its literals are converted to the common type (`CommonType.choose_literal`).
 
 This module works with classes of types. The types of one class are compared by their exact values.
 """
@@ -103,7 +103,7 @@ class CommonType:
     classes: Mapping[int, str | None] = field(default_factory=dict)
     """The class of each operand, by the identity of its node."""
 
-    def literal(self, literal: Literal, side: str | None) -> Literal | None:
+    def choose_literal(self, literal: Literal, side: str | None) -> Literal | None:
         """Return the literal with which an operand of the class `side` is compared, instead of `literal`.
 
         A comparison with the result is equal to a comparison in the common type. The result is None if there is no such
@@ -119,8 +119,8 @@ class CommonType:
         return literal if self.target == ZONED and self.utc else None
 
     def convert_literal(self, side: exp.Expr, literal: Literal) -> Literal | None:
-        """Convert a literal that is compared with the operand `side`. See `literal`."""
-        return self.literal(literal, self.classes.get(id(side)))
+        """Convert a literal that is compared with the operand `side`. See `choose_literal`."""
+        return self.choose_literal(literal, self.classes.get(id(side)))
 
 
 def _convert_to_double(literal: Literal) -> Literal | None:
@@ -146,8 +146,8 @@ class OperandClasses:
     """Finds the classes of operands.
 
     Args:
-        literal: Returns the literal of a node (`comparisons.ComparisonReader.literal`).
-        kind: Returns the Iceberg type of a column (`comparisons.ComparisonReader.kind`).
+        literal: Returns the literal of a node (`comparisons.ComparisonReader.choose_literal`).
+        kind: Returns the Iceberg type of a column (`comparisons.ComparisonReader.find_kind`).
     """
 
     def __init__(self, literal: Callable[[exp.Expr], Literal | None], kind: Callable[[exp.Expr], str | None]) -> None:
@@ -155,10 +155,10 @@ class OperandClasses:
         self._kind = kind
 
     def compute_common_type(self, operands: Iterable[exp.Expr], *, utc: bool) -> CommonType:
-        classes = [(id(operand), self.of(operand)) for operand in operands]
+        classes = [(id(operand), self.find_class(operand)) for operand in operands]
         return CommonType(_choose_target([class_ for _, class_ in classes]), utc, dict(classes))
 
-    def of(self, node: exp.Expr) -> str | None:
+    def find_class(self, node: exp.Expr) -> str | None:
         """Return the class of the type of `node`, or None if it is unknown."""
         node = node.unnest()
         literal = self._literal(node)
@@ -180,14 +180,14 @@ class OperandClasses:
             return EXACT
         if isinstance(node, _ARITHMETIC):
             sides = [side for side in (node.this, node.expression) if not isinstance(side, exp.Interval)]
-            class_ = compute_common_class(map(self.of, sides))
+            class_ = compute_common_class(map(self.find_class, sides))
             return class_ if class_ in _NUMBERS or len(sides) == 1 else None
         if isinstance(node, (*_OF_TEXTS, exp.Concat, exp.DPipe)):
             parts = node.expressions or [part for part in (node.this, node.args.get("expression")) if part is not None]
             parts = [node.this] if isinstance(node, _OF_TEXTS) else parts
-            return TEXT if compute_common_class(map(self.of, parts)) == TEXT else None
+            return TEXT if compute_common_class(map(self.find_class, parts)) == TEXT else None
         results = list(_iter_results(node))
-        return compute_common_class(map(self.of, results)) if results else None
+        return compute_common_class(map(self.find_class, results)) if results else None
 
 
 def _iter_results(node: exp.Expr) -> Iterator[exp.Expr]:

@@ -33,8 +33,8 @@ from seamark.connector.analysis.select_names import (
     ParsedJoin,
     ParsedTree,
     SelectNames,
+    build_join_tree,
     canonicalize_name,
-    join_tree,
     joins_in,
     list_sources,
 )
@@ -115,7 +115,7 @@ class Queries:
             case exp.Subquery():
                 allowed, read_body = _SUBQUERY, self._read_subquery
             case exp.Values():
-                return self.literal_rows(node) or hide(node, visible)
+                return self.read_literal_rows(node) or hide(node, visible)
             case _:
                 raise UnsupportedStatement
         _check_arguments(node, allowed)
@@ -143,7 +143,7 @@ class Queries:
         """Return the subqueries in these expressions, with their nodes."""
         return [(node, self.read(node, visible)) for each in expressions for node in _find_queries(each)]
 
-    def literal_rows(self, node: exp.Expr) -> LiteralRows | None:
+    def read_literal_rows(self, node: exp.Expr) -> LiteralRows | None:
         """Return the rows of VALUES, or of UNNEST of one array, or None if one of the values is not a literal."""
         if _list_arguments(node, set(node.args) - {"this", "alias", "expressions"}):
             return None
@@ -155,7 +155,7 @@ class Queries:
             if not isinstance(array, exp.Array):
                 return None
             rows = [[element] for element in array.expressions]
-        columns = [self._reader.literals(column) for column in zip(*rows, strict=False)]
+        columns = [self._reader.read_literals(column) for column in zip(*rows, strict=False)]
         literals = tuple(column for column in columns if column is not None)
         is_complete = len({len(row) for row in rows}) == 1 and len(literals) == len(columns)
         return LiteralRows(literals) if literals and is_complete else None
@@ -181,7 +181,7 @@ class Queries:
         tables = _FromClause(self, visible)
         if clause is not None:
             _check_arguments(clause, frozenset(("this",)))
-            tables.tree = tables.join(tables.relation(clause.this), node.args.get("joins") or [])
+            tables.tree = tables.join(tables.parse_relation(clause.this), node.args.get("joins") or [])
         elif node.args.get("joins"):
             raise UnsupportedStatement
         expressions = [*node.expressions, *_list_arguments(node, ("where", "order", *_BELOW))]
@@ -197,7 +197,7 @@ class Queries:
             tables.sources,
             tables.tree,
             self._relation_names,
-            self._reader.literal,
+            self._reader.read_literal,
         )
         queries = [*subqueries, *(query for _, each in on_subqueries for query in each)]
         predicates = PredicateReader(names, self._reader, {id(query): rows for query, rows in queries}, self._selects)
@@ -207,9 +207,9 @@ class Queries:
         having, filters = node.args.get("having"), _filter_conditions(node)
         block = QueryBlock(
             sources=[source.relation for source in tables.sources],
-            tree=None if tables.tree is None else join_tree(tables.tree, predicates.find_join_predicate),
+            tree=None if tables.tree is None else build_join_tree(tables.tree, predicates.find_join_predicate),
             outputs=names,
-            where=None if where is None else predicates.predicate(where.this),
+            where=None if where is None else predicates.read_predicate(where.this),
             passes=passes,
             needs_rows=passes
             and not windows
@@ -217,7 +217,7 @@ class Queries:
             and all(_is_of_one_row(projection) for projection in node.expressions),
             keys=None if node.args.get("group") is None else keys,
             having=None if having is None else predicates.build_condition_on(having.this, keys),
-            counted=any_of(map(predicates.condition, filters)) if filters else None,
+            counted=any_of(map(predicates.read_condition, filters)) if filters else None,
             partitions=[_find_partition_columns(window, names) for window in windows],
             extremes=find_extremes(names),
             inner=[
@@ -293,7 +293,7 @@ class _FromClause:
             side, kind = str(join.args.get("side") or "").upper(), str(join.args.get("kind") or "").upper()
             on = join.args.get("on")
             using = [canonicalize_name(column.name) for column in join.args.get("using") or []]
-            right = self.relation(join.this)
+            right = self.parse_relation(join.this)
             if not (side or kind or on or using):
                 parts.append(right)
                 continue
@@ -308,11 +308,11 @@ class _FromClause:
             tree = ParsedJoin(tree, part)
         return tree
 
-    def relation(self, node: exp.Expr) -> ParsedTree:
+    def parse_relation(self, node: exp.Expr) -> ParsedTree:
         joins = node.args.get("joins") or []
         if _is_bracket(node):
             if not _list_arguments(node, set(node.args) - {"this", "joins"}):
-                return self.join(self.relation(node.this), joins)
+                return self.join(self.parse_relation(node.this), joins)
             rows: Relation = hide(node, self._visible)  # The brackets contain a join, and have an alias.
         else:
             rows = self._read_rows(node)
@@ -336,7 +336,7 @@ class _FromClause:
             ):
                 return self._queries.read(node.this, self._visible)
             case exp.Unnest() | exp.Values():
-                return self._queries.literal_rows(node) or hide(node, self._visible)
+                return self._queries.read_literal_rows(node) or hide(node, self._visible)
             case exp.Lateral():
                 return hide(node, self._visible)
         raise UnsupportedStatement

@@ -36,7 +36,7 @@ class DateSpan:
     low: date
     high: date
 
-    def literal(self, op: str) -> Literal:
+    def choose_literal(self, op: str) -> Literal:
         """Return a literal for which the comparison by `op` is true wherever it is true for a value of the span.
 
         The literal has no zone, because the span is wide enough for all zones.

@@ -185,7 +185,7 @@ def find_result_types(query: ParsedQuery, columns: Sequence[str], *, columns_of:
     """Return the Iceberg types of the `columns` of a query's result that are unchanged stored columns."""
     try:
         _, result = _read(query, columns_of)
-        types_by_column = {column: result.kind(column) for column in columns}
+        types_by_column = {column: result.find_kind(column) for column in columns}
     except (UnsupportedStatement, RecursionError):
         return {}
     return {column: kind for column, kind in types_by_column.items() if kind is not None}

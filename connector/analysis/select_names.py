@@ -67,11 +67,11 @@ def joins_in(tree: ParsedTree | None) -> Iterator[ParsedJoin]:
             pending += [node.left, node.right]
 
 
-def join_tree(tree: ParsedTree, predicate_on: Callable[[ParsedJoin], Predicate]) -> JoinTree:
+def build_join_tree(tree: ParsedTree, predicate_on: Callable[[ParsedJoin], Predicate]) -> JoinTree:
     """Return the join tree of a block for the algebra."""
     if isinstance(tree, int):
         return tree
-    left, right = join_tree(tree.left, predicate_on), join_tree(tree.right, predicate_on)
+    left, right = build_join_tree(tree.left, predicate_on), build_join_tree(tree.right, predicate_on)
     on = ALWAYS if tree.on is None and not tree.using else predicate_on(tree)
     return SourceJoin(left, right, tree.keeps_left, tree.keeps_right, on)
 
@@ -115,13 +115,13 @@ class SelectNames:
                 answers |= {source.relation.has(name) for source in self._find_sources(star)} or {None}
         return True if True in answers else None if None in answers else False
 
-    def names(self) -> tuple[str | None, ...] | None:
+    def list_names(self) -> tuple[str | None, ...] | None:
         if len(self.projections) == len(self.sources) == 1 and find_star_qualifier(self.projections[0]) == "":
-            return self.sources[0].relation.names()
+            return self.sources[0].relation.list_names()
         has_star = any(find_star_qualifier(projection) is not None for projection in self.projections)
         return None if has_star else find_output_names(self.projections)
 
-    def reference(self, name: str) -> ColumnReference | None:
+    def find_reference(self, name: str) -> ColumnReference | None:
         """Return the source column whose unchanged value the output has, or None.
 
         The result is None also if the name may be ambiguous: there is more than one star, or a star and other columns.
@@ -137,7 +137,7 @@ class SelectNames:
             return None
         return self._resolve_name(name) if stars[0] == "" else self._resolve_name(name, stars[0])
 
-    def literal(self, name: str) -> Literal | None:
+    def find_literal(self, name: str) -> Literal | None:
         if any(find_star_qualifier(projection) is not None for projection in self.projections):
             return None
         names = find_output_names(self.projections)
@@ -149,9 +149,9 @@ class SelectNames:
 
     # Columns in the expressions of the SELECT
 
-    def kind(self, reference: ColumnReference) -> str | None:
+    def find_kind(self, reference: ColumnReference) -> str | None:
         source, column = reference
-        return self.sources[source].relation.kind(column)
+        return self.sources[source].relation.find_kind(column)
 
     def resolve(self, column: exp.Column) -> ColumnReference | None:
         parts = column.parts
@@ -191,8 +191,8 @@ class SelectNames:
             return left or right if left is None or right is None else None
         if left is None or right is None or (tree.keeps_left and tree.keeps_right):
             return None
-        kind = self.kind(left)
-        if kind is None or self.kind(right) != kind:  # If the types differ, the engine converts one of the values.
+        kind = self.find_kind(left)
+        if kind is None or self.find_kind(right) != kind:  # If the types differ, the engine converts one of the values.
             return None
         return left if not tree.keeps_right else right if is_exact(kind) else None
 
@@ -249,7 +249,7 @@ class SelectNames:
         if not isinstance(table, Table):
             return None
         field = ".".join(names)
-        return None if table.kind(field) is None else (self.sources.index(candidates[0]), field)
+        return None if table.find_kind(field) is None else (self.sources.index(candidates[0]), field)
 
     def _find_sources(self, qualifier: str) -> list[NamedSource]:
         return [source for source in self.sources if source.name == qualifier]

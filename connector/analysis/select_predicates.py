@@ -73,9 +73,9 @@ class PredicateReader:
         self._queries = queries
         self._selects = selects
 
-    def condition(self, node: exp.Expr) -> Condition | None:
+    def read_condition(self, node: exp.Expr) -> Condition | None:
         """Return the condition on columns of the sources that is true for each row for which `node` is true."""
-        return self._reader.read(node, self._names.resolve_stored, self._names.kind)
+        return self._reader.read(node, self._names.resolve_stored, self._names.find_kind)
 
     def build_condition_on(self, node: exp.Expr, columns: frozenset[ColumnReference]) -> Condition | None:
         """Return the condition on `columns` that is true for each row for which `node` is true."""
@@ -84,9 +84,9 @@ class PredicateReader:
             reference = self._names.resolve(column)
             return reference if reference in columns else None
 
-        return self._reader.read(node, resolve, self._names.kind)
+        return self._reader.read(node, resolve, self._names.find_kind)
 
-    def predicate(self, node: exp.Expr) -> Predicate:
+    def read_predicate(self, node: exp.Expr) -> Predicate:
         """Return the predicate of WHERE."""
         condition, equalities = self._read_condition(node, None), tuple(self._find_equalities(node))
         return Predicate(condition, equalities, partial(self._read_exactly, node))
@@ -99,8 +99,8 @@ class PredicateReader:
         parts = list(islice(split_conjunction(node), EXACT_PARTS_MAX + 1))
         if len(parts) > EXACT_PARTS_MAX:
             return None
-        comparisons = [self._reader.read_exactly(part, self._names.resolve, self._names.kind) for part in parts]
-        exact = [each for each in comparisons if each is not None and is_exact(self._names.kind(each.column))]
+        comparisons = [self._reader.read_exactly(part, self._names.resolve, self._names.find_kind) for part in parts]
+        exact = [each for each in comparisons if each is not None and is_exact(self._names.find_kind(each.column))]
         return all_of(exact) if len(exact) == len(comparisons) else None
 
     def find_join_predicate(self, join: ParsedJoin) -> Predicate:
@@ -128,7 +128,7 @@ class PredicateReader:
             *self._read_period_values(node, visible_sources),
             *self._read_range_values(node, visible_sources),
         ]
-        return all_of([self.condition(node), *values])
+        return all_of([self.read_condition(node), *values])
 
     # Equal columns
 
@@ -164,9 +164,9 @@ class PredicateReader:
                 yield left, right
 
     def _are_comparable(self, left: ColumnReference, right: ColumnReference) -> bool:
-        return is_comparable(self._kind_of(left), self._kind_of(right))
+        return is_comparable(self._find_kind(left), self._find_kind(right))
 
-    def _kind_of(self, reference: ColumnReference) -> str | None:
+    def _find_kind(self, reference: ColumnReference) -> str | None:
         """Return the type of a column that is stored, or an extreme of a stored column."""
         source, column = reference
         return _find_output_kind(self._names.sources[source].relation, column)
@@ -198,7 +198,7 @@ class PredicateReader:
 
     def _read_values_in(self, columns: Sequence[exp.Expr], query: Relation | None) -> Iterator[Condition]:
         """Yield conditions on columns that together equal the columns of one row of the query."""
-        names = None if query is None else query.names()
+        names = None if query is None else query.list_names()
         if query is None or names is None or len(names) != len(columns):
             return
         pairs: list[Pair] = []
@@ -206,21 +206,21 @@ class PredicateReader:
             reference = self._names.resolve_node(column)
             if reference is None or name is None:
                 continue
-            if is_comparable(self._names.kind(reference), _find_output_kind(query, name)):
+            if is_comparable(self._names.find_kind(reference), _find_output_kind(query, name)):
                 pairs.append((reference, name))
         for reference, name in pairs:
-            yield from iter_extreme_semi_joins(reference, self._names.kind(reference), "=", query, name)
+            yield from iter_extreme_semi_joins(reference, self._names.find_kind(reference), "=", query, name)
         if pairs:
             yield from list_partner_conditions(pairs, query)
 
     def _read_values_beside(self, column: exp.Expr, op: str, query: Relation | None) -> Iterator[SemiJoin]:
         """Yield semi-joins for a column that is less or greater than the column of one row of the query."""
-        names = None if query is None else query.names()
+        names = None if query is None else query.list_names()
         reference = self._names.resolve_node(column)
         name = names[0] if names is not None and len(names) == 1 else None
         if query is None or reference is None or name is None:
             return
-        kind = self._names.kind(reference)
+        kind = self._names.find_kind(reference)
         yield from iter_extreme_semi_joins(reference, kind, op, query, name)
         if has_ranges(kind, _find_output_kind(query, name)) and not is_beyond_extreme(op, query, name):
             yield from iter_range_semi_joins(reference, [Limit(op, name)], query)
@@ -246,7 +246,7 @@ class PredicateReader:
                 outer = self._names.resolve(outside) if query.names.is_outer_name(outside) else None
                 if own is None or outer is None:
                     continue
-                if is_comparable(self._names.kind(outer), query.names.kind(own)):
+                if is_comparable(self._names.find_kind(outer), query.names.find_kind(own)):
                     pairs.append((own, outer))
         return tuple(pairs)
 
@@ -263,7 +263,7 @@ class PredicateReader:
                 if period is None or reference is None or partner is None or reference[0] == partner[0]:
                     continue
                 is_seen = visible_sources is None or {reference[0], partner[0]} <= visible_sources
-                if is_seen and period.has_values_of(self._names.kind(reference), self._names.kind(partner)):
+                if is_seen and period.has_values_of(self._names.find_kind(reference), self._names.find_kind(partner)):
                     relation = self._names.sources[partner[0]].relation
                     yield from iter_period_semi_joins(reference, period.transform, relation, partner[1])
 
@@ -277,7 +277,7 @@ class PredicateReader:
         elif type(part) is exp.Between and is_plain(part) and not part.args.get("negate"):
             low, high = part.args["low"], part.args["high"]
             # Engines compare all three operands in their common type.
-            classes = {self._class_of(operand) for operand in (part.this, low, high)}
+            classes = {self._find_class(operand) for operand in (part.this, low, high)}
             if len(classes) == 1 and None not in classes:
                 comparisons += [(part.this, ">=", low), (part.this, "<=", high)]
         for left, op, right in comparisons:
@@ -285,16 +285,16 @@ class PredicateReader:
             yield sides[0], op, _keep_query(right, sides[1])
             yield sides[1], FLIPPED[op], _keep_query(left, sides[0])
 
-    def _class_of(self, operand: exp.Expr) -> str | None:
+    def _find_class(self, operand: exp.Expr) -> str | None:
         """Return the class (`operands.py`) of a column, a subquery or a literal, or None if it is unknown."""
         query = self._queries.get(id(operand))
         if query is not None:
-            names = query.names()
+            names = query.list_names()
             return None if names is None or len(names) != 1 else get_kind_class(_find_output_kind(query, str(names[0])))
         reference = self._names.resolve_node(operand.unnest())
         if reference is not None:
-            return get_kind_class(self._kind_of(reference))
-        literal = self._reader.literal(operand)
+            return get_kind_class(self._find_kind(reference))
+        literal = self._reader.read_literal(operand)
         return None if literal is None else get_literal_class(literal)
 
     def _read_range_values(self, node: exp.Expr, visible_sources: frozenset[int] | None) -> Iterator[SemiJoin]:
@@ -307,9 +307,9 @@ class PredicateReader:
                     continue
                 if visible_sources is not None and not {reference[0], partner[0]} <= visible_sources:
                     continue
-                kind, relation = self._names.kind(reference), self._names.sources[partner[0]].relation
+                kind, relation = self._names.find_kind(reference), self._names.sources[partner[0]].relation
                 yield from iter_extreme_semi_joins(reference, kind, op, relation, partner[1])
-                if has_ranges(kind, self._kind_of(partner)) and not is_beyond_extreme(op, relation, partner[1]):
+                if has_ranges(kind, self._find_kind(partner)) and not is_beyond_extreme(op, relation, partner[1]):
                     limits.setdefault((reference, partner[0]), []).append(Limit(op, partner[1]))
         for (reference, source), each in limits.items():
             yield from iter_range_semi_joins(reference, each, self._names.sources[source].relation)
@@ -376,7 +376,7 @@ def find_extremes(names: SelectNames) -> dict[str, Extreme]:
             reference = names.resolve_node(aggregate.this)
             if reference is not None:
                 extremes[number] = Extreme(reference, MAXIMUM if type(aggregate) is exp.Max else MINIMUM)
-    outputs = (names.names() or ()) if extremes else ()
+    outputs = (names.list_names() or ()) if extremes else ()
     return {
         str(name): extremes[number]
         for number, name in enumerate(outputs)
@@ -397,6 +397,6 @@ def _keep_query(node: exp.Expr, inner: exp.Expr) -> exp.Expr:
 def _find_output_kind(relation: Relation, name: str) -> str | None:
     """Return the type of an output that is a stored column or an extreme of one."""
     if isinstance(relation, QueryBlock) and name in relation.extremes:
-        return relation.kind_of(relation.extremes[name].column)
-    extreme = relation.extreme(name)
-    return relation.kind(name) if extreme is None else extreme.type
+        return relation.find_reference_kind(relation.extremes[name].column)
+    extreme = relation.find_extreme(name)
+    return relation.find_kind(name) if extreme is None else extreme.type

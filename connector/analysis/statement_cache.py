@@ -176,16 +176,16 @@ def _read(
     """
     table_names: list[Names] = []
 
-    def columns_of(names: Names) -> Columns | None:
+    def find_columns(names: Names) -> Columns | None:
         table_names.append(names)
         return tables.get(names)
 
     try:
         query = query or parse_query(text.text, text.parameters)
         if text.columns:
-            column_types = find_result_types(query, text.columns, columns_of=columns_of)
+            column_types = find_result_types(query, text.columns, columns_of=find_columns)
             return query, ReadStatement((), tuple(table_names), column_types)
-        scans = collect_scans(query, columns_of=columns_of, utc=text.utc, today=text.today)
+        scans = collect_scans(query, columns_of=find_columns, utc=text.utc, today=text.today)
         return query, ReadStatement(scans, tuple(table_names), with_position=find_with_position(query.text))
     except UnsupportedStatement:
         return None, ReadStatement(())

@@ -66,7 +66,7 @@ def parse_formatted_time(node: exp.Expr, reader: ComparisonReader) -> FormattedT
             text = str(pattern.this) if isinstance(pattern, exp.Literal) and pattern.is_string else ""
             return FormattedTime(node.this, text) if text in _FORMATS else None
         case exp.Cast() if type(node) is exp.Cast and node.to.this in _TEXTS and not node.to.expressions:
-            return FormattedTime(node.this, _ISO_DAY) if reader.kind(node.this) == "date" else None
+            return FormattedTime(node.this, _ISO_DAY) if reader.find_kind(node.this) == "date" else None
     return None
 
 
@@ -87,12 +87,17 @@ def compare_formatted(op: str, time: FormattedTime, text: str, reader: Compariso
     begins, ends = make_moment_literal(start, like), make_moment_literal(end, like)
     match op:
         case "<>":
-            return any_of([reader.column("<", column, begins), reader.column(">=", column, ends)])
+            return any_of([reader.compare_column("<", column, begins), reader.compare_column(">=", column, ends)])
         case "<" | "<=":
             return any_of(
-                [reader.column("<", column, begins if op == "<" else ends), _compare_later_years(column, reader)]
+                [
+                    reader.compare_column("<", column, begins if op == "<" else ends),
+                    _compare_later_years(column, reader),
+                ]
             )
-    return any_of([reader.column(">=", column, begins if op == ">=" else ends), _compare_earlier_years(column, reader)])
+    return any_of(
+        [reader.compare_column(">=", column, begins if op == ">=" else ends), _compare_earlier_years(column, reader)]
+    )
 
 
 def _compare_later_years(column: exp.Expr, reader: ComparisonReader) -> Condition | None:
@@ -100,7 +105,7 @@ def _compare_later_years(column: exp.Expr, reader: ComparisonReader) -> Conditio
 
     Texts with such years are not in the order of the times among texts with years of four digits.
     """
-    return reader.column(">", column, Literal("date", _LAST_DAY, LOCAL))
+    return reader.compare_column(">", column, Literal("date", _LAST_DAY, LOCAL))
 
 
 def _compare_earlier_years(column: exp.Expr, reader: ComparisonReader) -> Condition | None:
@@ -108,7 +113,7 @@ def _compare_earlier_years(column: exp.Expr, reader: ComparisonReader) -> Condit
 
     Some engines write such a year with leading zeros, and others without.
     """
-    return reader.column("<", column, Literal("date", _FIRST_DAY, LOCAL))
+    return reader.compare_column("<", column, Literal("date", _FIRST_DAY, LOCAL))
 
 
 def compare_formatted_prefix(node: exp.Expr, prefix: str, reader: ComparisonReader) -> Condition | None:
@@ -151,31 +156,33 @@ def compare_prefix(op: str, node: exp.Expr, literal: Literal, reader: Comparison
             if left < 0:
                 return NEVER if op == "=" else None
             if left > 0:
-                return reader.column(op, node.this, literal)
-            comparison = reader.column("STARTS WITH", node.this, literal)
-            return comparison if comparison is None or op == "=" else comparison.negation()
+                return reader.compare_column(op, node.this, literal)
+            comparison = reader.compare_column("STARTS WITH", node.this, literal)
+            return comparison if comparison is None or op == "=" else comparison.negate()
         case "<" | ">=" if left >= 0:
-            return reader.column(op, node.this, literal)
+            return reader.compare_column(op, node.this, literal)
         case ">" if left >= 0:  # If the column is greater than the literal, the prefix may be equal to it.
-            return reader.column(op, node.this, literal)
+            return reader.compare_column(op, node.this, literal)
         case "<=" if left > 0:
-            return reader.column(op, node.this, literal)
+            return reader.compare_column(op, node.this, literal)
     return None
 
 
 def compare_in_case(op: str, node: exp.Lower | exp.Upper, text: str, reader: ComparisonReader) -> Condition | None:
     """Read a comparison of `lower(c)` or `upper(c)` with a text."""
-    column = reader.column("=", node.this, Literal("text", text))
+    column = reader.compare_column("=", node.this, Literal("text", text))
     if column is None:
         return None
     pattern = "".join(f"\\{one}" if one in "%_\\" else one for one in text)
-    like = like_predicate(column.column, pattern, "\\", find_function(node), negated=op == "<>")
+    like = read_like_predicate(column.column, pattern, "\\", find_function(node), negated=op == "<>")
     condition = None
     if op == "=":
         spellings, is_whole = _find_spellings(text, lower=isinstance(node, exp.Lower))
         compared = "=" if is_whole else "STARTS WITH"
         if spellings:
-            condition = any_of(reader.column(compared, node.this, Literal("text", spelling)) for spelling in spellings)
+            condition = any_of(
+                reader.compare_column(compared, node.this, Literal("text", spelling)) for spelling in spellings
+            )
         condition = all_of([condition, _compare_function_value("=", column.column, node, [Literal("text", text)])])
     return all_of([condition, like])
 
@@ -184,7 +191,7 @@ def compare_list_in_case(
     node: exp.Lower | exp.Upper, literals: Sequence[Literal], reader: ComparisonReader
 ) -> Condition | None:
     """Read `lower(c) IN (texts)`. An index on the function can evaluate the result."""
-    column = reader.column("=", node.this, Literal("text", ""))
+    column = reader.compare_column("=", node.this, Literal("text", ""))
     if column is None or any(literal.kind != "text" for literal in literals):
         return None
     return _compare_function_value("IN", column.column, node, literals)
@@ -197,7 +204,7 @@ def compare_pattern_in_case(
 
     An index on the function can evaluate the result.
     """
-    column = reader.column("=", node.this, Literal("text", ""))
+    column = reader.compare_column("=", node.this, Literal("text", ""))
     prefix, suffix = split_pattern(pattern, escape)
     if column is None or not (prefix or suffix == ""):
         return None
@@ -210,7 +217,7 @@ def _compare_function_value(op: str, column: ColumnReference, node: exp.Expr, li
     return ColumnComparison(column, op, tuple(literals), function, exact=False)
 
 
-def like_predicate(
+def read_like_predicate(
     reference: ColumnReference, pattern: str, escape: str | None, function: str | None, *, negated: bool
 ) -> Like | None:
     """Return the LIKE predicate, or None if the server cannot evaluate it.

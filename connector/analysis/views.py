@@ -116,7 +116,9 @@ class ViewPlanner:
         learned = 0
         for _ in range(DEPTH_MAX):
             unknown = [name for name in names if self._known.get(name) is None and not self._is_paused(name)]
-            answers = await requests.all({name: self._seamark.view(name) for name in unknown[: VIEWS_MAX - learned]})
+            answers = await requests.request_all(
+                {name: self._seamark.view(name) for name in unknown[: VIEWS_MAX - learned]}
+            )
             views = {name: view for name, view in answers.items() if view is not None}
             for name in answers.keys() - views.keys():
                 self._pause_requests(name)
@@ -125,7 +127,7 @@ class ViewPlanner:
                 self._known.put(name, view, size)
             learned += len(views)
             behind = {name for view in views.values() for _, name in (await self._open(view, until_s)).named.values()}
-            tables = await requests.all({name: self._seamark.columns(name) for name in behind})
+            tables = await requests.request_all({name: self._seamark.load_table(name) for name in behind})
             names = [name for name, table in tables.items() if table is None]
             if not names:
                 break
@@ -155,7 +157,7 @@ class ViewPlanner:
             await self._open_behind(inner, (*above, name), views, until_s)
         views[name] = opened
 
-    async def definitions(
+    async def load_definitions(
         self, names: Iterable[Name], views: Mapping[Name, ResolvedView], requests: PlanRequests, until_s: float
     ) -> ViewDefinitions:
         """Return the current definitions of `names`, and of the names in the texts of `views`.
@@ -167,10 +169,10 @@ class ViewPlanner:
         """
         tables = {*names, *(name for opened in views.values() for _, name in opened.named.values())} - views.keys()
         questions: dict[Name, Coroutine[Any, Any, KnownTable | View | None]] = {
-            **{name: self._seamark.columns(name) for name in tables},
+            **{name: self._seamark.load_table(name) for name in tables},
             **{name: self._seamark.view(name) for name in views},
         }
-        answers = await requests.all(questions)
+        answers = await requests.request_all(questions)
         tables_by_name = {name: answer for name, answer in answers.items() if isinstance(answer, KnownTable)}
         unchanged = {name: opened for name, opened in views.items() if answers.get(name) == opened.view}
         for name, opened in unchanged.items():
@@ -267,7 +269,7 @@ class ViewPlanner:
                 ]
                 for expanded_view in level
             }
-            created_views = await requests.all(
+            created_views = await requests.request_all(
                 {
                     expanded_view.planned: self._create_plan_view(expanded_view, plans, names, reader)
                     for expanded_view in level

@@ -168,7 +168,7 @@ class Partitioner:
         remaining = iter(values)
         return tuple(None if term.transform == VOID else next(remaining) for term in self.terms)
 
-    def json(self, partition: Partition) -> list[object]:
+    def convert_to_json(self, partition: Partition) -> list[object]:
         """Return the partition in the form of a ContentFile of the REST specification."""
         return [encode_json(term.result, value) for term, value in zip(self.terms, partition, strict=True)]
 

@@ -15,22 +15,22 @@ from seamark.connector.client.names import (
     Name,
     make_namespace_path,
     make_standard_path,
+    make_table_path,
     split_name,
     split_table,
-    table_path,
 )
 from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR
 
-_PAGE = 1000
+_ENTRIES_PER_PAGE = 1000
 
 
-def namespace_properties(client: SeamarkClient, namespace: Name) -> dict[str, str]:
+def load_namespace_properties(client: SeamarkClient, namespace: Name) -> dict[str, str]:
     """Return the properties of a namespace.
 
     Raises:
         NoSuchResource: The namespace does not exist.
     """
-    properties: dict[str, str] = client._request_json("GET", namespace_route(client, namespace))["properties"]
+    properties: dict[str, str] = client._request_json("GET", make_namespace_route(client, namespace))["properties"]
     return properties
 
 
@@ -52,7 +52,7 @@ def drop_namespace(client: SeamarkClient, namespace: Name) -> None:
         NoSuchResource: The namespace does not exist.
         Refused: The namespace is not empty. The status is 409.
     """
-    _send(client, "DELETE", namespace_route(client, namespace))
+    _send(client, "DELETE", make_namespace_route(client, namespace))
 
 
 def create_table(
@@ -78,7 +78,7 @@ def create_table(
     body: dict[str, Any] = {"name": levels[-1], "schema": dict(schema), "properties": dict(properties)}
     body |= {} if partition_spec is None else {"partition-spec": dict(partition_spec)}
     body |= {} if location is None else {"location": location}
-    _send(client, "POST", f"{namespace_route(client, levels[:-1])}/tables", body)
+    _send(client, "POST", f"{make_namespace_route(client, levels[:-1])}/tables", body)
 
 
 def drop_table(client: SeamarkClient, table: Name, *, purge: bool = False) -> None:
@@ -142,7 +142,7 @@ def import_table(client: SeamarkClient, table: Name, metadata_location: str, *, 
         Refused: The name refers to another metadata file. The status is 409.
     """
     body = {"metadata-location": metadata_location, "dry-run": dry_run}
-    return bool(client._request_json("PUT", f"{table_path(table)}/import", body=body)["is-new"])
+    return bool(client._request_json("PUT", f"{make_table_path(table)}/import", body=body)["is-new"])
 
 
 def import_view(
@@ -154,7 +154,7 @@ def import_view(
         keep_owner: Whether the view may run with the rights of the user that its properties name.
     """
     body = {"metadata-location": metadata_location, "keep-owner": keep_owner, "dry-run": dry_run}
-    path = table_path(view).replace("/api/v1/tables/", "/api/v1/views/", 1)
+    path = make_table_path(view).replace("/api/v1/tables/", "/api/v1/views/", 1)
     return bool(client._request_json("PUT", f"{path}/import", body=body)["is-new"])
 
 
@@ -187,7 +187,7 @@ def list_dropped_entries(client: SeamarkClient, namespace: Name | None = None) -
 
     docs/reference/openapi.json defines the form of an entry (listDropped).
     """
-    query: dict[str, Any] = {"pageSize": _PAGE}
+    query: dict[str, Any] = {"pageSize": _ENTRIES_PER_PAGE}
     query |= {} if namespace is None else {"namespace": NAMESPACE_SEPARATOR.join(_split_levels(namespace))}
     for page in client._list_pages("/api/v1/dropped", query, "pageToken"):
         yield from page["dropped"]
@@ -195,7 +195,7 @@ def list_dropped_entries(client: SeamarkClient, namespace: Name | None = None) -
 
 def list_retained_entries(client: SeamarkClient, namespace: Name | None = None) -> Iterator[dict[str, Any]]:
     """Yield the dropped tables and views that cannot be restored, but still reserve their locations."""
-    query: dict[str, Any] = {"pageSize": _PAGE, "retained": "true"}
+    query: dict[str, Any] = {"pageSize": _ENTRIES_PER_PAGE, "retained": "true"}
     query |= {} if namespace is None else {"namespace": NAMESPACE_SEPARATOR.join(_split_levels(namespace))}
     for page in client._list_pages("/api/v1/dropped", query, "pageToken"):
         yield from page["dropped"]
@@ -256,7 +256,7 @@ def _send(
     return client._request(method, path, query or {}, payload, repeatable=False)
 
 
-def namespace_route(client: SeamarkClient, namespace: Name) -> str:
+def make_namespace_route(client: SeamarkClient, namespace: Name) -> str:
     return f"{client._get_catalog()}/namespaces/{make_namespace_path(_split_levels(namespace))}"
 
 

@@ -33,8 +33,8 @@ from seamark.connector.client.names import (
     hide_credentials,
     make_namespace_path,
     make_standard_path,
+    make_table_path,
     split_table,
-    table_path,
 )
 from seamark.connector.client.row_answers import (
     FileRows,
@@ -57,7 +57,7 @@ ARROW_STREAM = "application/vnd.apache.arrow.stream"
 _EXPIRATION_S = 900.0
 """The timeout of an expiration. The server needs minutes to read the manifests of all snapshots of a large table."""
 _NO_QUERY: Mapping[str, Any] = {}
-_PAGE_NAMES = 1000
+_NAMES_PER_PAGE = 1000
 _REPORTED_WAIT_S = 5.0
 """The minimum wait for which the client logs why it repeats a request."""
 _log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class SeamarkClient:
         """The root of the routes of Iceberg's REST specification, by URL; shared by the copies of a client."""
         self._read_headers: Mapping[str, str] = {}
 
-    def reading_fresh_rows(self, after: str = "") -> SeamarkClient:
+    def with_fresh_rows(self, after: str = "") -> SeamarkClient:
         """Return a client of the same server that also reads the rows of stream tables that wait for a flush.
 
         Its plans may name files that no snapshot of the table has. Use it for queries only: a commit must not be based
@@ -121,7 +121,7 @@ class SeamarkClient:
         client._read_headers = {FRESH_HEADER: "true", **({AFTER_HEADER: after} if after else {})}
         return client
 
-    def reading_commits(self) -> SeamarkClient:
+    def with_commits(self) -> SeamarkClient:
         """Return a client of the same server that reads only what commits have added."""
         client = copy.copy(self)
         client._read_headers = {}
@@ -227,7 +227,7 @@ class SeamarkClient:
             limit: The maximum number of instants.
         """
         query = {"order": "desc" if newest_first else "asc", **omit_none({"action": action})}
-        path = "/api/v1/timeline" if table is None else f"{table_path(table)}/timeline"
+        path = "/api/v1/timeline" if table is None else f"{make_table_path(table)}/timeline"
         left = limit
         while left is None or left > 0:
             answer = self._request_json("GET", path, {**query, **omit_none({"since": since, "limit": left})})
@@ -253,23 +253,25 @@ class SeamarkClient:
         for identifier in self._list_names(f"namespaces/{make_namespace_path(namespace)}/tables", "identifiers"):
             yield (*identifier["namespace"], identifier["name"])
 
-    def load_table(self, table: Name, *, history: bool = False, known: EngineTable | None = None) -> EngineTable:
+    def load_table(
+        self, table: Name, *, history: bool = False, loaded_before: EngineTable | None = None
+    ) -> EngineTable:
         """Return a table, with the settings and keys for access to its files.
 
         Args:
             history: Whether to return all snapshots of the table.
-            known: An earlier result of the same call. It is returned if the table has not changed.
+            loaded_before: An earlier result of the same call. It is returned if the table has not changed.
 
         Raises:
             NoSuchResource: The table does not exist.
         """
         path = self._make_standard_path(table)
         headers = {"X-Iceberg-Access-Delegation": "vended-credentials"}
-        if known is not None and known.etag:
-            headers["If-None-Match"] = known.etag
+        if loaded_before is not None and loaded_before.etag:
+            headers["If-None-Match"] = loaded_before.etag
         response = self._send("GET", path, {"snapshots": "all" if history else "refs"}, headers=headers)
-        if response.status == HTTPStatus.NOT_MODIFIED and known is not None:
-            return known
+        if response.status == HTTPStatus.NOT_MODIFIED and loaded_before is not None:
+            return loaded_before
         answer = response.data
         try:
             loaded = convert_json(answer, _LoadTableResult)
@@ -277,12 +279,12 @@ class SeamarkClient:
         except (msgspec.MsgspecError, KeyError) as error:
             raise ServerFailed(f"{self._shown} sent a response that is not a table: {error}") from None
         storage = dict(loaded.config)
-        for keys in sorted(loaded.storage_credentials, key=lambda one: len(one["prefix"])):
+        for keys in sorted(loaded.storage_credentials, key=lambda credential: len(credential["prefix"])):
             storage |= keys["config"] if f"{location}/".startswith(keys["prefix"]) else {}
         return EngineTable(bytes(loaded.metadata), location, storage, response.headers.get("ETag", ""))
 
     def _list_names(self, path: str, key: str, parent: str = "") -> Iterator[Any]:
-        query = {"pageSize": _PAGE_NAMES, "pageToken": "", **({"parent": parent} if parent else {})}
+        query = {"pageSize": _NAMES_PER_PAGE, "pageToken": "", **({"parent": parent} if parent else {})}
         for page in self._list_pages(f"{self._get_catalog()}/{path}", query, "pageToken"):
             yield from page[key]
 
@@ -352,7 +354,7 @@ class SeamarkClient:
         """
         optional = omit_none({"where": where, "filter": filter, "limit": limit, "joins": list(joins) or None})
         body = {**at.to_query(), "files": files, **optional}
-        explanation = self._request_json("POST", f"{table_path(table)}/explain", {}, body)
+        explanation = self._request_json("POST", f"{make_table_path(table)}/explain", {}, body)
         return self._convert({**explanation, "json": explanation}, Explanation)
 
     def plan_table(
@@ -390,7 +392,7 @@ class SeamarkClient:
             **at.to_query(),
             **omit_none({**optional, "joins": list(joins) or None}),
         }
-        return self._convert(self._request_json("POST", f"{table_path(table)}/plan-tables", {}, body), PlanTable)
+        return self._convert(self._request_json("POST", f"{make_table_path(table)}/plan-tables", {}, body), PlanTable)
 
     def health(self, table: Name) -> dict[str, Any]:
         """Return counts and sizes of the current snapshot, and the `problems` of the table.
@@ -400,7 +402,7 @@ class SeamarkClient:
         Raises:
             NoSuchResource: The table does not exist.
         """
-        return self._request_json("GET", f"{table_path(table)}/health")
+        return self._request_json("GET", f"{make_table_path(table)}/health")
 
     def expire_snapshots(
         self,
@@ -420,7 +422,9 @@ class SeamarkClient:
             Conflict: Concurrent commits conflicted in every attempt.
         """
         body = omit_none({"older-than-ms": older_than_ms, "retain-last": retain_last, "dry-run": dry_run})
-        return self._request_json("POST", f"{table_path(table)}/expire-snapshots", {}, body, timeout_s=_EXPIRATION_S)
+        return self._request_json(
+            "POST", f"{make_table_path(table)}/expire-snapshots", {}, body, timeout_s=_EXPIRATION_S
+        )
 
     def remove_orphan_files(
         self, table: Name, *, older_than_ms: int | None = None, dry_run: bool = False
@@ -433,7 +437,9 @@ class SeamarkClient:
             InvalidRequest: The table's properties forbid the deletion of files, or the time is less than a day ago.
         """
         body = omit_none({"older-than-ms": older_than_ms, "dry-run": dry_run})
-        return self._request_json("POST", f"{table_path(table)}/remove-orphan-files", {}, body, timeout_s=_EXPIRATION_S)
+        return self._request_json(
+            "POST", f"{make_table_path(table)}/remove-orphan-files", {}, body, timeout_s=_EXPIRATION_S
+        )
 
     # Positions of rows
 
@@ -453,7 +459,7 @@ class SeamarkClient:
         query = {**at.to_query(), "partitions": str(partitions).lower(), **omit_none({"index": index})}
         headers = {"Content-Type": ARROW_STREAM}
         body = self._request(
-            "POST", f"{table_path(table)}/lookup", query, encode_keys(keys), accept=ARROW_STREAM, headers=headers
+            "POST", f"{make_table_path(table)}/lookup", query, encode_keys(keys), accept=ARROW_STREAM, headers=headers
         )
         try:
             return parse_lookup(self._decode_table(body))
@@ -487,7 +493,7 @@ class SeamarkClient:
         while True:
             body = json.dumps(parameters).encode()
             page = self._decode_table(
-                self._request("POST", f"{table_path(table)}/bitmap", {}, body, accept=ARROW_STREAM)
+                self._request("POST", f"{make_table_path(table)}/bitmap", {}, body, accept=ARROW_STREAM)
             )
             yield from parse_file_rows(page)
             token = (page.schema.metadata or {}).get(b"next-page-token")
@@ -516,7 +522,7 @@ class SeamarkClient:
         body |= {} if filter == TRUE else {"filter": encode_expression(filter)}
         data = json.dumps(body).encode()
         answer = self._decode_table(
-            self._request("POST", f"{table_path(table)}/cube-groups", {}, data, accept=ARROW_STREAM)
+            self._request("POST", f"{make_table_path(table)}/cube-groups", {}, data, accept=ARROW_STREAM)
         )
         covered = (answer.schema.metadata or {}).get(b"covered", b"")
         return answer.replace_schema_metadata(None), base64.b64decode(covered)
@@ -548,7 +554,7 @@ class SeamarkClient:
         query = {**more, **({"partition": prefix} if prefix else {}), **omit_none({"limit": limit})}
         page: dict[str, Any] = at.to_query()
         while True:
-            body = self._request("GET", f"{table_path(table)}/{resource}", {**query, **page}, accept=ARROW_STREAM)
+            body = self._request("GET", f"{make_table_path(table)}/{resource}", {**query, **page}, accept=ARROW_STREAM)
             rows = self._decode_table(body)
             metadata = dict(rows.schema.metadata or {})
             token = metadata.pop(b"next-page-token", None)

@@ -16,11 +16,11 @@ from typing import Any
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import Refused, ServerFailed, Unavailable, Unreachable
-from seamark.connector.client.names import Name, table_path
+from seamark.connector.client.names import Name, make_table_path
 
 Producer = tuple[str, int]
 """The name of a writer, and the sequence number of its change."""
-_TRIES = 6
+_COMMIT_TRIES_MAX = 6
 _WAIT_S = 0.25
 _WAIT_MAX_S = 8.0
 _DOUBLINGS_MAX = 10
@@ -60,14 +60,14 @@ class CommitClient:
         """
         if self.client.fence is not None:
             body = {**body, "fence": self.client.fence}
-        tries = _TRIES if body.get("producer") is not None else 1
+        tries = _COMMIT_TRIES_MAX if body.get("producer") is not None else 1
         payload, left_open = json.dumps(body).encode(), False
         for number in range(tries):
             if number:
                 sleep_before_attempt(number - 1, first_s=_WAIT_S, max_s=_WAIT_MAX_S)
             try:
                 # `_request` itself repeats requests after a refused connection, and if the server is busy.
-                raw = self.client._request("POST", f"{table_path(table)}/commit", {}, payload, repeatable=False)
+                raw = self.client._request("POST", f"{make_table_path(table)}/commit", {}, payload, repeatable=False)
             except Refused as error:
                 error.left_open = left_open  # An earlier attempt may still be committed.
                 raise
@@ -88,7 +88,7 @@ class CommitClient:
             NoSuchResource: The table does not exist.
             Conflict: The flush conflicts with another commit.
         """
-        rows: int = self.client._request_json("POST", f"{table_path(table)}/flush")["rows"]
+        rows: int = self.client._request_json("POST", f"{make_table_path(table)}/flush")["rows"]
         return rows
 
 

@@ -13,7 +13,7 @@ import urllib3
 
 from seamark.formats.runtime.tls import build_seamark_context, trust_only
 
-_CONNECTIONS = 64
+_CONNECTIONS_MAX = 64
 """The maximum number of idle connections. Imports use up to 64 threads."""
 _BACKOFF_S = 0.2
 _BACKOFF_MAX_S = 10
@@ -57,7 +57,7 @@ def _open_pool(timeout: urllib3.Timeout, certificates: str) -> urllib3.PoolManag
     tls: dict[str, Any] = {"ssl_context": build_seamark_context()}
     if certificates:
         tls = {"ssl_context": trust_only(certificates), "assert_hostname": False}
-    return urllib3.PoolManager(maxsize=_CONNECTIONS, timeout=timeout, **tls)
+    return urllib3.PoolManager(maxsize=_CONNECTIONS_MAX, timeout=timeout, **tls)
 
 
 def make_connection_retries(times: int, *, repeatable: bool) -> urllib3.Retry:

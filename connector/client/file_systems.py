@@ -26,7 +26,7 @@ _TOKEN_LIFETIME_S = 3600
 
 class ClientStorage(ABC):
     @abstractmethod
-    def file_system(self, properties: Mapping[str, str], lent_keys: Mapping[str, str]) -> fs.FileSystem:
+    def create_file_system(self, properties: Mapping[str, str], lent_keys: Mapping[str, str]) -> fs.FileSystem:
         """Return the file system of the objects. A path on it is what `path` returns.
 
         Args:
@@ -34,7 +34,7 @@ class ClientStorage(ABC):
             lent_keys: The keys to use if `properties` has no keys.
         """
 
-    def path(self, address: str) -> str:
+    def make_path(self, address: str) -> str:
         """Return the path on the file system of a location, of which `address` is the text after `://`."""
         return address
 
@@ -42,11 +42,11 @@ class ClientStorage(ABC):
         """Return whether the properties contain keys, so that a process without its own keys can read the objects."""
         return True
 
-    def urls(self, properties: Mapping[str, str]) -> list[str]:
+    def list_urls(self, properties: Mapping[str, str]) -> list[str]:
         """Return the URLs to which a confined process may connect in addition to the URLs of the server."""
         return []
 
-    def configuration_files(self) -> list[str]:
+    def list_configuration_files(self) -> list[str]:
         """Return the files outside of tables that a confined process may read."""
         return []
 
@@ -54,7 +54,7 @@ class ClientStorage(ABC):
 class S3Client(ClientStorage):
     """S3 with pyarrow. The keys come from the catalog, from `lent_keys`, or from AWS's chain."""
 
-    def file_system(self, properties: Mapping[str, str], lent_keys: Mapping[str, str]) -> fs.FileSystem:
+    def create_file_system(self, properties: Mapping[str, str], lent_keys: Mapping[str, str]) -> fs.FileSystem:
         keys = properties if properties.get("s3.access-key-id") else {**properties, **lent_keys}
         endpoint = urlsplit(properties["s3.endpoint"]) if properties.get("s3.endpoint") else None
         return fs.S3FileSystem(
@@ -71,12 +71,12 @@ class S3Client(ClientStorage):
     def has_keys(self, properties: Mapping[str, str]) -> bool:
         return "s3.access-key-id" in properties
 
-    def urls(self, properties: Mapping[str, str]) -> list[str]:
+    def list_urls(self, properties: Mapping[str, str]) -> list[str]:
         aws = [value for name, value in os.environ.items() if name.startswith("AWS_") and "://" in value]
         # Machines of AWS provide their keys over plain HTTP.
         return [*properties.get("s3.endpoint", "").split(), "https://", "http://", *aws]
 
-    def configuration_files(self) -> list[str]:
+    def list_configuration_files(self) -> list[str]:
         aws = [value for name, value in os.environ.items() if name.startswith("AWS_") and os.path.isabs(value)]
         return [*aws, os.path.expanduser("~/.aws")]
 
@@ -88,7 +88,7 @@ class AzureClient(ClientStorage):
     identities.
     """
 
-    def file_system(self, properties: Mapping[str, str], lent_keys: Mapping[str, str]) -> fs.FileSystem:
+    def create_file_system(self, properties: Mapping[str, str], lent_keys: Mapping[str, str]) -> fs.FileSystem:
         keys = properties if self.has_keys(properties) else {**properties, **lent_keys}
         names = {
             "account_name": "adls.account-name",
@@ -104,20 +104,20 @@ class AzureClient(ClientStorage):
         }
         return fs.AzureFileSystem(**{name: keys[key] for name, key in names.items() if keys.get(key)})
 
-    def path(self, address: str) -> str:
+    def make_path(self, address: str) -> str:
         authority, slash, key = address.partition("/")
         return authority.partition("@")[0] + slash + key
 
     def has_keys(self, properties: Mapping[str, str]) -> bool:
         return any(properties.get(name) for name in ("adls.sas-token", "adls.account-key", "adls.client-secret"))
 
-    def urls(self, properties: Mapping[str, str]) -> list[str]:
+    def list_urls(self, properties: Mapping[str, str]) -> list[str]:
         scheme = properties.get("adls.blob-storage-scheme", "https")
         authority = properties.get("adls.blob-storage-authority", "")
         # Machines of Azure provide their tokens over plain HTTP.
         return [*([f"{scheme}://{authority}"] if authority else []), "https://", "http://"]
 
-    def configuration_files(self) -> list[str]:
+    def list_configuration_files(self) -> list[str]:
         files = [value for name, value in os.environ.items() if name.startswith("AZURE_") and os.path.isabs(value)]
         return [*files, os.path.expanduser("~/.azure")]
 
@@ -128,7 +128,7 @@ class GoogleClient(ClientStorage):
     The token comes from the catalog, from `lent_keys`, or from Google's application default credentials.
     """
 
-    def file_system(self, properties: Mapping[str, str], lent_keys: Mapping[str, str]) -> fs.FileSystem:
+    def create_file_system(self, properties: Mapping[str, str], lent_keys: Mapping[str, str]) -> fs.FileSystem:
         keys = properties if self.has_keys(properties) else {**properties, **lent_keys}
         endpoint = urlsplit(properties.get("gcs.service.host", ""))
         options: dict[str, Any] = {}
@@ -146,11 +146,11 @@ class GoogleClient(ClientStorage):
     def has_keys(self, properties: Mapping[str, str]) -> bool:
         return "gcs.oauth2.token" in properties or properties.get("gcs.no-auth") == "true"
 
-    def urls(self, properties: Mapping[str, str]) -> list[str]:
+    def list_urls(self, properties: Mapping[str, str]) -> list[str]:
         # Machines of Google provide their tokens over plain HTTP.
         return [*properties.get("gcs.service.host", "").split(), "https://", "http://"]
 
-    def configuration_files(self) -> list[str]:
+    def list_configuration_files(self) -> list[str]:
         files = [value for name, value in os.environ.items() if name.startswith("GOOGLE_") and os.path.isabs(value)]
         return [*files, os.path.expanduser("~/.config/gcloud")]
 

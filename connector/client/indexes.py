@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.names import Name, table_path
+from seamark.connector.client.names import Name, make_table_path
 from seamark.connector.client.values import omit_none
 
 
@@ -50,7 +50,7 @@ class IndexClient(SeamarkClient):
 
     def indexes(self, table: Name) -> list[Index]:
         """Return all indexes of a table. Bucket indexes, which partition specs of the table define, are last."""
-        return [_to_index(index) for index in self._request_json("GET", f"{table_path(table)}/indexes")["indexes"]]
+        return [_to_index(index) for index in self._request_json("GET", f"{make_table_path(table)}/indexes")["indexes"]]
 
     def index(self, table: Name, name: str) -> Index:
         """Return an index, with its index files in `json`.
@@ -198,11 +198,11 @@ class IndexClient(SeamarkClient):
 
         docs/reference/openapi.json defines the form of the result (rebuildIndexRegistry).
         """
-        return self._request_json("POST", f"{table_path(table)}/indexes/rebuild-registry")
+        return self._request_json("POST", f"{make_table_path(table)}/indexes/rebuild-registry")
 
 
 def _make_index_path(table: Name, name: str) -> str:
-    return f"{table_path(table)}/indexes/{quote(name, safe='')}"
+    return f"{make_table_path(table)}/indexes/{quote(name, safe='')}"
 
 
 def _build_path(table: Name, name: str, build_id: str) -> str:

@@ -18,7 +18,7 @@ In a text, a dot inside a level is written as `\.`.
 """
 
 
-def table_path(table: Name) -> str:
+def make_table_path(table: Name) -> str:
     """Return the path `/api/v1/tables/{namespace}/{table}`.
 
     Raises:

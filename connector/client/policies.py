@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from seamark.connector.client.catalog import namespace_route
+from seamark.connector.client.catalog import make_namespace_route
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.names import Name, table_path
+from seamark.connector.client.names import Name, make_table_path
 from seamark.connector.client.updates import update_table
 
 _REPORT_S = 2.0
@@ -23,7 +23,7 @@ def load_policy(client: SeamarkClient, table: Name) -> dict[str, Any]:
     Raises:
         NoSuchResource: The table does not exist.
     """
-    return client._request_json("GET", f"{table_path(table)}/policy")
+    return client._request_json("GET", f"{make_table_path(table)}/policy")
 
 
 def advise_ttl(client: SeamarkClient, table: Name, unread_days: int | None = None) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def advise_ttl(client: SeamarkClient, table: Name, unread_days: int | None = Non
         InvalidRequest: The request is invalid.
     """
     query = {} if unread_days is None else {"unread-days": str(unread_days)}
-    return client._request_json("GET", f"{table_path(table)}/ttl-advice", query)
+    return client._request_json("GET", f"{make_table_path(table)}/ttl-advice", query)
 
 
 def load_history(client: SeamarkClient, table: Name, *, days: int | None = None, limit: int | None = None) -> Any:
@@ -50,7 +50,7 @@ def load_history(client: SeamarkClient, table: Name, *, days: int | None = None,
     """
     numbers = {"days": days, "limit": limit}
     query = {name: str(value) for name, value in numbers.items() if value is not None}
-    return client._request_json("GET", f"{table_path(table)}/history", query)
+    return client._request_json("GET", f"{make_table_path(table)}/history", query)
 
 
 def load_advice(client: SeamarkClient, table: Name, *, days: int | None = None) -> Any:
@@ -62,7 +62,7 @@ def load_advice(client: SeamarkClient, table: Name, *, days: int | None = None) 
         NoSuchResource: The table does not exist.
         InvalidRequest: The request is invalid.
     """
-    return client._request_json("GET", f"{table_path(table)}/advice", {} if days is None else {"days": str(days)})
+    return client._request_json("GET", f"{make_table_path(table)}/advice", {} if days is None else {"days": str(days)})
 
 
 def record_applied_advice(client: SeamarkClient, table: Name, proposal: Mapping[str, Any]) -> Any:
@@ -70,7 +70,7 @@ def record_applied_advice(client: SeamarkClient, table: Name, proposal: Mapping[
 
     docs/reference/openapi.json defines the form of the result (recordAppliedAdvice).
     """
-    return client._request_json("POST", f"{table_path(table)}/advice/applied", {}, {"proposal": proposal})
+    return client._request_json("POST", f"{make_table_path(table)}/advice/applied", {}, {"proposal": proposal})
 
 
 def take_advice_step(client: SeamarkClient, table: Name) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def take_advice_step(client: SeamarkClient, table: Name) -> dict[str, Any]:
         NoSuchResource: The table does not exist.
         Conflict: Another client takes a step for the table.
     """
-    return client._request_json("POST", f"{table_path(table)}/advice/steps")
+    return client._request_json("POST", f"{make_table_path(table)}/advice/steps")
 
 
 def finish_advice_step(
@@ -120,7 +120,7 @@ def finish_advice_step(
         "size-bytes": size_bytes,
         "seconds": seconds,
     }
-    return client._request_json("POST", f"{table_path(table)}/advice/steps/finished", {}, body)
+    return client._request_json("POST", f"{make_table_path(table)}/advice/steps/finished", {}, body)
 
 
 def report_statement_time(
@@ -137,7 +137,7 @@ def report_statement_time(
         size_bytes: The bytes of these files.
     """
     body = {"statement": statement, "seconds": seconds, "files": files, "bytes": size_bytes}
-    path = f"{table_path(table)}/history/times"
+    path = f"{make_table_path(table)}/history/times"
     client._request("POST", path, {}, json.dumps(body).encode(), repeatable=False, timeout_s=_REPORT_S)
 
 
@@ -163,7 +163,7 @@ def read_service_jobs(client: SeamarkClient, table: Name | None = None) -> dict[
     Raises:
         NoSuchResource: The table does not exist.
     """
-    path = "/api/v1/jobs" if table is None else f"{table_path(table)}/jobs"
+    path = "/api/v1/jobs" if table is None else f"{make_table_path(table)}/jobs"
     return client._request_json("GET", path)
 
 
@@ -195,4 +195,4 @@ def change_namespace_properties(
         InvalidRequest: The request is invalid.
     """
     changes = {"updates": dict(updates), "removals": list(removals)}
-    client._request_json("POST", f"{namespace_route(client, namespace)}/properties", {}, changes)
+    client._request_json("POST", f"{make_namespace_route(client, namespace)}/properties", {}, changes)

@@ -18,12 +18,12 @@ from typing import Any
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError, Conflict
-from seamark.connector.client.names import Name, table_path
+from seamark.connector.client.names import Name, make_table_path
 
 REWRITE_WAIT_S = 60.0
 """The default time for which commands and statements wait for another job that rewrites files of the same table."""
 _PAUSE_S = 0.25
-_RENEWALS = 3
+_RENEWALS_PER_LEASE = 3
 """The number of renewals within the duration of the lease."""
 
 
@@ -46,7 +46,7 @@ def rewrite_lease(client: SeamarkClient, table: Name, *, job: str, wait_s: float
     ended = threading.Event()
 
     def renew() -> None:
-        while not ended.wait(lasts_s / _RENEWALS):
+        while not ended.wait(lasts_s / _RENEWALS_PER_LEASE):
             with contextlib.suppress(ClientError):
                 _request(client, table, holder, job)
 
@@ -76,4 +76,4 @@ def _take(client: SeamarkClient, table: Name, holder: str, job: str, wait_s: flo
 
 def _request(client: SeamarkClient, table: Name, holder: str, job: str, *, release: bool = False) -> dict[str, Any]:
     body = {"holder": holder, "job": job, "release": release}
-    return client._request_json("POST", f"{table_path(table)}/rewrite-lease", {}, body)
+    return client._request_json("POST", f"{make_table_path(table)}/rewrite-lease", {}, body)

@@ -166,7 +166,7 @@ class LocalPath:
     def folder(self) -> LocalPath:
         return LocalPath(os.path.dirname(self.path) or ".", self.root, self.below.rpartition("/")[0])
 
-    def sibling(self, name: str) -> LocalPath:
+    def make_sibling(self, name: str) -> LocalPath:
         """Return the path with another last component."""
         path = os.path.join(os.path.dirname(self.path), name)
         return LocalPath(path, self.root, f"{self.folder.below}/{name}".lstrip("/"))
@@ -255,7 +255,7 @@ class Storage:
             return fs.LocalFileSystem(), self._require_local(path).path
         storage, remote_path = find_client_storage(location), location.partition(":")[2]
         if storage is not None and remote_path.startswith("//"):
-            return storage.file_system(self.properties, _lent_keys), storage.path(remote_path[2:])
+            return storage.create_file_system(self.properties, _lent_keys), storage.make_path(remote_path[2:])
         raise ValueError(
             f"{location!r} is in an unsupported storage; the supported schemes are file, {', '.join(list_schemes())}"
         )
@@ -274,7 +274,7 @@ class Storage:
         Raises:
             PermissionError: The path contains a symbolic link.
         """
-        local = self.local_path(location)
+        local = self.find_local_path(location)
         if local is not None and local.root is not None:
             with _close_after(local.open_file()) as descriptor:
                 return fs.LocalFileSystem().open_input_file(make_descriptor_path(descriptor))
@@ -287,14 +287,14 @@ class Storage:
         Raises:
             PermissionError: The path contains a symbolic link.
         """
-        local = self.local_path(location)
+        local = self.find_local_path(location)
         if local is not None:
             with _close_after(local.create()) as descriptor:
                 return fs.LocalFileSystem().open_output_stream(make_descriptor_path(descriptor))
         filesystem, path = self.open(location)
         return filesystem.open_output_stream(path)
 
-    def local_path(self, location: str) -> LocalPath | None:
+    def find_local_path(self, location: str) -> LocalPath | None:
         """Return the path of a local file, or None for another storage."""
         path = _find_local_path(location)
         return None if path is None else self._require_local(path)
@@ -304,7 +304,7 @@ class Storage:
 
     def read(self, location: str) -> memoryview:
         """Return the whole object. A local file is mapped into memory, so it is read only on demand."""
-        local = self.local_path(location)
+        local = self.find_local_path(location)
         if local is not None:
             with (
                 _close_after(local.open_file()) as descriptor,
@@ -319,7 +319,7 @@ class Storage:
 
         A local file appears completely or not at all, and survives a power failure.
         """
-        local = self.local_path(location)
+        local = self.find_local_path(location)
         if local is not None:
             return _write_local(local, parts)
         size = 0
@@ -331,7 +331,7 @@ class Storage:
 
     def delete(self, location: str) -> None:
         """Delete an object if it exists."""
-        local = self.local_path(location)
+        local = self.find_local_path(location)
         if local is not None:
             local.delete()
             return
@@ -350,7 +350,7 @@ def _close_after(descriptor: int) -> Iterator[int]:
 
 def _write_local(path: LocalPath, parts: Iterable[bytes | bytearray | memoryview]) -> int:
     name = os.path.basename(path.path)
-    temporary = path.sibling(f".{name}.{uuid.uuid4().hex}")
+    temporary = path.make_sibling(f".{name}.{uuid.uuid4().hex}")
     try:
         with open(temporary.create(), "wb") as file:
             size = sum(file.write(part) for part in parts)

@@ -21,7 +21,7 @@ FindColumn = Callable[[exp.Column], "tuple[int, str] | None"]
 
 
 @dataclass(frozen=True)
-class TableReference:
+class DimensionTable:
     """A table of a join, at the snapshot that the query reads.
 
     Attributes:
@@ -97,7 +97,7 @@ def list_sources(tree: exp.Expr) -> list[exp.Expr | None]:
 
 
 def replace_tables(
-    tree: exp.Expr, tables: Mapping[int, TableReference], facts: int, cube: IndexDefinition, find: FindColumn
+    tree: exp.Expr, tables: Mapping[int, DimensionTable], facts: int, cube: IndexDefinition, find: FindColumn
 ) -> list[ReplacedTable]:
     """Remove the tables that attributes in the cube replace from a query, and return them.
 
@@ -198,7 +198,7 @@ def _find_condition(
     attributes: JoinedAttributes,
     number: int,
     facts: int,
-    tables: Mapping[int, TableReference],
+    tables: Mapping[int, DimensionTable],
     equalities: Sequence[_Equality],
 ) -> _JoinCondition | None:
     """Return the condition by which a table is joined, if the attributes are of this table and of this join."""

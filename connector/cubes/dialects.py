@@ -57,7 +57,7 @@ class CubeDialect(ABC):
     def quote_name(self, name: str) -> str:
         return self.quote + name.replace(self.quote, 2 * self.quote) + self.quote
 
-    def type_name(self, kind: str) -> str:
+    def name_type(self, kind: str) -> str:
         """Return the engine's name of an Iceberg type.
 
         Raises:
@@ -71,16 +71,16 @@ class CubeDialect(ABC):
 
     def truncate(self, unit: str, column: str, kind: str) -> str:
         """Return a time truncated to a unit, with the type of the time."""
-        return f"CAST(date_trunc('{unit}', {column}) AS {self.type_name(kind)})"
+        return f"CAST(date_trunc('{unit}', {column}) AS {self.name_type(kind)})"
 
-    def partial_type(self, partial: Partial) -> str:
+    def find_partial_type(self, partial: Partial) -> str:
         """Return the type that a partial aggregate has in the union of groups and rows."""
         if partial.function == COUNT or partial.operand is None:
-            return self.type_name("long")
+            return self.name_type("long")
         kind = partial.operand.kind
         if partial.function != SUM:
-            return self.type_name(kind)
-        return self.type_name("double") if kind in _FLOATS else self.sum_type(kind)
+            return self.name_type(kind)
+        return self.name_type("double") if kind in _FLOATS else self.sum_type(kind)
 
     def sum_type(self, kind: str) -> str:
         """Return the type of the partial sums of integers or decimals."""
@@ -104,7 +104,7 @@ class CubeDialect(ABC):
         """
         first = columns[0]
         if measure.function == COUNT:
-            return f"CAST(coalesce(sum({first}){where}, 0) AS {self.type_name('long')})"
+            return f"CAST(coalesce(sum({first}){where}, 0) AS {self.name_type('long')})"
         operand = measure.operand
         assert operand is not None
         if measure.function == MIN:
@@ -222,12 +222,12 @@ class TrinoCubes(CubeDialect):
         if get_base_name(operand.kind) == "decimal":
             return f"sum({column}){where}"
         kind = "long" if operand.kind in _INTEGERS else operand.kind
-        return f"CAST(sum({column}){where} AS {self.type_name(kind)})"
+        return f"CAST(sum({column}){where} AS {self.name_type(kind)})"
 
     def combine_average(self, column: str, count: str, operand: Operand, where: str) -> str:
         if get_base_name(operand.kind) == "decimal":
             rows = f"CAST(nullif(sum({count}){where}, 0) AS DECIMAL(19, 0))"
-            return f"CAST(sum({column}){where} / {rows} AS {self.type_name(operand.kind)})"
+            return f"CAST(sum({column}){where} / {rows} AS {self.name_type(operand.kind)})"
         average = super().combine_average(column, count, operand, where)
         return f"CAST({average} AS REAL)" if operand.kind == "float" else average
 
@@ -262,7 +262,7 @@ class SparkCubes(CubeDialect):
             return f"sum({column}){where}"
         if operand.kind in _INTEGERS:
             return f"CAST(sum({column}){where} AS BIGINT)"
-        precision, scale = _spark_digits(operand)
+        precision, scale = _find_spark_digits(operand)
         return f"CAST(sum({column}){where} AS DECIMAL({min(PRECISION_MAX, precision + 10)}, {scale}))"
 
     def combine_average(self, column: str, count: str, operand: Operand, where: str) -> str:
@@ -274,7 +274,7 @@ class SparkCubes(CubeDialect):
         return f"sum({rows}){where}"
 
 
-def _spark_digits(operand: Operand) -> tuple[int, int]:
+def _find_spark_digits(operand: Operand) -> tuple[int, int]:
     """Return the precision and the scale that Spark gives to a number.
 
     Raises:
@@ -287,7 +287,7 @@ def _spark_digits(operand: Operand) -> tuple[int, int]:
         case NumberOperand():
             whole, _, fraction = operand.text.partition(".")
             return max(1, len(whole.lstrip("0")) + len(fraction)), len(fraction)
-    (p, s), (q, t) = _spark_digits(operand.left), _spark_digits(operand.right)
+    (p, s), (q, t) = _find_spark_digits(operand.left), _find_spark_digits(operand.right)
     scale = s + t if operand.sign == "*" else max(s, t)
     digits = p + q + 1 if operand.sign == "*" else max(p - s, q - t) + scale + 1
     if digits > PRECISION_MAX:

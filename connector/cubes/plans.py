@@ -65,7 +65,7 @@ def explain_failure(error: NotFromCube | ClientError | TimeoutError) -> CubeSumm
     return CubeSummary(None, 0, 0, reason)
 
 
-def cube_table_of(table: KnownTable, *, truncates_in_utc: bool) -> CubeTable | None:
+def find_cube_table(table: KnownTable, *, truncates_in_utc: bool) -> CubeTable | None:
     """Return the cubes of a table, or None if it has no cubes.
 
     Args:
@@ -111,7 +111,7 @@ async def scan_cube(server: Seamark, statement: CubeStatement, request: CubePlan
         NotFromCube: The server cannot answer from the cube.
         ClientError: The server refuses the request or does not respond.
     """
-    raw = await server.cube_plan(request)
+    raw = await server.request_cube_plan(request)
     try:
         groups = pa.ipc.open_stream(pa.py_buffer(raw)).read_all()
         plan = convert_json((groups.schema.metadata or {}).get(CUBE_PLAN.encode(), b""), _Plan)

@@ -9,7 +9,7 @@ from sqlglot import exp
 
 from seamark.connector.cubes.attributes import list_sources
 from seamark.connector.cubes.dialects import CubeDialect, NotFromCube
-from seamark.connector.cubes.plans import cube_table_of
+from seamark.connector.cubes.plans import find_cube_table
 from seamark.connector.cubes.stars import Star, StarTable
 from seamark.connector.cubes.statements import CubeStatement, translate_statement
 from seamark.connector.plans.async_client import KnownTable, Name
@@ -77,7 +77,7 @@ def translate_star(
     ]
     reasons = []
     for number in sorted(order, key=lambda each: -scans[each].table.size_bytes):
-        cubes = cube_table_of(scans[number].table, truncates_in_utc=True)
+        cubes = find_cube_table(scans[number].table, truncates_in_utc=True)
         if cubes is None:
             continue
         dimensions = [scans[other] for other in order if other != number]

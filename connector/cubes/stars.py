@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
-from seamark.connector.cubes.attributes import TableReference, list_sources, replace_tables
+from seamark.connector.cubes.attributes import DimensionTable, list_sources, replace_tables
 from seamark.connector.cubes.dialects import NotFromCube
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.index.definitions import IndexDefinition
@@ -170,7 +170,7 @@ class StarNames:
         """
         tables = self._star.tables
         joined = {
-            number: TableReference(node, table.name, table.snapshot_id, table.schema)
+            number: DimensionTable(node, table.name, table.snapshot_id, table.schema)
             for number, (node, table) in enumerate(zip(list_sources(tree), tables, strict=True))
             if isinstance(node, exp.Table)
         }

@@ -197,7 +197,7 @@ def translate_statement(
     select = select if star is None else flatten_joins(select)
     names = None if star is None else star.bind_names(select)
     reasons = []
-    for cube in sorted(table.cubes, key=lambda one: (len(one.terms), len(one.measures), one.name)):
+    for cube in sorted(table.cubes, key=lambda cube: (len(cube.terms), len(cube.measures), cube.name)):
         try:
             return _Translation(select, table, cube, dialect, star, names, floats=floats).run()
         except (NotFromCube, BadRequest) as why:
@@ -245,7 +245,7 @@ def check_form(tree: exp.Expr, *, joins: bool = False) -> exp.Select:
     return tree
 
 
-def source_of(select: exp.Select) -> exp.Table:
+def find_source(select: exp.Select) -> exp.Table:
     """Return the table of a query that `check_form` has accepted."""
     source = select.args["from_"].this
     assert isinstance(source, exp.Table)
@@ -274,7 +274,7 @@ class _Translation:
         """The columns and fields of structs, by their path in lower case."""
         self._names = {field.name.lower() for field in schema.fields}
         self._star_names = star_names
-        self._alias = source_of(select).alias_or_name
+        self._alias = find_source(select).alias_or_name
         dimension_columns: frozenset[str] = frozenset()
         if star is not None and star_names is not None:
             self._alias = star_names.aliases[star.facts]
@@ -386,7 +386,7 @@ class _Translation:
 
     def _list_paths(self, condition: exp.Expr) -> list[str]:
         """Return the paths of the columns of a condition. An empty path is an unknown column."""
-        return [self._path_of(column) or "" for column in condition.find_all(exp.Column)]
+        return [self._find_path(column) or "" for column in condition.find_all(exp.Column)]
 
     def _check_aliases(self, tree: exp.Select) -> None:
         """Check that no name can refer to both an output and a column, because engines resolve such names differently.
@@ -451,7 +451,7 @@ class _Translation:
         node.replace(exp.column(exp.to_identifier(name, quoted=True), exp.to_identifier(self._alias, quoted=True)))
 
     def _find_dimension(self, node: exp.Column) -> _Dimension | StarAttribute | None:
-        path = self._path_of(node)
+        path = self._find_path(node)
         if path is None:
             return None
         if path in self._attributes:
@@ -459,7 +459,7 @@ class _Translation:
         hidden = next((one for time, one in self._times.items() if time.hidden_name == path), None)
         return hidden or self._dimensions.get(path)
 
-    def _path_of(self, node: exp.Column) -> str | None:
+    def _find_path(self, node: exp.Column) -> str | None:
         """Return the path of a column or of a field in lower case, or None if the node has another form."""
         if not all(isinstance(part, exp.Identifier) for part in node.parts):
             return None
@@ -472,7 +472,7 @@ class _Translation:
 
     def _use_dimension(self, dimension: _Dimension | StarAttribute) -> str:
         if isinstance(dimension, StarAttribute):
-            kind = self._dialect.type_name(dimension.kind)
+            kind = self._dialect.name_type(dimension.kind)
             output = _Output(PREFIX + dimension.entry, dimension.row, kind, frozenset({dimension.key_id}))
             return self._used.setdefault(dimension.entry, output).name
         column, kind = dimension.column, str(dimension.column.type)
@@ -481,7 +481,7 @@ class _Translation:
         row = self._write_path(column.name)
         if dimension.transform != IDENTITY:
             row = self._dialect.truncate(dimension.transform, row, kind)
-        output = _Output(name, row, self._dialect.type_name(kind), frozenset({column.id}))
+        output = _Output(name, row, self._dialect.name_type(kind), frozenset({column.id}))
         return self._used.setdefault(dimension.entry, output).name
 
     def _name(self, name: str) -> str:
@@ -558,7 +558,7 @@ class _Translation:
             case exp.Paren():
                 return self._to_operand(node.this)
             case exp.Column():
-                path = self._path_of(node)
+                path = self._find_path(node)
                 column = None if path is None else self._columns.get(path)
                 if column is None or not isinstance(column.type, str):
                     return None
@@ -580,7 +580,7 @@ class _Translation:
     def _use_partial(self, partial: Partial) -> str:
         """Return the column of the union with a partial aggregate, in the engine's SQL."""
         entry = self._partials[partial.text]
-        kind = self._dialect.partial_type(partial)
+        kind = self._dialect.find_partial_type(partial)
         ids = frozenset(column.column_id for column in list_columns(partial.operand))
         row = "1"
         if partial.operand is not None:

@@ -66,7 +66,7 @@ class DuckDBCubeQuery:
 
 def _read_no_rows(text: str, reference: NamedRelation, schema: Schema) -> str:
     """Return the statement with an empty relation of the table's columns in the place of the table."""
-    columns = ((field.name, _type_name(field.type)) for field in schema.fields)
+    columns = ((field.name, _name_type(field.type)) for field in schema.fields)
     listed = ", ".join(f"CAST(NULL AS {kind}) AS {quote_name(name)}" for name, kind in columns if kind is not None)
     replacements = [
         Replacement(reference.start, reference.end, f"(SELECT {listed} LIMIT 0){reference.alias_needed or ''}")
@@ -76,15 +76,15 @@ def _read_no_rows(text: str, reference: NamedRelation, schema: Schema) -> str:
     return splice(text, replacements)
 
 
-def _type_name(kind: Type) -> str | None:
+def _name_type(kind: Type) -> str | None:
     """Return a type in DuckDB's SQL, or None if a query over a cube cannot use the type."""
     if isinstance(kind, StructType):
-        fields = [(field.name, _type_name(field.type)) for field in kind.fields]
+        fields = [(field.name, _name_type(field.type)) for field in kind.fields]
         listed = [f"{quote_name(name)} {inner}" for name, inner in fields if inner is not None]
         return f"STRUCT({', '.join(listed)})" if listed else None
     if isinstance(kind, ListType | MapType):
         return None
     try:
-        return DUCKDB.type_name(kind)
+        return DUCKDB.name_type(kind)
     except NotFromCube:
         return None

@@ -38,7 +38,7 @@ _TIMES = frozenset({"date", "timestamp", "timestamptz"})
 _LOCAL_TYPES = {_Type.TIMESTAMP, _Type.TIMESTAMPNTZ}
 
 
-def kind_of(iceberg_type: str) -> str | None:
+def find_kind(iceberg_type: str) -> str | None:
     """Return the kind of a type, or None if comparisons of the type are not used."""
     if iceberg_type.startswith("decimal("):
         return iceberg_type.replace(" ", "")
@@ -78,7 +78,7 @@ class NameKinds:
         self._found: defaultdict[str, set[str | None]] = defaultdict(set)
         for columns in tables:
             for name, iceberg_type in columns.items():
-                self._found[name.lower()].add(kind_of(iceberg_type))
+                self._found[name.lower()].add(find_kind(iceberg_type))
         stored = set(self._found)
         nodes = list(tree.find_all(exp.TableAlias, exp.Table, exp.Alias, exp.SetOperation))
         relations = {
@@ -89,7 +89,7 @@ class NameKinds:
         for node in nodes:
             match node:
                 case exp.Alias():
-                    name, column = node.alias.lower(), column_of_extreme(node.this)
+                    name, column = node.alias.lower(), find_extreme_column(node.this)
                     if type(column) is exp.Column and (name not in stored or column.name.lower() == name):
                         renamed[name].add(column.name.lower())
                     else:
@@ -103,7 +103,7 @@ class NameKinds:
                     self._mark_conversions(node, renamed)
         self._follow(renamed)
 
-    def kind(self, column: exp.Expr | None) -> str | None:
+    def find_kind(self, column: exp.Expr | None) -> str | None:
         """Return the kind of all columns with the same name as this column, or None if it is unknown."""
         if type(column) is not exp.Column:
             return None
@@ -138,7 +138,7 @@ class NameKinds:
                 renamed[other].add(name)
 
 
-def column_of_extreme(node: exp.Expr) -> exp.Expr:
+def find_extreme_column(node: exp.Expr) -> exp.Expr:
     """Return the expression whose minimum or maximum `node` is, which has the same type, or otherwise `node` itself."""
     is_extreme = isinstance(node, exp.Min | exp.Max) and not node.args.get("expressions")
     return node.this if is_extreme else node
@@ -251,7 +251,7 @@ def to_constant(node: exp.Expr | None, kind: str, *, utc: bool) -> exp.Expr | No
             return None if day is None else type(node)(this=day, expression=node.expression.copy())
         case exp.Add() | exp.Sub() if kind == "integer" or kind.startswith("decimal("):
             total = _add_numbers(node)
-            return None if total is None or (kind == "integer" and total % 1) else _number(total)
+            return None if total is None or (kind == "integer" and total % 1) else _make_number(total)
     text, target = _read_text(node)
     if text is None:
         return None
@@ -287,7 +287,7 @@ def _add_numbers(node: exp.Expr | None) -> Decimal | None:
     return None
 
 
-def _number(value: Decimal) -> exp.Expr:
+def _make_number(value: Decimal) -> exp.Expr:
     number = exp.Literal.number(format(abs(value), "f"))
     return exp.Neg(this=number) if value < 0 else number
 
@@ -343,8 +343,8 @@ def _cast(text: str, target: str) -> exp.Expr:
     return exp.cast(exp.Literal.string(text), exp.DataType.build(target, dialect="trino"))
 
 
-def columns_in(node: exp.Expr) -> Iterator[exp.Column]:
+def list_columns(node: exp.Expr) -> Iterator[exp.Column]:
     """Yield the columns of an expression that are not in nested queries."""
-    for child in node.walk(prune=lambda one: isinstance(one, exp.Query)):
+    for child in node.walk(prune=lambda visited: isinstance(visited, exp.Query)):
         if type(child) is exp.Column:
             yield child

@@ -38,8 +38,8 @@ from seamark.connector.cubes.plans import (
     CUBE_FAILURES,
     CubeScan,
     convert_uuids,
-    cube_table_of,
     explain_failure,
+    find_cube_table,
     find_doubt,
     scan_cube,
 )
@@ -60,7 +60,7 @@ from seamark.connector.plans.async_client import (
 from seamark.connector.plans.joins import Dimension, PlannedScan
 from seamark.connector.plans.plan_requests import PlanRequests
 from seamark.connector.plans.quotes import quote_name, quote_text
-from seamark.connector.plans.rewrites import BUDGET_S, LEASE_S, MAX_KEPT_FRACTION, RewrittenStatement, summary_of
+from seamark.connector.plans.rewrites import BUDGET_S, LEASE_S, MAX_KEPT_FRACTION, RewrittenStatement, write_summary
 from seamark.connector.plans.splices import Replacement, splice
 from seamark.connector.plans.zones import is_utc
 from seamark.formats.iceberg.expressions.expression import Expression
@@ -298,7 +298,7 @@ class _Query:
 
         The result is None if no table of the query has a cube.
         """
-        cubes = {number: cube_table_of(one, truncates_in_utc=utc) for number, one in known_tables.items()}
+        cubes = {number: find_cube_table(one, truncates_in_utc=utc) for number, one in known_tables.items()}
         if not any(cubes.values()):
             return None
         try:
@@ -388,7 +388,7 @@ class _Query:
             own = {number: scan for number, scan in scans.items() if scan.catalog == catalog}
             of_catalog = joining.find_dimensions(own, _index_by_mark(tables_before))
             asking = PlanRequests(server, self._max_kept_fraction, until_s, hide_partitions=True)
-            plans |= await asking.plans(list(own.values()), of_catalog)
+            plans |= await asking.request_plans(list(own.values()), of_catalog)
             dimensions |= of_catalog
             why = why or asking.why
             for misread, reason in asking.misread.items():
@@ -482,7 +482,7 @@ class _Query:
                 new.append(Replacement(*table.reference.version_span, ""))
         return PlannedQuery(
             splice(self._statement.text, new),
-            summary_of({scan: plans[scan] for scan in scans.values()}, dimensions),
+            write_summary({scan: plans[scan] for scan in scans.values()}, dimensions),
             sum(plan.files for plan in plans.values()),
             sum(plan.considered_files for plan in plans.values()),
             sum(plan.bytes for plan in plans.values()),
@@ -497,7 +497,7 @@ def _add_cube(planned: PlannedQuery, cube: CubeSummary | None) -> PlannedQuery:
 async def _load_tables(tables: Mapping[int, _CatalogTable], servers: Mapping[str, Seamark]) -> dict[int, KnownTable]:
     """Return the current state of the tables, by the number of the reference. Views are left out."""
     names = sorted({(table.catalog.lower(), table.name) for table in tables.values()})
-    answers = await asyncio.gather(*(servers[catalog].columns(name) for catalog, name in names))
+    answers = await asyncio.gather(*(servers[catalog].load_table(name) for catalog, name in names))
     tables_by_name = {name: answer for name, answer in zip(names, answers, strict=True) if answer is not None}
     return {
         number: tables_by_name[table.catalog.lower(), table.name]

@@ -41,7 +41,7 @@ def rewrite_conditions(tree: exp.Expr, kinds: NameKinds) -> None:
     for condition in [node for node in nodes if isinstance(node, exp.In)]:
         elements = read_listed_elements(condition.args.get("query"))
         if elements is not None:
-            fits = _are_constants_of(elements, kinds.kind(condition.this))
+            fits = _are_constants_of(elements, kinds.find_kind(condition.this))
             column = condition.this.copy()
             new = exp.In(this=column, expressions=elements) if fits else hide([column])
             replace_node(condition, new)
@@ -58,7 +58,7 @@ def rewrite_conditions(tree: exp.Expr, kinds: NameKinds) -> None:
         counted.set("this", hide([counted.this]))
     for division in find_nodes(exp.IntDiv):
         # Both divisions truncate. DuckDB's `/` divides doubles.
-        if kinds.kind(division.this) == "integer" and is_whole(division.expression):
+        if kinds.find_kind(division.this) == "integer" and is_whole(division.expression):
             replace_node(division, exp.Div(this=division.this, expression=division.expression, typed=True, safe=False))
 
 
@@ -73,7 +73,7 @@ def is_of_values(node: exp.In | exp.EQ, kinds: NameKinds) -> bool:
         isinstance(row, exp.Tuple)
         and len(row.expressions) == len(columns)
         and all(
-            _are_constants_of([value], kinds.kind(column))
+            _are_constants_of([value], kinds.find_kind(column))
             for column, value in zip(columns, row.expressions, strict=True)
         )
         for row in rows
@@ -96,7 +96,7 @@ def read_listed_elements(query: exp.Expr | None) -> list[exp.Expr] | None:
     return list(element.this.expressions)
 
 
-def results_of(node: exp.Case | exp.If) -> list[exp.Expr]:
+def list_results(node: exp.Case | exp.If) -> list[exp.Expr]:
     branches = node.args["ifs"] if isinstance(node, exp.Case) else [node]
     otherwise = node.args.get("default" if isinstance(node, exp.Case) else "false")
     results = [branch.args["true"] for branch in branches]
@@ -127,7 +127,7 @@ def _to_in_condition(function: exp.Expr, kinds: NameKinds) -> exp.In | None:
     array, column = function.this, function.args.get("expression")
     if not isinstance(function, exp.ArrayContains | exp.Contains) or not isinstance(array, exp.Array):
         return None
-    fits = _are_constants_of(array.expressions, kinds.kind(column)) and is_counted_if_true(function)
+    fits = _are_constants_of(array.expressions, kinds.find_kind(column)) and is_counted_if_true(function)
     return exp.In(this=column.copy(), expressions=array.expressions) if fits and column is not None else None
 
 
@@ -177,7 +177,7 @@ def _name_columns(rows: exp.Expr) -> None:
 
 def _convert_operand(case: exp.Case, kinds: NameKinds) -> None:
     """Hide the operand of `CASE c WHEN 1 THEN …` if DuckDB may convert the compared values."""
-    kind, branches = kinds.kind(case.this), [branch.this for branch in case.args["ifs"]]
+    kind, branches = kinds.find_kind(case.this), [branch.this for branch in case.args["ifs"]]
     fits = kind is not None and all(
         isinstance(branch, exp.Null) or (kind != "double" and to_constant(branch, kind, utc=False) is not None)
         for branch in branches

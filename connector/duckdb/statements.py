@@ -21,10 +21,10 @@ from seamark.connector.analysis.lexer import UnsupportedStatement
 from seamark.connector.analysis.queries import check_relations
 from seamark.connector.duckdb.kinds import (
     NameKinds,
-    column_of_extreme,
-    columns_in,
+    find_extreme_column,
     find_literal_kind,
     find_projections,
+    list_columns,
     replace_node,
     to_constant,
 )
@@ -34,8 +34,8 @@ from seamark.connector.duckdb.shapes import (
     is_counted_if_true,
     is_of_values,
     is_whole,
+    list_results,
     read_listed_elements,
-    results_of,
     rewrite_blocks,
     rewrite_conditions,
 )
@@ -120,7 +120,7 @@ class DuckDBStatement:
         rewrite_conditions(self._tree, kinds)
         for join in self._tree.find_all(exp.Join):
             for name in join.args.get("using") or ():
-                if kinds.kind(exp.column(name.name)) in (None, "double"):
+                if kinds.find_kind(exp.column(name.name)) in (None, "double"):
                     raise UnsupportedStatement(f"USING ({name.name}) may convert the values that it compares")
         for number, node in enumerate(self._nodes):
             alias = node.args.get("alias") or exp.TableAlias(this=exp.to_identifier(node.name or "f", quoted=True))
@@ -135,10 +135,10 @@ class DuckDBStatement:
         for function in left:
             if isinstance(function, exp.Column) or (isinstance(function, exp.Anonymous) and function.name == HIDDEN):
                 continue
-            for column in list(columns_in(function)):
+            for column in list(list_columns(function)):
                 _hide(column)
         for leaf in left:
-            if isinstance(leaf, exp.Column) and _is_condition(leaf) and kinds.kind(leaf) != "boolean":
+            if isinstance(leaf, exp.Column) and _is_condition(leaf) and kinds.find_kind(leaf) != "boolean":
                 _hide(leaf)
         try:
             return str(_TRINO.generate(self._tree, copy=False, unsupported_level=ErrorLevel.IGNORE))
@@ -184,7 +184,7 @@ class DuckDBStatement:
             return NamedRelation(names, first, end, alias)
         alias_at = _ALIAS.match(self.text, end) if alias is None else None
         clause = _AT.match(self.text, end if alias_at is None else alias_at.end())
-        if (alias_at is None) != (alias is not None) or clause is None or clause[2] != _version_of(when):
+        if (alias_at is None) != (alias is not None) or clause is None or clause[2] != _read_version(when):
             return None
         return NamedRelation(names, first, end, alias, int(clause[2]), clause.span(1))
 
@@ -230,7 +230,7 @@ def _check(tree: exp.Expr) -> None:
                 raise UnsupportedStatement("the statement excludes columns from *")
             case exp.Table() if node.args.get("version"):
                 raise UnsupportedStatement("the statement reads an earlier snapshot")
-            case exp.Table() if (when := node.args.get("when")) is not None and _version_of(when) is None:
+            case exp.Table() if (when := node.args.get("when")) is not None and _read_version(when) is None:
                 raise UnsupportedStatement(
                     "the statement selects a snapshot by a clause other than VERSION with a number"
                 )
@@ -265,7 +265,7 @@ def _is_field(column: exp.Column, relations: Collection[str]) -> bool:
     return not column.args.get("catalog") and column.db.lower() in relations and column.table.lower() not in relations
 
 
-def _version_of(when: exp.Expr) -> str | None:
+def _read_version(when: exp.Expr) -> str | None:
     """Return the snapshot id in `AT (VERSION => …)`, or None for another clause."""
     number = when.args.get("expression")
     if str(when.this).upper() != "AT" or str(when.args.get("kind")).upper() != "VERSION":
@@ -329,7 +329,7 @@ def _convert_condition(node: exp.Expr, kinds: NameKinds, *, utc: bool) -> None:
     """Rewrite a condition in Trino's SQL if it has the same meaning there. Otherwise hide its columns."""
     parts = _find_replacements(node, kinds, utc)
     if parts is None:
-        for column in list(columns_in(node)):
+        for column in list(list_columns(node)):
             _hide(column)
         return
     for old, new in parts:
@@ -370,14 +370,14 @@ def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tupl
                 _find_only_column(side) if isinstance(side, exp.Subquery) else side
                 for side in (node.this, node.expression)
             ]
-            left_kind, right_kind = map(kinds.kind, sides)
+            left_kind, right_kind = map(kinds.find_kind, sides)
             return [] if left_kind not in (None, "double") and left_kind == right_kind else None
         case exp.Expr() if type(node) in _ORDERED and any(
             isinstance(side, exp.Subquery | exp.Any) for side in (node.this, node.expression)
         ):
             return None if _find_ordered_kind([node.this, node.expression], kinds) is None else []
         case exp.In() if node.args.get("query") is not None:
-            left_kind, right_kind = kinds.kind(node.this), kinds.kind(_find_only_column(node.args["query"]))
+            left_kind, right_kind = kinds.find_kind(node.this), kinds.find_kind(_find_only_column(node.args["query"]))
             return [] if left_kind not in (None, "double") and left_kind == right_kind else None
         case exp.In() if any(isinstance(one, exp.Null) for one in node.expressions):
             # `IN [1, NULL]` has the same tree as `IN (1, NULL)`, but is false for rows for which the latter predicate
@@ -392,7 +392,7 @@ def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tupl
     if type(node) not in _COMPARED:
         return None
     left, right = node.this, node.expression
-    side_kinds = kinds.kind(left), kinds.kind(right)
+    side_kinds = kinds.find_kind(left), kinds.find_kind(right)
     if type(left) is exp.Column and type(right) is exp.Column:
         is_equal = side_kinds[0] not in (None, "double") and side_kinds[0] == side_kinds[1]
         is_ordered = type(node) in _ORDERED and _find_ordered_kind([left, right], kinds) is not None
@@ -412,7 +412,7 @@ def _find_ordered_kind(operands: Sequence[exp.Expr], kinds: NameKinds) -> str | 
     operand_kinds: set[str | None] = set()
     for operand in operands:
         inner = operand.this if isinstance(operand, exp.Any) else operand
-        operand_kinds.add(kinds.kind(_find_only_column(inner) if isinstance(inner, exp.Subquery) else inner))
+        operand_kinds.add(kinds.find_kind(_find_only_column(inner) if isinstance(inner, exp.Subquery) else inner))
     if operand_kinds == {"date", "timestamp"}:
         return _TIMES
     kind = operand_kinds.pop() if len(operand_kinds) == 1 else None
@@ -427,7 +427,7 @@ def _replace_pattern(node: exp.Expr, kinds: NameKinds) -> list[tuple[exp.Expr, e
     """
     side, pattern = node.this.unnest(), node.expression
     column = side.this if isinstance(side, exp.Lower | exp.Upper) else side
-    if kinds.kind(column) != "text" or not isinstance(pattern, exp.Literal) or not pattern.is_string:
+    if kinds.find_kind(column) != "text" or not isinstance(pattern, exp.Literal) or not pattern.is_string:
         return None
     if type(node) is exp.Like:
         return []
@@ -459,42 +459,42 @@ def _find_term_kind(node: exp.Expr | None, kinds: NameKinds) -> tuple[str | None
     """Return the kind of a column or of a function with the same values in Trino, and the constants in the function."""
     while isinstance(node, exp.Paren):
         node = node.this
-    of_time = node is not None and kinds.kind(node.this) in ("date", "timestamp")
+    of_time = node is not None and kinds.find_kind(node.this) in ("date", "timestamp")
     match node:
         case exp.Cast() if type(node) is exp.Cast and node.to.this is exp.DataType.Type.DATE:
             return "date" if of_time else None, ()
         case exp.Year() | exp.Month():
             return "integer" if of_time else None, ()
         case exp.Extract() if node.name.upper() in ("YEAR", "MONTH"):
-            return "integer" if kinds.kind(node.expression) in ("date", "timestamp") else None, ()
+            return "integer" if kinds.find_kind(node.expression) in ("date", "timestamp") else None, ()
         case exp.TimestampTrunc() | exp.DateTrunc():
-            return kinds.kind(node.this) if of_time else None, ()
+            return kinds.find_kind(node.this) if of_time else None, ()
         case exp.TimeToStr():
             return "text" if of_time else None, ()
         case exp.Substring() | exp.Left() | exp.Lower() | exp.Upper():
-            return "text" if kinds.kind(node.this) == "text" else None, ()
+            return "text" if kinds.find_kind(node.this) == "text" else None, ()
         case exp.Coalesce():
-            kind = kinds.kind(node.this)
+            kind = kinds.find_kind(node.this)
             return (None if kind == "double" else kind), node.expressions
         case exp.Case() | exp.If():
-            return _find_result_kind(results_of(node), kinds)
+            return _find_result_kind(list_results(node), kinds)
         case exp.Nullif():
-            kind = kinds.kind(node.this)
+            kind = kinds.find_kind(node.this)
             return (None if kind == "double" else kind), [node.expression]
         case exp.Div() if node.args.get("typed"):  # A typed division has integer operands.
             return "integer", ()
-        case exp.Add() | exp.Sub() | exp.Mul() if kinds.kind(node.this) == "integer" and is_whole(node.expression):
+        case exp.Add() | exp.Sub() | exp.Mul() if kinds.find_kind(node.this) == "integer" and is_whole(node.expression):
             return "integer", ()
         case exp.Add() | exp.Sub() if of_time and isinstance(node.expression, exp.Interval):
-            return kinds.kind(node.this), ()
-    return kinds.kind(node), ()
+            return kinds.find_kind(node.this), ()
+    return kinds.find_kind(node), ()
 
 
 def _is_period(node: exp.Expr, column: exp.Expr, kinds: NameKinds) -> bool:
     """Return whether an equality compares a day, month or year of a column with another column, as Trino would."""
     if type(column.unnest()) is not exp.Column or not isinstance(node.parent, exp.EQ):
         return False
-    kind, other = _find_term_kind(node, kinds)[0], kinds.kind(column.unnest())
+    kind, other = _find_term_kind(node, kinds)[0], kinds.find_kind(column.unnest())
     match node.unnest():
         case exp.Cast() | exp.Year() | exp.Extract():
             return kind is not None and kind == other
@@ -507,7 +507,7 @@ def _find_result_kind(results: Sequence[exp.Expr], kinds: NameKinds) -> tuple[st
     """Return the kind of the results of CASE, and the constants among the results."""
     columns = [one for one in results if type(one) is exp.Column]
     constants = [one for one in results if type(one) is not exp.Column]
-    kinds_of_results = {kinds.kind(one) for one in columns} or {find_literal_kind(constants)}
+    kinds_of_results = {kinds.find_kind(one) for one in columns} or {find_literal_kind(constants)}
     kind = kinds_of_results.pop() if len(kinds_of_results) == 1 else None
     return (None if kind == "double" else kind), constants
 
@@ -518,7 +518,7 @@ def _find_only_column(query: exp.Expr) -> exp.Expr | None:
     if not isinstance(query, exp.Select) or len(query.expressions) != 1:
         return None
     column: exp.Expr = query.expressions[0].unalias().unnest()
-    return column_of_extreme(column)
+    return find_extreme_column(column)
 
 
 def _is_condition(column: exp.Column) -> bool:

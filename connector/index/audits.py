@@ -27,7 +27,7 @@ from seamark.connector.parquet.columns import Projection
 from seamark.connector.parquet.encryption.keys import EnvironmentKeys
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table
-from seamark.formats.index.definitions import of_id
+from seamark.formats.index.definitions import parse_definition
 from seamark.formats.index.keys.hashing import compute_file_ids
 from seamark.formats.runtime.errors import BadRequest
 
@@ -182,7 +182,7 @@ def _create_task(
     client: IndexClient, table: Name, index: Index, loaded: EngineTable, metadata: TableMetadata
 ) -> IndexTask:
     """Return an index task without a folder. An audit writes no files."""
-    definition = of_id(index.json["definition-id"], metadata.current_schema, metadata.schemas)
+    definition = parse_definition(index.json["definition-id"], metadata.current_schema, metadata.schemas)
     if metadata.table_uuid is None:
         raise BadRequest(f"The table at {loaded.location} has no table-uuid; an audit requires one")
     projection = Projection(metadata.current_schema)

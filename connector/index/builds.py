@@ -30,7 +30,7 @@ from seamark.connector.parquet.encryption.keys import EnvironmentKeys
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.iceberg.types.transforms import IDENTITY
-from seamark.formats.index.definitions import of_id
+from seamark.formats.index.definitions import parse_definition
 from seamark.formats.index.keys.hashing import compute_file_ids
 
 PASSES_MAX = 64
@@ -70,7 +70,7 @@ DEFAULT_LIMITS = GroupLimits()
 
 
 @dataclass(frozen=True)
-class Progress:
+class BuildProgress:
     """The progress of a build.
 
     Attributes:
@@ -96,7 +96,7 @@ class BuildReport:
         skipped: The path of each of the first of these files, and the reason.
     """
 
-    progress: Progress
+    progress: BuildProgress
     files_not_indexed: int
     skipped: tuple[tuple[str, str], ...]
     json: dict[str, Any]
@@ -169,7 +169,7 @@ def build(
     exclusive: bool = False,
     limits: GroupLimits = DEFAULT_LIMITS,
     passes_max: int = PASSES_MAX,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_progress: Callable[[BuildProgress], None] = lambda progress: None,
 ) -> BuildReport:
     """Index the data files that the index does not cover.
 
@@ -221,7 +221,7 @@ class _Run:
         started: dict[str, Any],
         workers: Workers,
         limits: GroupLimits,
-        on_progress: Callable[[Progress], None],
+        on_progress: Callable[[BuildProgress], None],
     ) -> None:
         self._client = client
         self._build_key = (table, index, str(started["build-id"]))
@@ -278,7 +278,7 @@ class _Run:
         for page in self._client.build_files(*self._build_key):
             if not source.knows(page["files"]):
                 source = self._make_source()
-            files = [source.file(listed) for listed in page["files"]]
+            files = [source.make_data_file(listed) for listed in page["files"]]
             ids = compute_file_ids(*zip(*((file.path, file.size_bytes, file.records) for file in files), strict=True))
             for file, file_id in zip(files, ids[:, 0].tolist(), strict=True):
                 if file_id not in self._tried:
@@ -304,9 +304,9 @@ class _Run:
         files = max(_GROUP_FILES_MIN, -(-progress["files-total"] // shares))
         return replace(self._limits, files=min(self._limits.files, files))
 
-    def _decode_progress(self, json: dict[str, Any]) -> Progress:
+    def _decode_progress(self, json: dict[str, Any]) -> BuildProgress:
         progress = json["progress"]
-        return Progress(
+        return BuildProgress(
             files_done=progress["files-done"],
             files_total=max(progress["files-total"], progress["files-done"] + self._skipped),
             files_skipped=self._skipped,
@@ -348,7 +348,7 @@ class BuildSource:
             raise TableReplaced(
                 f"{loaded.location} is not the table for which the build {started['build-id']} was started"
             )
-        definition = of_id(started["definition-id"], metadata.current_schema, metadata.schemas)
+        definition = parse_definition(started["definition-id"], metadata.current_schema, metadata.schemas)
         task = IndexTask(
             started["table-uuid"],
             definition,
@@ -363,7 +363,7 @@ class BuildSource:
         """Return whether the table had the partition specs of all these files when it was loaded."""
         return all(file["spec-id"] in self.partitioned for file in listed)
 
-    def file(self, listed: Mapping[str, Any]) -> DataFile:
+    def make_data_file(self, listed: Mapping[str, Any]) -> DataFile:
         return DataFile(
             path=listed["file-path"],
             size_bytes=listed["file-size-in-bytes"],

@@ -40,7 +40,7 @@ from seamark.connector.index.builds import (
     build,
     open_build,
 )
-from seamark.connector.index.merges import FANOUT, RegisteredFile, merge_index_files, select_merge
+from seamark.connector.index.merges import MERGED_FILES_MIN, RegisteredFile, merge_index_files, select_merge
 from seamark.connector.index.verification import VerificationResult
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.index.definitions import read_definitions
@@ -60,7 +60,7 @@ BACKOFFS_MAX = 10_000
 """The maximum number of backoffs that the indexer stores."""
 UNSUPPORTED_MAX = 10_000
 """The maximum number of index files of an unknown version that the indexer remembers."""
-_CONFLICT = 409
+_CONFLICT_STATUS = 409
 _EXPECTED = (ClientError, ClusterFailed, OSError, SeamarkError, TableReplaced, ValueError)
 _log = structlog.get_logger("seamark.indexer")
 
@@ -135,8 +135,9 @@ class _DueAudit:
 
 @dataclass
 class _AuditProgress:
-    """An unfinished audit: the locations of the verified index files, and the number of damaged files among
-    them.
+    """An unfinished audit.
+
+    It has the locations of the verified index files, and the number of damaged files among them.
     """
 
     locations: set[str] = field(default_factory=set)
@@ -233,7 +234,7 @@ class Indexer:
                     action = partial(self._build, table, index, workers, round_)
                     self._run_unless_backed_off((table, index.name, "build"), action, round_, lag_files=lag_files)
                 # Merges may be due even without a build, because other clients also build index files.
-                full = any(count >= FANOUT for count in index.json["levels"].values())
+                full = any(count >= MERGED_FILES_MIN for count in index.json["levels"].values())
                 if lag_files or full or index.json.get("misplaced"):
                     self._run_unless_backed_off(
                         (table, index.name, "merge"), partial(self._merge, table, index.name, round_), round_
@@ -387,7 +388,7 @@ class Indexer:
             round_.reason = round_.reason or str(error)
             log.warning("data files not indexed", error=str(error), again_in_s=self._back_off(key, error.files))
         except Exception as error:  # noqa: BLE001  an error in one table must not stop the others
-            if isinstance(error, Refused) and error.status == _CONFLICT:
+            if isinstance(error, Refused) and error.status == _CONFLICT_STATUS:
                 # Another indexer or build is running, or the index was dropped.
                 log.info("action left to another builder", error=error.message)
                 round_.left += 1

@@ -203,7 +203,7 @@ def look_up(
         else:
             encoded = table[str(lookup.attribute_id)].combine_chunks().dictionary_encode()
             # Fewer bytes for each row make groups cheaper.
-            codes = encoded.indices.cast(_code_type(len(encoded.dictionary)))
+            codes = encoded.indices.cast(_choose_code_type(len(encoded.dictionary)))
             chunks = [
                 pa.DictionaryArray.from_arrays(codes.take(chunk), encoded.dictionary) for chunk in places[joined].chunks
             ]
@@ -241,6 +241,6 @@ def find_places(keys: pa.ChunkedArray, distinct: pa.Array) -> pa.ChunkedArray:
     return pa.chunked_array(chunks, pa.int32())
 
 
-def _code_type(count: int) -> pa.DataType:
+def _choose_code_type(count: int) -> pa.DataType:
     """Return the smallest type of codes for this number of values."""
     return next(kind for kind in (pa.int8(), pa.int16(), pa.int32()) if count <= 1 << (kind.bit_width - 1))

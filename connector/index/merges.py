@@ -1,9 +1,9 @@
 """Merges small index files of one definition into a larger index file.
 
-The scheme is a tiered LSM tree. Builds write index files of level 0. When a level has `FANOUT` files, they are merged
-into a file of the next level. Therefore a table has few index files after any number of writes, and each entry is
-copied once for each level. Entries are copied as bytes if the index kind supports it. No data file is read. If a data
-file has two entries, the newer entry is kept. Entries of data files that no snapshot contains are dropped.
+The scheme is a tiered LSM tree. Builds write index files of level 0. When a level has `MERGED_FILES_MIN` files, they
+are merged into a file of the next level. Therefore a table has few index files after any number of writes, and each
+entry is copied once for each level. Entries are copied as bytes if the index kind supports it. No data file is read.
+If a data file has two entries, the newer entry is kept. Entries of data files that no snapshot contains are dropped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from seamark.formats.index.kinds.kind import OpenedBlob, UnknownVersion
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER
 
-FANOUT = 8
+MERGED_FILES_MIN = 8
 SIZE_MAX_BYTES = 512 << 20
 """The approximate maximum size of a merged file. A file of at least half this size is not merged again."""
 
@@ -50,7 +50,7 @@ class RegisteredFile:
 
 
 def select_merge(
-    files: Iterable[RegisteredFile], *, fanout: int = FANOUT, size_max_bytes: int = SIZE_MAX_BYTES
+    files: Iterable[RegisteredFile], *, fanout: int = MERGED_FILES_MIN, size_max_bytes: int = SIZE_MAX_BYTES
 ) -> list[RegisteredFile]:
     """Return the files to merge now, the oldest first. The result is empty if no merge is due.
 

@@ -21,7 +21,7 @@ from seamark.formats.index.kinds.kind import OpenedBlob, UnknownVersion
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.runtime.errors import Corrupt
 
-KEYS_SAMPLED = 50
+SAMPLED_KEYS_PER_FILE = 50
 """The number of keys of each sampled data file that are compared, for index kinds that are compared key by key."""
 
 
@@ -105,4 +105,4 @@ def _compare_file(index: OpenedBlob, number: int, task: IndexTask, file: DataFil
 
 def _sample_rows(keys: Keys, rng: random.Random) -> list[int]:
     present = np.arange(keys.rows) if keys.present is None else np.flatnonzero(keys.present)
-    return rng.sample(present.tolist(), min(KEYS_SAMPLED, len(present)))
+    return rng.sample(present.tolist(), min(SAMPLED_KEYS_PER_FILE, len(present)))

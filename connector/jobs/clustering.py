@@ -103,7 +103,7 @@ _FILE_ROWS_MAX_FACTOR = 1.5
 
 It applies if the sample has too few of the rows of the file.
 """
-_ROWS_AT_ONCE = 65_536
+_ROWS_PER_BATCH = 65_536
 _SEALED_BYTES = 1 << 20
 """The size of a block of a temporary file before its encryption."""
 _ORIGIN, _KEY = "_seamark_origin", "_seamark_key"
@@ -238,7 +238,7 @@ def _rewrite(
     if has_lineage(opened.metadata):
         names, target = [*names, *NAMES], with_lineage(target)
     read_plan = plan_read(opened, names, TRUE, positions=True)
-    suffix = layout.suffix(generate_layer_name())
+    suffix = layout.make_suffix(generate_layer_name())
     layout_ids = [field.id for field in opened.schema.fields if field.name in attributes.columns]
     # Files with different encryption cannot share a new file.
     divided: defaultdict[EncryptionScheme | None, list[Layer]] = defaultdict(list)
@@ -299,7 +299,7 @@ class _LayerWork:
         size_bytes = _sum_sizes(self.tasks)
         clustering = Clustering.of(self.attributes, sample, self.layout.curve)
         ranges = max(-(-size_bytes // RANGE_BYTES), -(-rows // RANGE_ROWS))
-        sampled = to_sortable_keys(clustering.keys(sample))
+        sampled = to_sortable_keys(clustering.compute_keys(sample))
         bounds = choose_range_bounds(sampled, ranges)
         files = max(1, -(-size_bytes // self.policy.target_bytes))
         # Rows of an older partition spec go to several partitions. Each of these partitions gets its own files.
@@ -307,9 +307,9 @@ class _LayerWork:
         with TemporaryDirectory(prefix="seamark-clustering-") as folder:
             with _Spill(Path(folder), ranges, sealed=self.keys is not None) as spill:
                 for batch, origins in self._read():
-                    keys = to_sortable_keys(clustering.keys(batch))
+                    keys = to_sortable_keys(clustering.compute_keys(batch))
                     spill.add(batch, origins, keys, np.searchsorted(bounds, keys, "right"))
-            for batch, origins, keys in spill.ranges():
+            for batch, origins, keys in spill.read_ranges():
                 order = np.argsort(keys, kind="stable")
                 cut.write(batch.take(pa.array(order)), origins[order], keys[order])
         writer.close_files()
@@ -362,7 +362,7 @@ class _FileDivider:
                 self._rows = 0
             self._file = int(files[start])
             end = int(np.searchsorted(files, self._file, "right"))
-            count = min(self.rows_max - self._rows, end - start, _ROWS_AT_ONCE)
+            count = min(self.rows_max - self._rows, end - start, _ROWS_PER_BATCH)
             self.writer.write(rows.slice(start, count), origins[start : start + count])
             start, self._rows = start + count, self._rows + count
 
@@ -438,7 +438,7 @@ class _Spill:
             return pa.OSFile(str(path))
         return io.BufferedReader(_EncryptedFile(path, "rb", self._keys[number]), _SEALED_BYTES)
 
-    def ranges(self) -> Iterator[tuple[pa.RecordBatch, Longs, Keys]]:
+    def read_ranges(self) -> Iterator[tuple[pa.RecordBatch, Longs, Keys]]:
         """Yield the rows of each range with their origins and keys. The ranges are in ascending order.
 
         Many rows with the same key are yielded in several batches.

@@ -43,7 +43,7 @@ def expire_columns(
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     try:
         policy = TtlPolicy.of({**read_effective_properties(client, table), **opened.metadata.properties})
-        rules = [] if policy is None else policy.rules(opened.metadata, now_ms)
+        rules = [] if policy is None else policy.list_rules(opened.metadata, now_ms)
     except errors.BadRequest as error:
         raise InvalidRequest(error.message) from None
     if policy is None:

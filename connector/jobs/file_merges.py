@@ -91,7 +91,7 @@ def merge_files(
         client,
         opened,
         tasks,
-        work.batches(selected_tasks),
+        work.list_batches(selected_tasks),
         target_bytes=policy.target_bytes,
         dry_run=dry_run,
         branch=branch,
@@ -141,12 +141,12 @@ def drop_columns(
     if whole_partitions:  # Most runs of a policy find no files to rewrite.
         bound = bind_filter(where, opened)
         candidates = select(plan(client, opened, bound, stats=dropped.names))
-        if not any(dropped.bytes_in(opened, task, keys) for task in candidates):
+        if not any(dropped.measure_columns(opened, task, keys) for task in candidates):
             return RewriteReport()
     tasks = list(plan(client, opened, stats=[*dropped.names, *find_float_columns(dropped.remaining_schema)]))
     selected_tasks = list(select(tasks))
     _check_rewritable(selected_tasks)
-    won_bytes = {task.path: dropped.bytes_in(opened, task, keys) for task in selected_tasks}
+    won_bytes = {task.path: dropped.measure_columns(opened, task, keys) for task in selected_tasks}
     selected = [task for task in selected_tasks if won_bytes[task.path]]
     trimmed = replace(opened, schema=dropped.remaining_schema)
     work = _PartitionRewrite(opened, trimmed, replace(target, schema=dropped.remaining_schema), policy, dropped.leaves)
@@ -154,7 +154,7 @@ def drop_columns(
         client,
         opened,
         tasks,
-        work.batches(group_by_partition(selected)),
+        work.list_batches(group_by_partition(selected)),
         target_bytes=policy.target_bytes,
         dry_run=dry_run,
         branch=branch,
@@ -182,7 +182,7 @@ class _PartitionRewrite:
     null_leaves: frozenset[int] = frozenset()
     """The leaf columns that the new files do not have."""
 
-    def batches(self, partitions: Iterable[Sequence[ScanTask]]) -> Batches:
+    def list_batches(self, partitions: Iterable[Sequence[ScanTask]]) -> Batches:
         """Return the files of each commit, with the function that rewrites them."""
         for batch in divide_tasks(chain.from_iterable(partitions), BATCH_BYTES, BATCH_FILES):
             yield batch, partial(self._rewrite, batch)
@@ -243,7 +243,7 @@ class _DroppedColumns(NamedTuple):
         names = tuple(columns[leaf.id].name for leaf in dropped_leaves) if len(counted) == len(dropped_leaves) else ()
         return _DroppedColumns(frozenset({*ids, *(leaf.id for leaf in dropped_leaves)}), counted, names, remaining)
 
-    def bytes_in(self, opened: OpenTable, task: ScanTask, keys: ParquetKeys | None) -> int:
+    def measure_columns(self, opened: OpenTable, task: ScanTask, keys: ParquetKeys | None) -> int:
         """Return the size of the columns in a file.
 
         The size is 0 if the file does not have the columns, or if they are null in all rows. A file without field ids
@@ -260,7 +260,9 @@ class _DroppedColumns(NamedTuple):
             columns = [n for n, leaf in enumerate(source.leaves) if self.ids.intersection(leaf.ids)]
             if any(leaf.ids[0] is None for leaf in source.leaves):
                 columns = columns or [0]
-            return int(sum(group.values("packed_bytes")[columns].sum() for group in source.footer.groups if group.rows))
+            return int(
+                sum(group.read_values("packed_bytes")[columns].sum() for group in source.footer.groups if group.rows)
+            )
 
 
 def _open(client: SeamarkClient, table: Name, branch: str) -> tuple[OpenTable, WriteTarget]:

@@ -19,7 +19,7 @@ from seamark.connector.client.values import At
 from seamark.connector.read.tables import OpenTable
 from seamark.formats.iceberg.expressions.arrow import build_arrow_array
 from seamark.formats.iceberg.files.parquet import FIELD_ID
-from seamark.formats.iceberg.manifests.content_file import UNKNOWN, partition_types
+from seamark.formats.iceberg.manifests.content_file import UNKNOWN, list_partition_types
 from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
 from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import Value, decode_json
@@ -115,7 +115,7 @@ def _unify_fields(metadata: TableMetadata) -> dict[int, tuple[str, str]]:
     """
     fields: dict[int, tuple[str, str]] = {}
     for spec in sorted(metadata.partition_specs, key=lambda spec: -spec.spec_id):
-        for field, kind in zip(spec.fields, partition_types(metadata, spec), strict=True):
+        for field, kind in zip(spec.fields, list_partition_types(metadata, spec), strict=True):
             if field.field_id is not None and not field.is_void and kind != UNKNOWN:
                 fields.setdefault(field.field_id, (field.name, kind))
     return dict(sorted(fields.items()))
@@ -127,7 +127,7 @@ def _map_values_by_id(metadata: TableMetadata, row: dict[str, Any]) -> dict[int,
     values = json.loads(row["partition"])
     if spec is None:
         return {}
-    kinds = partition_types(metadata, spec)
+    kinds = list_partition_types(metadata, spec)
     return {
         field.field_id: decode_json(kind, values[field.name])
         for field, kind in zip(spec.fields, kinds, strict=True)

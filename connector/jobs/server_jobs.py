@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.names import Name, table_path
+from seamark.connector.client.names import Name, make_table_path
 from seamark.connector.client.values import omit_none
 
 _MANIFESTS_TIMEOUT_S = 1800.0
@@ -139,5 +139,5 @@ def rewrite_manifests(
     """
     body = omit_none({"dry-run": dry_run, "min-count": min_count})
     return client._request_json(
-        "POST", f"{table_path(table)}/rewrite-manifests", {}, body, timeout_s=_MANIFESTS_TIMEOUT_S
+        "POST", f"{make_table_path(table)}/rewrite-manifests", {}, body, timeout_s=_MANIFESTS_TIMEOUT_S
     )

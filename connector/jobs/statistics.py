@@ -151,7 +151,7 @@ class _Computation:
         too.
         """
         file, newest = self._newest.file, self._newest
-        blobs = {column: blob for column, blob in newest.blobs(self._metadata).items() if column in self._types}
+        blobs = {column: blob for column, blob in newest.list_blobs(self._metadata).items() if column in self._types}
         if file is None or not blobs or file.file_size_in_bytes > _FILE_BYTES_MAX:
             return {}
         usable: dict[int, tuple[ThetaSketch, int]] = {}

@@ -55,8 +55,8 @@ class MoveDestination(Protocol):
 
 
 @dataclass(frozen=True)
-class Selection:
-    """What to move. Without namespaces and tables, everything.
+class MoveSelection:
+    """The namespaces and tables to move. Without any, everything is moved.
 
     Attributes:
         namespaces: These namespaces and those below them.
@@ -104,7 +104,7 @@ class Move:
 
     source: Source
     destination: MoveDestination
-    selection: Selection = field(default_factory=Selection)
+    selection: MoveSelection = field(default_factory=MoveSelection)
     into: Levels = ()
     workers: int = 8
     _seen: set[Levels] = field(default_factory=set, init=False)

@@ -12,7 +12,7 @@ from seamark.connector.moving.moves import Answer
 from seamark.connector.moving.rest_catalog import RestConnection, read_message, translate_errors
 from seamark.connector.moving.source import CatalogRefusal, Levels
 
-_CONFLICT = 409
+_CONFLICT_STATUS = 409
 
 
 class RestDestination:
@@ -63,7 +63,7 @@ class RestDestination:
                 if existing is None and not self._dry_run:
                     body: dict[str, Any] = {"name": name[-1], "metadata-location": metadata_location}
                     response = self._connection.post(endpoint, body, name[:-1])
-                    if response.status_code != _CONFLICT:
+                    if response.status_code != _CONFLICT_STATUS:
                         return _answer(response)
                     # Another export may have registered it, or an earlier attempt of this request.
                     existing = self._connection.find_location(load, kind, name)
@@ -82,6 +82,6 @@ class RestDestination:
 def _answer(response: requests.Response) -> Answer:
     if response.ok:
         return Answer("moved")
-    if response.status_code == _CONFLICT:
+    if response.status_code == _CONFLICT_STATUS:
         return Answer("unchanged")
     return Answer("refused", f"The other catalog answers {response.status_code}: {read_message(response)}")

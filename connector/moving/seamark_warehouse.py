@@ -10,7 +10,7 @@ from seamark.connector.client.errors import InvalidRequest, LoginRequired, Refus
 from seamark.connector.moving.moves import Answer
 from seamark.connector.moving.source import Levels
 
-_CONFLICT = 409
+_CONFLICT_STATUS = 409
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class SeamarkDestination:
             created = self.create_namespace(namespace, other_properties)
             return created._replace(reason=created.reason or f"Without its location: {error.message}")
         except Refused as error:
-            return Answer("unchanged") if error.status == _CONFLICT else Answer("refused", error.message)
+            return Answer("unchanged") if error.status == _CONFLICT_STATUS else Answer("refused", error.message)
         return Answer("moved")
 
     def register_table(self, name: Levels, metadata_location: str) -> Answer:

@@ -35,7 +35,7 @@ from seamark.formats.iceberg.types.values import FLOATS, encode
 DEFAULT_MODE = "write.metadata.metrics.default"
 COLUMN_MODE = "write.metadata.metrics.column."
 INFERRED_MAX = "write.metadata.metrics.max-inferred-column-defaults"
-INFERRED_MAX_DEFAULT = 100
+INFERRED_COLUMNS_MAX_DEFAULT = 100
 FOOTER_BYTES_MAX = 4096
 """The maximum length of strings and bytes for which Arrow writes bounds to the footer."""
 
@@ -123,7 +123,7 @@ def list_modes(schema: Schema, properties: Mapping[str, str], order: SortOrder) 
         fallback = _parse_mode(default, _TRUNCATED)
         modes = dict.fromkeys(columns, fallback)
     else:
-        limit = parse_int(properties, INFERRED_MAX, INFERRED_MAX_DEFAULT)
+        limit = parse_int(properties, INFERRED_MAX, INFERRED_COLUMNS_MAX_DEFAULT)
         all_columns = len(columns.keys() - _LINEAGE) <= limit
         fallback = _TRUNCATED if all_columns else _NONE
         modes = dict.fromkeys(columns if all_columns else _select_first_columns(schema, limit), _TRUNCATED)

@@ -74,10 +74,10 @@ class _Chunk(NamedTuple):
     sizes: Longs
     rows: Longs
 
-    def pages_of(self, rows: Longs) -> Longs:
+    def find_pages(self, rows: Longs) -> Longs:
         return np.unique(np.searchsorted(self.rows, rows, "right") - 1)
 
-    def size_of(self, pages: Longs) -> int:
+    def sum_page_bytes(self, pages: Longs) -> int:
         return int(self.starts[0]) - self.begin + int(self.sizes[pages].sum())
 
 
@@ -129,10 +129,10 @@ class Pages:
         chunks = self._read_chunks(number, group.num_rows, [(name, self._leaf_numbers[name]) for name in names])
         if chunks is None:
             return None
-        pages = [chunk.pages_of(rows) for chunk in chunks]
+        pages = [chunk.find_pages(rows) for chunk in chunks]
         all_bytes = sum(int(chunk.starts[-1] + chunk.sizes[-1]) - chunk.begin for chunk in chunks)
         if (
-            sum(chunk.size_of(chunk_pages) for chunk, chunk_pages in zip(chunks, pages, strict=True))
+            sum(chunk.sum_page_bytes(chunk_pages) for chunk, chunk_pages in zip(chunks, pages, strict=True))
             > BYTES_MAX_FRACTION * all_bytes
         ):
             return None

@@ -53,12 +53,14 @@ class FileProjection:
                 raise AmbiguousColumn(f"the file has {names.count(name)} columns named {name!r}")
             self._sources[field.id] = (name, _make_converter(file[position].type, field.type, field.name, partition))
 
-    def names(self, column_ids: Iterable[int]) -> list[str]:
+    def list_names(self, column_ids: Iterable[int]) -> list[str]:
         """Return the names of the file's columns that must be read to produce these columns."""
         sources = (self._sources[column_id] for column_id in column_ids)
         return list(dict.fromkeys(source[0] for source in sources if isinstance(source, tuple)))
 
-    def columns(self, batch: pa.RecordBatch | None, column_ids: Iterable[int], rows: int) -> dict[int, pa.Array]:
+    def project_columns(
+        self, batch: pa.RecordBatch | None, column_ids: Iterable[int], rows: int
+    ) -> dict[int, pa.Array]:
         """Return the projected columns by id.
 
         Args:

@@ -27,7 +27,7 @@ from seamark.connector.client.names import (
     find_standard_root,
     hide_credentials,
     make_standard_path,
-    table_path,
+    make_table_path,
 )
 from seamark.connector.plans.column_types import list_column_types, read_column_type
 from seamark.connector.plans.conditions import Like
@@ -46,7 +46,7 @@ from seamark.formats.runtime.tls import build_seamark_context, trust_only
 _ANSWER_BYTES_MAX = 16 << 20
 _COLUMNS_BYTES = 8 << 20
 _BYTES_PER_COLUMN = 200
-_CONNECTIONS = 64
+_CONNECTIONS_MAX = 64
 _AUDIENCE = re.compile(r"[!-~]{1,100}")
 _GROUPS_BYTES_MAX = 256 << 20
 """The maximum size of a response with groups of a cube."""
@@ -130,7 +130,7 @@ class JoinRequest:
     exact: bool = False
     """The attributes from `transform` to `exact` have the same meaning as in `scan.Join`."""
 
-    def body(self) -> dict[str, Any]:
+    def build_body(self) -> dict[str, Any]:
         pairs = self.on[:1] if self.ops else self.on
         body: dict[str, Any] = {"table": list(self.table), "on": dict(pairs), "snapshot-id": self.snapshot_id}
         if self.filter is not None:
@@ -150,7 +150,7 @@ class JoinRequest:
         if self.likes:
             body["likes"] = [[_encode_like(one) for one in either] for either in self.likes]
         if self.joins:
-            body["joins"] = [join.body() for join in self.joins]
+            body["joins"] = [join.build_body() for join in self.joins]
         return body
 
 
@@ -242,7 +242,7 @@ class Reference:
     plan: Name = ()
     alias: bool = False
 
-    def body(self) -> dict[str, Any]:
+    def build_body(self) -> dict[str, Any]:
         at = {"start": self.start, "end": self.end}
         if self.plan:
             return {**at, "plan": list(self.plan), "alias": self.alias}
@@ -292,7 +292,7 @@ class KnownTable:
     Engines read a named snapshot with the schema of the snapshot. There, a name may belong to another column.
     """
 
-    def snapshot_of(self, ref: str | None) -> int | None:
+    def resolve_snapshot_id(self, ref: str | None) -> int | None:
         """Return the snapshot of a branch or tag, or the current snapshot if `ref` is None.
 
         The result is None if there is no such branch or tag, or no snapshot.
@@ -416,15 +416,15 @@ class Seamark:
         body |= {} if request.snapshot_id is None else {"snapshot-id": request.snapshot_id}
         body |= {} if request.ref is None else {"ref": request.ref}
         body |= {"use-snapshot-schema": True} if request.past else {}
-        body |= {"joins": [join.body() for join in request.joins]} if request.joins else {}
+        body |= {"joins": [join.build_body() for join in request.joins]} if request.joins else {}
         body |= {"hide-partitions": True} if request.hide_partitions else {}
-        body |= request.use.body()
+        body |= request.use.build_body()
         body |= {"engine": self._engine} if self._engine else {}
-        path = f"{table_path(request.table)}/plan-tables"
+        path = f"{make_table_path(request.table)}/plan-tables"
         _, raw = await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
         return self._decode(raw, TablePlanResponse, "a plan table")
 
-    async def cube_plan(self, request: CubePlanRequest) -> bytes:
+    async def request_cube_plan(self, request: CubePlanRequest) -> bytes:
         """Request groups of a cube, and a plan of the files without groups.
 
         Returns:
@@ -450,7 +450,7 @@ class Seamark:
         body |= {} if request.snapshot_id is None else {"snapshot-id": request.snapshot_id}
         body |= {} if request.ref is None else {"ref": request.ref}
         body |= {"hide-partitions": True} if request.hide_partitions else {}
-        path = f"{table_path(request.table)}/cube-plans"
+        path = f"{make_table_path(request.table)}/cube-plans"
         data = msgspec.json.encode(body)
         _, raw = await self._ask("POST", path, data, headers=self._plans, answer_bytes_max=_GROUPS_BYTES_MAX)
         return raw
@@ -458,7 +458,7 @@ class Seamark:
     async def lease(self, of: Name, plan_ids: Collection[int], lease_s: int | None = None) -> None:
         """Renew the leases of plans of a table or view. With a `lease_s` of 0, withdraw the plans."""
         body = {"snapshot-ids": list(plan_ids), "lease-s": self._lease_s if lease_s is None else lease_s}
-        path = f"{table_path(of)}/plan-snapshots"
+        path = f"{make_table_path(of)}/plan-snapshots"
         await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
 
     async def report_scan(self, table: Name, snapshot_id: int, columns: Collection[str]) -> None:
@@ -483,7 +483,7 @@ class Seamark:
     async def report_time(self, table: Name, statement: str, *, seconds: float, files: int, size_bytes: int) -> None:
         """Report the time of an engine for a statement, by the fingerprint of its plan, and what it read of a table."""
         body = {"statement": statement, "seconds": seconds, "files": files, "bytes": size_bytes}
-        await self._ask("POST", f"{table_path(table)}/history/times", msgspec.json.encode(body))
+        await self._ask("POST", f"{make_table_path(table)}/history/times", msgspec.json.encode(body))
 
     async def view(self, name: Name) -> View | None:
         """Return the current view, or None if there is no such view or it has no text in Trino's dialect."""
@@ -525,19 +525,19 @@ class Seamark:
         body = {
             "metadata-location": view.location,
             "predicate": predicate,
-            "tables": [reference.body() for reference in references],
+            "tables": [reference.build_body() for reference in references],
             "reader": reader,
             "lease-s": self._lease_s,
             **self._holder,
         }
-        path = f"{table_path(name).replace('/tables/', '/views/', 1)}/plan-views"
+        path = f"{make_table_path(name).replace('/tables/', '/views/', 1)}/plan-views"
         _, raw = await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
         answer = self._decode(raw, _PlanView, "a plan view")
         if answer.name is None or answer.plan_snapshot_id is None:
             return None
         return PlanView(answer.name, answer.plan_snapshot_id, tuple(view.columns))
 
-    async def columns(self, table: Name) -> KnownTable | None:
+    async def load_table(self, table: Name) -> KnownTable | None:
         """Return the current state of a table, or None if there is no table of this name."""
         cached = self._known.get(table)
         path = f"{await self._make_path(table, 'tables')}?snapshots=refs"
@@ -672,7 +672,7 @@ async def open_seamark(
     headers = {"Accept": "application/json", "Content-Type": "application/json", "User-Agent": "seamark-plans"}
     headers |= {"Authorization": f"Bearer {token}"} if token else {}
     session = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=_CONNECTIONS, keepalive_timeout=10, ssl=tls),
+        connector=aiohttp.TCPConnector(limit=_CONNECTIONS_MAX, keepalive_timeout=10, ssl=tls),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers=headers,
         timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),

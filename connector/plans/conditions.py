@@ -93,7 +93,7 @@ class ColumnComparison:
         column = to(self.column)
         return None if column is None else replace(self, column=column)
 
-    def negation(self) -> ColumnComparison | None:
+    def negate(self) -> ColumnComparison | None:
         return replace(self, negated=not self.negated) if self.exact else None
 
 
@@ -172,7 +172,7 @@ def all_of(parts: Iterable[Condition | None]) -> Condition | None:
     distinct: dict[Condition, None] = {}
     size = 0
     for condition in parts:
-        for part in parts_of(condition):
+        for part in split_parts(condition):
             if part == NEVER:
                 return NEVER
             if part not in distinct and size + part.size <= LEAVES_MAX:
@@ -217,7 +217,7 @@ def weaken(condition: Condition | None, keep: Callable[[Atom], Condition | None]
     return keep(condition)
 
 
-def comparisons_of(condition: Condition | None) -> Condition | None:
+def keep_comparisons(condition: Condition | None) -> Condition | None:
     """Return the part of the condition that consists of comparisons of columns."""
     return weaken(condition, lambda atom: atom if isinstance(atom, ColumnComparison) else None)
 
@@ -227,7 +227,7 @@ def drop_functions(condition: Condition | None) -> Condition | None:
     return weaken(condition, lambda atom: None if _is_of_function(atom) else atom)
 
 
-def functions_of(condition: Condition | None) -> Condition | None:
+def keep_functions(condition: Condition | None) -> Condition | None:
     """Return the part of the condition that consists of comparisons of functions."""
     return weaken(condition, lambda atom: atom if _is_of_function(atom) else None)
 
@@ -251,33 +251,35 @@ def rejects_null(condition: Condition | None) -> bool:
     return condition.rejects_null
 
 
-def likes_of(condition: Condition | None) -> tuple[tuple[Like, ...], ...]:
+def list_likes(condition: Condition | None) -> tuple[tuple[Like, ...], ...]:
     """Return the LIKE predicates that follow from the condition. At least one predicate of each tuple is true."""
     patterns: list[tuple[Like, ...]] = []
-    for part in parts_of(condition):
+    for part in split_parts(condition):
         alternatives = part.parts if isinstance(part, AnyOf) else (part,)
         # `(a AND x LIKE 'b') OR (c AND x LIKE 'd')` implies that x matches one of the patterns.
-        likes = [next((leaf for leaf in parts_of(branch) if isinstance(leaf, Like)), None) for branch in alternatives]
+        likes = [
+            next((leaf for leaf in split_parts(branch) if isinstance(leaf, Like)), None) for branch in alternatives
+        ]
         moved_likes = tuple(like for like in likes if like is not None)
         if moved_likes and len(moved_likes) == len(likes):
             patterns.append(moved_likes)
     return tuple(patterns)
 
 
-def parts_of(condition: Condition | None) -> tuple[Condition, ...]:
+def split_parts(condition: Condition | None) -> tuple[Condition, ...]:
     """Return conditions that are all true if the condition is true: the parts of an AND, or the condition itself."""
     if condition is None:
         return ()
     return condition.parts if isinstance(condition, AllOf) else (condition,)
 
 
-def references_of(condition: Condition) -> frozenset[ColumnReference]:
+def list_references(condition: Condition) -> frozenset[ColumnReference]:
     match condition:
         case ColumnComparison() | Like():
             return frozenset({condition.column})
         case SemiJoin():
             return frozenset(reference for reference, _ in condition.pairs)
-    return frozenset[ColumnReference]().union(*(references_of(part) for part in condition.parts))
+    return frozenset[ColumnReference]().union(*(list_references(part) for part in condition.parts))
 
 
 def limit_text(condition: Condition | None) -> Condition | None:
@@ -287,15 +289,15 @@ def limit_text(condition: Condition | None) -> Condition | None:
     """
     parts: list[Condition] = []
     characters_left = TEXT_MAX
-    for part in parts_of(condition):
-        size = len(sql_of(part)) + len(" AND ")
+    for part in split_parts(condition):
+        size = len(write_sql(part)) + len(" AND ")
         if size <= characters_left:
             parts.append(part)
             characters_left -= size
     return all_of(parts)
 
 
-def sql_of(condition: Condition) -> str:
+def write_sql(condition: Condition) -> str:
     """Return the condition in SQL that Trino and Spark can read.
 
     Raises:
@@ -303,11 +305,11 @@ def sql_of(condition: Condition) -> str:
     """
     match condition:
         case AllOf(parts):
-            return "(" + " AND ".join(sql_of(part) for part in parts) + ")"
+            return "(" + " AND ".join(write_sql(part) for part in parts) + ")"
         case AnyOf(()):
             return "FALSE"
         case AnyOf(parts):
-            return "(" + " OR ".join(sql_of(part) for part in parts) + ")"
+            return "(" + " OR ".join(write_sql(part) for part in parts) + ")"
         case SemiJoin() | Like():
             raise ValueError("a semi-join or LIKE cannot be written as SQL")
     text = _write_comparison(condition)
@@ -333,7 +335,7 @@ def _write_comparison(comparison: ColumnComparison) -> str:
     return f"{term} {comparison.op} {texts[0]}"
 
 
-def expression_of(condition: Condition) -> Expression:
+def build_expression(condition: Condition) -> Expression:
     """Return an Iceberg expression with typed literals that is true for the same rows.
 
     Iceberg's logic has two values, in which `not-eq` is true for null. Therefore a comparison with <> also requires
@@ -344,9 +346,9 @@ def expression_of(condition: Condition) -> Expression:
     """
     match condition:
         case AllOf(parts):
-            return iceberg.join_by_and(*map(expression_of, parts))
+            return iceberg.join_by_and(*map(build_expression, parts))
         case AnyOf(parts):
-            return iceberg.join_by_or(*map(expression_of, parts))
+            return iceberg.join_by_or(*map(build_expression, parts))
         case SemiJoin() | Like():
             raise ValueError("a semi-join or LIKE cannot be written as an expression")
     return _convert_comparison(condition)
@@ -358,8 +360,8 @@ def _convert_comparison(comparison: ColumnComparison) -> Expression:
     is_null, not_null = Unbound(Op.IS_NULL, name, IDENTITY, ()), Unbound(Op.NOT_NULL, name, IDENTITY, ())
     null = any(literal.kind == "null" for literal in literals)
 
-    def predicate(op: Op, *given: Literal) -> Expression:
-        values = tuple(_shift_year(one, comparison.transform).typed for one in given)
+    def predicate(op: Op, *literals: Literal) -> Expression:
+        values = tuple(_shift_year(one, comparison.transform).typed for one in literals)
         return Unbound(op, name, comparison.transform, values)
 
     def compare(op: Op, literal: Literal) -> Expression:

@@ -19,11 +19,11 @@ from seamark.connector.plans.conditions import (
     Atom,
     ColumnComparison,
     all_of,
+    build_expression,
     drop_functions,
-    expression_of,
     weaken,
 )
-from seamark.connector.plans.scan import Join, Scan, columns_of
+from seamark.connector.plans.scan import Join, Scan, list_columns
 from seamark.formats.iceberg.types.transforms import IDENTITY
 
 DEPTH_MAX = 4
@@ -90,7 +90,7 @@ class Dimension:
     @property
     def columns(self) -> frozenset[str]:
         """The columns of the dimension's table that leave out rows of the other table."""
-        return frozenset(other for _, other in self.on) | self.planned.scan.columns | columns_of(self.join.where)
+        return frozenset(other for _, other in self.on) | self.planned.scan.columns | list_columns(self.join.where)
 
     def request(self) -> JoinRequest:
         scan, join = self.planned.scan, self.join
@@ -100,20 +100,20 @@ class Dimension:
         return JoinRequest(
             self.planned.table,
             join.on,
-            None if condition is None else expression_of(condition),
+            None if condition is None else build_expression(condition),
             self.snapshot_id,
             nested,
             () if join.is_extreme else scan.likes,
             join.transform,
             join.any_of,
-            None if join.exempt_condition is None else expression_of(join.exempt_condition),
+            None if join.exempt_condition is None else build_expression(join.exempt_condition),
             join.ops,
             join.exact,
         )
 
 
-def depth_first(dimensions: Sequence[Dimension]) -> list[Dimension]:
-    return [each for dimension in dimensions for each in (dimension, *depth_first(dimension.dimensions))]
+def list_depth_first(dimensions: Sequence[Dimension]) -> list[Dimension]:
+    return [each for dimension in dimensions for each in (dimension, *list_depth_first(dimension.dimensions))]
 
 
 def find_dimensions(
@@ -129,7 +129,7 @@ def find_dimensions(
     for number, planned in planned_scans.items():
         table = _find_table(planned, tables)
         if table is not None and table.files > 1:  # A table with one file is always read completely.
-            dimensions = _DimensionTree(planned_scans, tables).dimensions(number, ())
+            dimensions = _DimensionTree(planned_scans, tables).list_dimensions(number, ())
             if dimensions:
                 selected_dimensions[planned] = dimensions
     return selected_dimensions
@@ -186,7 +186,7 @@ class _DimensionTree:
         self._left = JOINS_MAX
         self._steps = _STEPS_MAX
 
-    def dimensions(self, number: int, path: tuple[int, ...]) -> tuple[Dimension, ...]:
+    def list_dimensions(self, number: int, path: tuple[int, ...]) -> tuple[Dimension, ...]:
         limited = _find_table(self._planned_scans[number], self._known)
         if limited is None or len(path) >= DEPTH_MAX:
             return ()
@@ -209,7 +209,7 @@ class _DimensionTree:
             ):
                 continue
             self._left -= 1
-            behind = self.dimensions(join.scan, (*path, number))
+            behind = self.list_dimensions(join.scan, (*path, number))
             # A condition on only the join columns also applies to the filtered table directly.
             is_pushed_down = join.transform == IDENTITY and join.where is None and join.any_of is None
             # Without a condition on the other table, a range without an end leaves out few files.

@@ -22,9 +22,9 @@ import structlog
 
 from seamark.connector.client.errors import ClientError, NoSuchResource, Refused
 from seamark.connector.plans.async_client import JoinResult, Name, Seamark, TablePlanRequest, TablePlanResponse
-from seamark.connector.plans.joins import Dimension, PlannedScan, depth_first
+from seamark.connector.plans.joins import Dimension, PlannedScan, list_depth_first
 
-_JOINS_SHARE = 0.6
+_JOINS_TIME_FRACTION = 0.6
 """The fraction of the remaining time for a request with joins. The rest of the time is for a request without joins."""
 _log = structlog.get_logger("seamark.plans")
 T = TypeVar("T")
@@ -79,27 +79,27 @@ class PlanRequests:
         """Return whether the server has failed to respond. A refusal counts as a response."""
         return self._failed
 
-    async def plans(
+    async def request_plans(
         self, planned_scans: Sequence[PlannedScan], dimensions: Mapping[PlannedScan, tuple[Dimension, ...]]
     ) -> Plans:
         """Return the plans of the scans that will read plan tables."""
         groups = _group_scans(planned_scans)
-        pins = {one.planned.read: one for each in dimensions.values() for one in depth_first(each)}
+        pins = {one.planned.read: one for each in dimensions.values() for one in list_depth_first(each)}
         requests = {}
         for planned in planned_scans:
             joins, pin = dimensions.get(planned, ()), pins.get(planned.read)
             if pin is not None:
                 # No file of a table with a single file can be left out, so all statements share one plan of it.
-                requests[planned] = _request_of(planned, pin.snapshot_id, 1.0, joins, keep=pin.files > 1)
+                requests[planned] = _build_request(planned, pin.snapshot_id, 1.0, joins, keep=pin.files > 1)
             elif planned.table in self._streams:
-                requests[planned] = _request_of(planned, planned.scan.snapshot_id, 1.0, joins)
+                requests[planned] = _build_request(planned, planned.scan.snapshot_id, 1.0, joins)
             elif planned.scan.condition is not None or joins or self._hide_partitions:
-                requests[planned] = _request_of(planned, planned.scan.snapshot_id, self._max_kept_fraction, joins)
+                requests[planned] = _build_request(planned, planned.scan.snapshot_id, self._max_kept_fraction, joins)
         plans = await self._request_plans(requests)
         repeated = {}
         for planned, each in dimensions.items():
             plan = plans.get(planned)
-            if plan is None or len(plan.joins) != len(depth_first(each)) or not _is_consistent(each, plan, plans):
+            if plan is None or len(plan.joins) != len(list_depth_first(each)) or not _is_consistent(each, plan, plans):
                 plans.pop(planned, None)
                 if planned.scan.condition is not None or planned.read in pins or planned.table in self._streams:
                     repeated[planned] = replace(requests[planned], joins=())
@@ -133,7 +133,7 @@ class PlanRequests:
                 for planned in group:
                     if planned in repeated or planned not in plans or not plans[planned].is_made:
                         keep = planned in plans or planned in repeated
-                        requests[planned] = _request_of(planned, snapshots.get(planned.read), 1.0, keep=keep)
+                        requests[planned] = _build_request(planned, snapshots.get(planned.read), 1.0, keep=keep)
         return requests
 
     async def _drop_moved_refs(
@@ -146,10 +146,10 @@ class PlanRequests:
         mixed = [
             group for group in groups.values() if len({planned.read for planned in group}) > 1 and group[0] in plans
         ]
-        tables = await self.all({group[0].table: self._seamark.columns(group[0].table) for group in mixed})
+        tables = await self.request_all({group[0].table: self._seamark.load_table(group[0].table) for group in mixed})
         for group in mixed:
             table = tables.get(group[0].table)
-            if table is None or any(plans[at].snapshot_id != table.snapshot_of(at.scan.ref) for at in group):
+            if table is None or any(plans[at].snapshot_id != table.resolve_snapshot_id(at.scan.ref) for at in group):
                 _drop(plans, group)
         _drop_inconsistent(groups, dimensions, plans)
 
@@ -157,7 +157,7 @@ class PlanRequests:
         return plan.files > self._max_kept_fraction * plan.considered_files
 
     async def _request_plans(self, requests: Mapping[PlannedScan, TablePlanRequest]) -> Plans:
-        answers = await self.all({one: self._plan(one) for one in dict.fromkeys(requests.values())})
+        answers = await self.request_all({one: self._plan(one) for one in dict.fromkeys(requests.values())})
         answered = {planned: answers[one] for planned, one in requests.items() if one in answers}
         self.answered |= answered.keys()
         return answered
@@ -166,7 +166,7 @@ class PlanRequests:
         request = replace(request, hide_partitions=self._hide_partitions)
         left_s = self._until_s - asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(left_s * _JOINS_SHARE if request.joins else None):
+            async with asyncio.timeout(left_s * _JOINS_TIME_FRACTION if request.joins else None):
                 plan = await self._seamark.plan_table(request)
         except NoSuchResource:
             self.missing.add(request.table)
@@ -177,7 +177,7 @@ class PlanRequests:
             self.plan_snapshots.add((request.table, plan.plan_snapshot_id))
         return plan
 
-    async def all(self, questions: Mapping[K, Coroutine[Any, Any, T]]) -> dict[K, T]:
+    async def request_all(self, questions: Mapping[K, Coroutine[Any, Any, T]]) -> dict[K, T]:
         """Send all requests, and return the responses that arrive in time, except refusals."""
         if not questions:
             return {}
@@ -233,7 +233,7 @@ def find_used_joins(dimensions: Sequence[Dimension], plan: TablePlanResponse) ->
     ]
 
 
-def _request_of(
+def _build_request(
     planned: PlannedScan,
     snapshot_id: int | None,
     max_kept_fraction: float,
@@ -267,7 +267,11 @@ def _select_effective_joins(
     """Return the dimensions whose rows left out files, and their outcomes."""
     if not plan.is_made:
         return []
-    return [(one, outcome) for one, outcome in zip(depth_first(dimensions), plan.joins, strict=False) if outcome.used]
+    return [
+        (dimension, outcome)
+        for dimension, outcome in zip(list_depth_first(dimensions), plan.joins, strict=False)
+        if outcome.used
+    ]
 
 
 def _is_consistent(dimensions: Sequence[Dimension], plan: TablePlanResponse, plans: Plans) -> bool:

@@ -33,7 +33,7 @@ class RewrittenStatement:
     """The number of data files of the tables that plans replace."""
 
 
-def summary_of(
+def write_summary(
     plans: Mapping[PlannedScan, TablePlanResponse], dimensions: Mapping[PlannedScan, tuple[Dimension, ...]]
 ) -> str:
     """Return a summary of the files that each plan keeps.

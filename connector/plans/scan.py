@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from seamark.connector.plans.conditions import Condition, Like, expression_of, references_of, sql_of
+from seamark.connector.plans.conditions import Condition, Like, build_expression, list_references, write_sql
 from seamark.formats.iceberg.expressions.expression import Expression
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.protocol.wire import MAXIMUM, MINIMUM, RANGE
@@ -14,10 +14,12 @@ _JOIN_COLUMNS_MAX = 32
 """The maximum number of join columns that are reported for the query history."""
 
 
-def columns_of(condition: Condition | None) -> frozenset[str]:
+def list_columns(condition: Condition | None) -> frozenset[str]:
     """Return the columns of a condition. A field of a struct counts as the column of the struct."""
     return (
-        frozenset() if condition is None else frozenset(name.partition(".")[0] for _, name in references_of(condition))
+        frozenset()
+        if condition is None
+        else frozenset(name.partition(".")[0] for _, name in list_references(condition))
     )
 
 
@@ -64,7 +66,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class TableUse:
-    """How a query uses a table, for the query history. The names may belong to the table, or to another table.
+    """The use of a table by a query, for the query history. The names may belong to the table, or to another table.
 
     Attributes:
         grouping: The names of the columns by which the query groups.
@@ -80,7 +82,7 @@ class TableUse:
     joins: tuple[str, ...] = ()
     counts: bool = True
 
-    def body(self) -> dict[str, object]:
+    def build_body(self) -> dict[str, object]:
         """Return the fields of a plan request."""
         if not self.counts:
             return {"counts": False}
@@ -153,12 +155,12 @@ class Scan:
     @cached_property
     def predicate(self) -> str | None:
         """The condition as SQL, or None."""
-        return None if self.condition is None else sql_of(self.condition)
+        return None if self.condition is None else write_sql(self.condition)
 
     @cached_property
     def filter(self) -> Expression | None:
         """The condition as an Iceberg expression with typed literals, or None."""
-        return None if self.condition is None else expression_of(self.condition)
+        return None if self.condition is None else build_expression(self.condition)
 
     @property
     def is_restricted(self) -> bool:
@@ -171,7 +173,7 @@ class Scan:
 
     @cached_property
     def use(self) -> TableUse:
-        """How the query uses the table."""
+        """The use of the table by the query."""
         joins = {column for join in self.joins if not join.is_extreme for column, _ in join.on}
         return replace(self.query_use, joins=tuple(sorted(joins)[:_JOIN_COLUMNS_MAX])) if joins else self.query_use
 
@@ -180,4 +182,4 @@ class Scan:
         """The columns of this table in the condition, in `likes`, and in the conditions of joins."""
         likes = frozenset(one.column[1] for either in self.likes for one in either)
         conditions = (self.condition, *(join.exempt_condition for join in self.joins))
-        return likes.union(*(columns_of(condition) for condition in conditions))
+        return likes.union(*(list_columns(condition) for condition in conditions))

@@ -55,10 +55,10 @@ class DeletedRowSet:
 
     @property
     def column_ids(self) -> set[int]:
-        """The columns whose values `by_key` needs."""
+        """The columns whose values `mark_deleted_keys` needs."""
         return {column_id for columns, _ in self.keys for column_id, _ in columns}
 
-    def by_position(self, first: int, rows: int) -> Mask | None:
+    def mark_deleted_positions(self, first: int, rows: int) -> Mask | None:
         """Return a mask of the rows that are deleted by position, as bool[rows] from position `first` on.
 
         The result is None if no row is deleted by position.
@@ -70,7 +70,7 @@ class DeletedRowSet:
         mask[self.positions[start:end] - first] = True
         return mask
 
-    def by_key(self, columns: Mapping[int, pa.Array], rows: int) -> Mask:
+    def mark_deleted_keys(self, columns: Mapping[int, pa.Array], rows: int) -> Mask:
         """Return a mask of the rows that are deleted by key, as bool[rows].
 
         Raises:
@@ -129,7 +129,7 @@ class Deletes:
             content = self._read_content(file, columns)
             vectors += file.is_vector
             if isinstance(content, Positions):
-                positions.append(content.of(path))
+                positions.append(content.get_positions(path))
             else:
                 keys.append((columns, content))
         if vectors > 1:

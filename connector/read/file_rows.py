@@ -72,7 +72,7 @@ class FileRowReader:
         self._groups = RowGroups(self.file.metadata, fields, self.where)
         self._coded: dict[tuple[str, ...], pq.ParquetFile] = {}
 
-    def batches(self, row_numbers: Longs | None, counts: ReadCounts) -> Iterator[pa.RecordBatch]:
+    def read_batches(self, row_numbers: Longs | None, counts: ReadCounts) -> Iterator[pa.RecordBatch]:
         first = 0
         for number in range(self.file.metadata.num_row_groups):
             rows = self.file.metadata.row_group(number).num_rows
@@ -107,11 +107,11 @@ class FileRowReader:
             start, end = np.searchsorted(row_numbers, (first, first + rows)).tolist()
             mask = np.zeros(rows, dtype=np.bool_)
             mask[row_numbers[start:end] - first] = True
-        deleted = self._deleted.by_position(first, rows)
+        deleted = self._deleted.mark_deleted_positions(first, rows)
         if deleted is not None:
             mask = ~deleted if mask is None else mask & ~deleted
         if self._removed is not None and not self._removed.keys:
-            removed = self._removed.by_position(first, rows)
+            removed = self._removed.mark_deleted_positions(first, rows)
             removed = np.zeros(rows, dtype=np.bool_) if removed is None else removed
             mask = removed if mask is None else mask & removed
         return mask
@@ -125,7 +125,7 @@ class FileRowReader:
             start = 0
             for batch, size in self._read(number, rows, self._tested_ids):
                 mask_slice = None if mask is None else mask[start : start + size]
-                columns = self._projected.columns(batch, self._tested_ids, size)
+                columns = self._projected.project_columns(batch, self._tested_ids, size)
                 matches = self._matches(columns, first + start, size, mask_slice)
                 masks.append(matches)
                 for column_id in self._tested_outputs:
@@ -136,11 +136,11 @@ class FileRowReader:
                 return
         start = matched = 0
         tested_values = {column_id: pa.chunked_array(parts) for column_id, parts in filtered.items()}
-        names = self._projected.names(self._other_outputs)
+        names = self._projected.list_names(self._other_outputs)
         from_pages = self.pages.read(number, names, np.flatnonzero(mask)) if mask is not None and names else None
         if from_pages is not None:
             counts.row_groups_by_pages += 1
-            columns = self._projected.columns(from_pages, self._other_outputs, from_pages.num_rows)
+            columns = self._projected.project_columns(from_pages, self._other_outputs, from_pages.num_rows)
             assembled = self._assemble(
                 columns | {column_id: combine_to_array(parts) for column_id, parts in tested_values.items()},
                 first,
@@ -157,7 +157,7 @@ class FileRowReader:
                 if mask_slice is not None and count < size and batch is not None:
                     batch = batch.filter(pa.array(mask_slice))
                 batch = None if batch is None else decode_strings(batch, self.file.schema_arrow)
-                columns = self._projected.columns(batch, self._other_outputs, count)
+                columns = self._projected.project_columns(batch, self._other_outputs, count)
                 columns |= {
                     column_id: combine_to_array(parts.slice(matched, count))
                     for column_id, parts in tested_values.items()
@@ -175,7 +175,7 @@ class FileRowReader:
         Args:
             few: Whether only few of the rows are used. Strings may then be codes (`decode_strings`).
         """
-        names = self._projected.names(column_ids)
+        names = self._projected.list_names(column_ids)
         if not names:
             for start in range(0, rows, BATCH_ROWS):
                 yield None, min(BATCH_ROWS, rows - start)
@@ -194,10 +194,10 @@ class FileRowReader:
         matches = evaluate_filter(self.where, values, rows)
         matches = matches if mask is None else matches & mask
         if self._deleted.keys:
-            matches = matches & ~self._deleted.by_key(values, rows)
+            matches = matches & ~self._deleted.mark_deleted_keys(values, rows)
         if self._removed is not None and self._removed.keys:
-            removed = self._removed.by_key(values, rows)
-            by_position = self._removed.by_position(first, rows)
+            removed = self._removed.mark_deleted_keys(values, rows)
+            by_position = self._removed.mark_deleted_positions(first, rows)
             matches = matches & (removed if by_position is None else removed | by_position)
         return matches
 

@@ -138,7 +138,7 @@ def scan(
         InvalidRequest: A column cannot be read, or the predicate cannot be evaluated exactly.
     """
     if at == CURRENT:
-        client = client.reading_fresh_rows(after)
+        client = client.with_fresh_rows(after)
     opened = open_table(client, table, at)
     bound = bind_filter(where, opened)
     read_plan = plan_read(opened, columns, bound)
@@ -187,7 +187,7 @@ class TaskReader:
                 are refused.
             check: Called for each file that is opened with keys.
         """
-        self._decryption = None if keys is None else keys.decryption_properties()
+        self._decryption = None if keys is None else keys.make_decryption_properties()
         self._keys, self._is_private, self._check = keys, is_private, check
         self.counts = counts or ReadCounts()
         self._read_plan, self._storage, self._threads = read_plan, storage, threads
@@ -224,7 +224,7 @@ class TaskReader:
             rows = FileRowReader(
                 self._read_plan, task, where, file, pages, coded, self._mapping, self._deletes, self._threads
             )
-            for batch in join_small_batches(rows.batches(selected_positions, self.counts)):
+            for batch in join_small_batches(rows.read_batches(selected_positions, self.counts)):
                 self.counts.rows += batch.num_rows
                 yield batch
 

@@ -141,13 +141,13 @@ def open_table(client: SeamarkClient, table: Name, at: At, *, history: bool = Fa
 
 
 def load_table(
-    client: SeamarkClient, table: Name, at: At, *, history: bool = False, known: EngineTable | None = None
+    client: SeamarkClient, table: Name, at: At, *, history: bool = False, loaded_before: EngineTable | None = None
 ) -> EngineTable:
     """Load a table with the snapshot that `at` names. See `SeamarkClient.load_table`."""
     if at.ref is not None or at.as_of_ms is not None:
-        client = client.reading_commits()
+        client = client.with_commits()
     by_time_or_id = at.snapshot_id is not None or at.as_of_ms is not None
-    return client.load_table(table, history=history or by_time_or_id, known=known)
+    return client.load_table(table, history=history or by_time_or_id, loaded_before=loaded_before)
 
 
 def open_loaded_table(loaded: EngineTable, table: Name, at: At) -> OpenTable:
@@ -214,7 +214,7 @@ def plan(
             plan as a read if it is None.
         sequence_numbers: Whether sequence numbers are returned with the files. For tables with row lineage, they are
             always returned.
-        use: How the statement uses the table, for the query history: `engine`, and fields of `TableUse.body`.
+        use: How the statement uses the table, for the query history: `engine`, and fields of `TableUse.build_body`.
         note_statement: Called with the fingerprint of the statement in the query history, if it counts.
     """
     if table.snapshot_id is None or where == FALSE:

@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 
 from seamark.connector.index.builds import ClusterFailed
 from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex, index_data_files
-from seamark.connector.spark.java import NO_GATEWAY, missing_java
+from seamark.connector.spark.java import NO_GATEWAY, find_java_problem
 
 LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
@@ -87,5 +87,5 @@ def _raise_cluster_failed(failure: str) -> Iterator[None]:
         # If the error is in a task, the last line of the worker's traceback has the cause.
         reason = next((line for line in lines if _ERROR_LINE.match(line)), lines[0] if lines else type(error).__name__)
         if NO_GATEWAY in reason:
-            reason = missing_java() or reason
+            reason = find_java_problem() or reason
         raise ClusterFailed(f"{failure}: {reason}") from error

@@ -9,7 +9,7 @@ NO_GATEWAY = "JAVA_GATEWAY_EXITED"
 """PySpark's name of the error that it raises if the JVM does not start."""
 
 
-def missing_java() -> str | None:
+def find_java_problem() -> str | None:
     """Return the reason why Spark finds no Java, and how to fix it. Return None if Spark finds Java."""
     home = os.environ.get("JAVA_HOME")
     if shutil.which("java", path=os.path.join(home, "bin") if home else None) is not None:

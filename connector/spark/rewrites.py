@@ -38,7 +38,7 @@ It is the new files, None if they are not worth a commit, or the reason why the 
 
 
 @contextmanager
-def session_rewrites(folders: Sequence[str] | None, umask: int, keys: Mapping[str, str]) -> Iterator[BatchRunner]:
+def open_session_runner(folders: Sequence[str] | None, umask: int, keys: Mapping[str, str]) -> Iterator[BatchRunner]:
     """Yield a runner of batches in the session that spark-submit has configured. The session ends with the block.
 
     Tasks on this machine receive the parameters. The executors of a cluster have their own settings.

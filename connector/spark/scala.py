@@ -35,15 +35,15 @@ class JvmStatics:
         self._classes: dict[str, Any] = {}
         self._objects: dict[str, Any] = {}
 
-    def class_of(self, name: str) -> Any:
+    def find_class(self, name: str) -> Any:
         if name not in self._classes:
             self._classes[name] = getattr(self._jvm, name)
         return self._classes[name]
 
-    def object_of(self, name: str) -> Any:
+    def find_object(self, name: str) -> Any:
         """Return the only instance of a Scala object."""
         if name not in self._objects:
-            self._objects[name] = self.class_of(f"{name}$").__getattr__("MODULE$")
+            self._objects[name] = self.find_class(f"{name}$").__getattr__("MODULE$")
         return self._objects[name]
 
     @cached_property
@@ -52,38 +52,38 @@ class JvmStatics:
 
         `getClass` would need three calls, including the release of the class.
         """
-        return self.class_of("org.apache.commons.lang3.ClassUtils").getName
+        return self.find_class("org.apache.commons.lang3.ClassUtils").getName
 
     @cached_property
     def inline_cte(self) -> Any:
-        return self.class_of(f"{OPTIMIZER}InlineCTE")(True, False)
+        return self.find_class(f"{OPTIMIZER}InlineCTE")(True, False)
 
     @cached_property
     def current_like(self) -> Any:
-        return self.class_of(f"{SPARK}catalyst.trees.TreePattern").CURRENT_LIKE()
+        return self.find_class(f"{SPARK}catalyst.trees.TreePattern").CURRENT_LIKE()
 
     @cached_property
     def plan_expression(self) -> Any:
-        return self.class_of(f"{SPARK}catalyst.trees.TreePattern").PLAN_EXPRESSION()
+        return self.find_class(f"{SPARK}catalyst.trees.TreePattern").PLAN_EXPRESSION()
 
     @cached_property
     def skip(self) -> Any:
         """The mode of Spark in which a command is analysed but not run."""
-        return self.class_of(f"{SPARK}execution.CommandExecutionMode").SKIP()
+        return self.find_class(f"{SPARK}execution.CommandExecutionMode").SKIP()
 
     @cached_property
     def schema_json(self) -> Any:
-        return self.class_of("org.apache.iceberg.SchemaParser").toJson
+        return self.find_class("org.apache.iceberg.SchemaParser").toJson
 
     @cached_property
     def snapshot_json(self) -> Any:
-        return self.class_of("org.apache.iceberg.SnapshotParser").toJson
+        return self.find_class("org.apache.iceberg.SnapshotParser").toJson
 
 
 @lru_cache(maxsize=2)
-def _of_jvm(jvm: Any) -> JvmStatics:
+def _create_statics(jvm: Any) -> JvmStatics:
     return JvmStatics(jvm)
 
 
-def statics_of(spark: SparkSession) -> JvmStatics:
-    return _of_jvm(cast("Any", spark._jvm))
+def find_statics(spark: SparkSession) -> JvmStatics:
+    return _create_statics(cast("Any", spark._jvm))

@@ -21,7 +21,7 @@ from seamark.connector.cubes.summaries import OFF
 from seamark.connector.plans.rewrites import LEASE_S, MAX_KEPT_FRACTION
 from seamark.connector.spark.query import queries
 from seamark.connector.spark.query.catalyst import Catalyst
-from seamark.connector.spark.source.frame_writer import catalog_hint, catalogs
+from seamark.connector.spark.source.frame_writer import list_catalogs, make_catalog_hint
 from seamark.connector.spark.statements.execution import execute, is_change
 
 _UNKNOWN_NAME = re.compile(r"\[(?:TABLE_OR_VIEW_NOT_FOUND|REQUIRES_SINGLE_PART_NAMESPACE)\][^`]*`([^`]+)`")
@@ -59,9 +59,9 @@ def sql(
 
 def _add_hint(spark: SparkSession, error: AnalysisException) -> None:
     """Add a hint to the error if a table name has an unknown catalog that is similar to a catalog of the session."""
-    match, catalog_names = _UNKNOWN_NAME.search(str(error)), catalogs(spark)
+    match, catalog_names = _UNKNOWN_NAME.search(str(error)), list_catalogs(spark)
     if match is not None and match[1] not in catalog_names and catalog_names:
-        error.add_note(f"{match[1]!r} is not a catalog of this session: {catalog_hint(match[1], catalog_names)}")
+        error.add_note(f"{match[1]!r} is not a catalog of this session: {make_catalog_hint(match[1], catalog_names)}")
 
 
 def _is_change(spark: SparkSession, text: str) -> bool:

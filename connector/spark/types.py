@@ -40,7 +40,7 @@ _UUID_CHARACTERS = 36
 Convert = Callable[[pa.Array], pa.Array]
 
 
-def spark_type(kind: Type) -> spark.DataType:
+def convert_to_spark_type(kind: Type) -> spark.DataType:
     """Return the Spark type of an Iceberg type.
 
     Raises:
@@ -48,11 +48,13 @@ def spark_type(kind: Type) -> spark.DataType:
     """
     match kind:
         case StructType(fields):
-            return spark.StructType([spark.StructField(field.name, spark_type(field.type)) for field in fields])
+            return spark.StructType(
+                [spark.StructField(field.name, convert_to_spark_type(field.type)) for field in fields]
+            )
         case ListType():
-            return spark.ArrayType(spark_type(kind.element))
+            return spark.ArrayType(convert_to_spark_type(kind.element))
         case MapType():
-            return spark.MapType(spark_type(kind.key), spark_type(kind.value))
+            return spark.MapType(convert_to_spark_type(kind.key), convert_to_spark_type(kind.value))
     name = get_base_name(kind)
     if name == "decimal":
         return spark.DecimalType(get_decimal_precision(kind), get_decimal_scale(kind))
@@ -61,19 +63,19 @@ def spark_type(kind: Type) -> spark.DataType:
     return _PLAIN[name]
 
 
-def for_spark(kind: Type) -> Convert | None:
+def find_spark_conversion(kind: Type) -> Convert | None:
     """Return the conversion of an array of `to_row_type(kind)` to the form for Spark, or None if it is not needed."""
     match kind:
         case StructType(fields):
-            inner = [for_spark(field.type) for field in fields]
+            inner = [find_spark_conversion(field.type) for field in fields]
             if any(inner):
                 return lambda array: _convert_struct(array, inner)
         case ListType():
-            element = for_spark(kind.element)
+            element = find_spark_conversion(kind.element)
             if element is not None:
                 return lambda array: _convert_list(array, element)
         case MapType():
-            key, value = for_spark(kind.key), for_spark(kind.value)
+            key, value = find_spark_conversion(kind.key), find_spark_conversion(kind.value)
             if key or value:
                 return lambda array: _convert_map(array, key, value)
         case str() if kind == "uuid":

@@ -15,8 +15,8 @@ from seamark.connector.sql.types import (
     PRECISION_MAX,
     SqlType,
     as_decimal,
-    decimal,
-    duckdb_name,
+    make_decimal,
+    name_duckdb_type,
 )
 from seamark.connector.sql.values import cast, check_comparable
 
@@ -71,29 +71,29 @@ def translate_decimal_operation(sign: str, left: SqlValue, right: SqlValue, node
     whole = max(a_type.precision - a_type.scale, b_type.precision - b_type.scale)
     match sign:
         case "+" | "-":
-            kind = decimal(min(PRECISION_MAX, whole + scale + 1), scale)
+            kind = make_decimal(min(PRECISION_MAX, whole + scale + 1), scale)
             wide = [cast(side, kind) for side in (left, right)]
-            return SqlValue(f"CAST({wide[0].sql} {sign} {wide[1].sql} AS {duckdb_name(kind)})", kind)
+            return SqlValue(f"CAST({wide[0].sql} {sign} {wide[1].sql} AS {name_duckdb_type(kind)})", kind)
         case "*":
             if a_type.scale + b_type.scale > PRECISION_MAX:
                 raise InvalidRequest(f"{describe(node)} has more than {PRECISION_MAX} digits after the decimal point")
-            kind = decimal(min(PRECISION_MAX, a_type.precision + b_type.precision), a_type.scale + b_type.scale)
+            kind = make_decimal(min(PRECISION_MAX, a_type.precision + b_type.precision), a_type.scale + b_type.scale)
             # DuckDB multiplies in a type of 18 digits if both operands have at most 18 digits.
-            wide_type = decimal(PRECISION_MAX, a_type.scale) if kind.precision > 18 else a_type
+            wide_type = make_decimal(PRECISION_MAX, a_type.scale) if kind.precision > 18 else a_type
             return SqlValue(
-                f"CAST({cast(left, wide_type).sql} * {cast(right, b_type).sql} AS {duckdb_name(kind)})", kind
+                f"CAST({cast(left, wide_type).sql} * {cast(right, b_type).sql} AS {name_duckdb_type(kind)})", kind
             )
         case "%":
-            kind = decimal(min(a_type.precision - a_type.scale, b_type.precision - b_type.scale) + scale, scale)
-            common = decimal(min(PRECISION_MAX, whole + scale), scale)
+            kind = make_decimal(min(a_type.precision - a_type.scale, b_type.precision - b_type.scale) + scale, scale)
+            common = make_decimal(min(PRECISION_MAX, whole + scale), scale)
             a, b = cast(left, common).sql, cast(right, common).sql
             return SqlValue(
-                f"CAST(CASE WHEN {b} = 0 THEN {DIVISION_BY_ZERO} ELSE {a} % {b} END AS {duckdb_name(kind)})", kind
+                f"CAST(CASE WHEN {b} = 0 THEN {DIVISION_BY_ZERO} ELSE {a} % {b} END AS {name_duckdb_type(kind)})", kind
             )
     digits = max(_QUOTIENT_SCALE_MIN, a_type.scale + b_type.precision + 1)
     whole = a_type.precision - a_type.scale + b_type.scale
     scale = digits if whole + digits <= PRECISION_MAX else max(PRECISION_MAX - whole, _QUOTIENT_SCALE_MIN)
-    kind = decimal(min(PRECISION_MAX, whole + scale), scale)
+    kind = make_decimal(min(PRECISION_MAX, whole + scale), scale)
     return divide_decimals(cast(left, a_type), cast(right, b_type), kind)
 
 
@@ -109,7 +109,7 @@ def divide_decimals(left: SqlValue, right: SqlValue, kind: SqlType) -> SqlValue:
     away = f"CASE WHEN {rounds_away} THEN sign({numerator}) * sign({denominator}) ELSE 0 END"
     unscaled = f"CAST({numerator} // {denominator} + {away} AS DECIMAL({PRECISION_MAX}, 0))"
     unit = f"CAST('1e-{kind.scale}' AS DECIMAL({kind.scale + 1}, {kind.scale}))" if kind.scale else "1"
-    scaled = f"CAST({unscaled} * {unit} AS {duckdb_name(kind)})"
+    scaled = f"CAST({unscaled} * {unit} AS {name_duckdb_type(kind)})"
     return SqlValue(f"(CASE WHEN {right.sql} = 0 THEN {DIVISION_BY_ZERO} ELSE {scaled} END)", kind)
 
 

@@ -22,7 +22,7 @@ from seamark.connector.sql.literals import parse_target_type
 from seamark.connector.sql.queries import Translation
 from seamark.connector.sql.scopes import NameScope, SqlValue, StoredTable, UnsupportedInDuckDB, describe
 from seamark.connector.sql.statement import Kind, SqlStatement, parse
-from seamark.connector.sql.types import BIGINT, UNKNOWN, SqlType, common_type, duckdb_name, has_duckdb_name
+from seamark.connector.sql.types import BIGINT, UNKNOWN, SqlType, find_common_type, has_duckdb_name, name_duckdb_type
 from seamark.connector.sql.values import check_args
 
 ColumnsOf = Callable[[exp.Table], Mapping[str, SqlType]]
@@ -135,11 +135,11 @@ class _Change:
             raise UnsupportedInDuckDB(f"{kind.value} of this form is not translated")
         target = clause.this
 
-        def columns_of(table: exp.Table) -> Mapping[str, SqlType]:
+        def find_columns(table: exp.Table) -> Mapping[str, SqlType]:
             table_columns = self._columns_of(table)
             return {**table_columns, place: BIGINT} if table is target else table_columns
 
-        translation = Translation(columns_of, self._now)
+        translation = Translation(find_columns, self._now)
         translated, query_columns = translation.query(query, NameScope((), {}))
         if len(query_columns) != 1 + len(chosen):  # A value is a star.
             raise UnsupportedInDuckDB(f"{kind.value} of this form is not translated")
@@ -282,7 +282,7 @@ def _convert_to_column_type(value: SqlValue, kind: SqlType, column: str) -> str:
     Raises:
         InvalidRequest: The conversion requires a CAST.
     """
-    if value.type != kind and common_type(value.type, kind) != kind:
+    if value.type != kind and find_common_type(value.type, kind) != kind:
         narrows = value.type.is_number and kind.is_number and not value.type.is_float
         if not narrows:
             raise InvalidRequest(
@@ -293,7 +293,7 @@ def _convert_to_column_type(value: SqlValue, kind: SqlType, column: str) -> str:
         if value.type == UNKNOWN or value.type != kind:
             raise UnsupportedInDuckDB(f"The column {column[:100]!r} has a type that cannot be written")
         return value.sql
-    return f"CAST({value.sql} AS {duckdb_name(kind)})"
+    return f"CAST({value.sql} AS {name_duckdb_type(kind)})"
 
 
 def _define_column(node: exp.Expr) -> str:
@@ -304,4 +304,4 @@ def _define_column(node: exp.Expr) -> str:
         if not isinstance(constraint.kind, exp.NotNullColumnConstraint) or constraint.kind.args.get("allow_null"):
             raise UnsupportedInDuckDB(f"{describe(node)}: NOT NULL is the only supported constraint")
         required = " NOT NULL"
-    return f"{quote_name(node.name)} {duckdb_name(parse_target_type(node.args['kind'], node))}{required}"
+    return f"{quote_name(node.name)} {name_duckdb_type(parse_target_type(node.args['kind'], node))}{required}"

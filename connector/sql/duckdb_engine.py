@@ -17,7 +17,7 @@ import pyarrow as pa
 from seamark.connector.client.errors import ClientError, InvalidRequest, ServerFailed
 from seamark.connector.read.read_plan import ReadPlan
 from seamark.connector.read.scans import TaskReader
-from seamark.connector.sql.reads import PlannedTableRead, row_filter
+from seamark.connector.sql.reads import PlannedTableRead, extract_row_filter
 from seamark.connector.sql.types import UUID
 from seamark.formats.iceberg.files.parquet import EncryptedFile, Unreadable
 
@@ -75,7 +75,7 @@ class TableStream:
         self._renamed = [f"c{numbers[name]}" for name in self._names]
         stored = tuple(name for name in self._names if name != table.place)
         self._has_places = len(stored) < len(self._names)
-        where = row_filter(read.where)
+        where = extract_row_filter(read.where)
         self._plan = ReadPlan(read.opened.metadata, read.opened.schema, stored, where, positions=self._has_places)
         self._uuids = [number for number, name in enumerate(self._names) if table.columns[name] == UUID]
         self.failure: Exception | None = None

@@ -37,10 +37,10 @@ from seamark.connector.sql.types import (
     VARCHAR,
     ZONED,
     SqlType,
-    common_type,
-    duckdb_name,
+    find_common_type,
+    name_duckdb_type,
 )
-from seamark.connector.sql.values import cast, check_args, check_comparable, require_type, to_common_type, type_of
+from seamark.connector.sql.values import cast, check_args, check_comparable, find_type, require_type, to_common_type
 from seamark.formats.iceberg.expressions.like_patterns import is_valid_pattern
 
 QueryTranslator = Callable[[exp.Expr, NameScope], tuple[str, list[tuple[str, SqlType]]]]
@@ -65,23 +65,23 @@ class Expressions:
         self._functions = functions
         self.now = now
 
-    def condition(self, node: exp.Expr, scope: NameScope) -> str:
+    def translate_condition(self, node: exp.Expr, scope: NameScope) -> str:
         """Return the text of a condition for a place where null and false have the same effect.
 
         NaN is compared without CASE, so DuckDB can still use hash joins.
         """
         match node:
             case exp.Paren():
-                return self.condition(node.this, scope)
+                return self.translate_condition(node.this, scope)
             case exp.And() | exp.Or():
                 word = "AND" if isinstance(node, exp.And) else "OR"
-                sides = [self.condition(one, scope) for one in _flatten_chain(node, type(node))]
+                sides = [self.translate_condition(one, scope) for one in _flatten_chain(node, type(node))]
                 return f"({f' {word} '.join(sides)})"
         if type(node) in COMPARISONS:
             return self._translate_comparison(node, scope, positive=True).sql
-        return require_type(self.value(node, scope), BOOLEAN, node).sql
+        return require_type(self.translate_value(node, scope), BOOLEAN, node).sql
 
-    def value(self, node: exp.Expr, scope: NameScope) -> SqlValue:
+    def translate_value(self, node: exp.Expr, scope: NameScope) -> SqlValue:
         """Translate an expression.
 
         Raises:
@@ -101,8 +101,8 @@ class Expressions:
             raise InvalidRequest(f"An expression is too long: {describe(node)}")
         return value
 
-    def values(self, nodes: Sequence[exp.Expr], scope: NameScope) -> list[SqlValue]:
-        return [self.value(one, scope) for one in nodes]
+    def translate_values(self, nodes: Sequence[exp.Expr], scope: NameScope) -> list[SqlValue]:
+        return [self.translate_value(one, scope) for one in nodes]
 
     # Literals
 
@@ -124,10 +124,10 @@ class Expressions:
         assert isinstance(node, exp.Column)
         if isinstance(node.this, exp.Star):
             raise InvalidRequest("The star * is allowed only in SELECT and count(*)")
-        return scope.column(node)
+        return scope.resolve_column(node)
 
     def _translate_paren(self, node: exp.Expr, scope: NameScope) -> SqlValue:
-        return self.value(node.this, scope)
+        return self.translate_value(node.this, scope)
 
     def _translate_interval(self, node: exp.Expr, scope: NameScope) -> SqlValue:
         count, unit = node.this, node.args.get("unit")
@@ -147,33 +147,42 @@ class Expressions:
 
     def _translate_and_or(self, node: exp.Expr, scope: NameScope) -> SqlValue:
         word = "AND" if isinstance(node, exp.And) else "OR"
-        sides = [require_type(self.value(one, scope), BOOLEAN, node).sql for one in _flatten_chain(node, type(node))]
+        sides = [
+            require_type(self.translate_value(operand, scope), BOOLEAN, node).sql
+            for operand in _flatten_chain(node, type(node))
+        ]
         return SqlValue(f"({f' {word} '.join(sides)})", BOOLEAN)
 
     def _translate_not(self, node: exp.Expr, scope: NameScope) -> SqlValue:
-        return SqlValue(f"(NOT {require_type(self.value(node.this, scope), BOOLEAN, node).sql})", BOOLEAN)
+        return SqlValue(f"(NOT {require_type(self.translate_value(node.this, scope), BOOLEAN, node).sql})", BOOLEAN)
 
     def _translate_is(self, node: exp.Expr, scope: NameScope) -> SqlValue:
         check_args(node, _NEGATABLE)
-        value = self.value(node.this, scope)
+        value = self.translate_value(node.this, scope)
         if isinstance(node.expression, exp.Null):
-            return SqlValue(f"({value.sql} IS {_not_of(node)}NULL)", BOOLEAN)
+            return SqlValue(f"({value.sql} IS {_write_not(node)}NULL)", BOOLEAN)
         raise UnsupportedInDuckDB(f"{describe(node)}: only IS [NOT] NULL is translated")
 
     def _translate_comparison(self, node: exp.Expr, scope: NameScope, *, positive: bool) -> SqlValue:
-        sides = to_common_type([self.value(node.this, scope), self.value(node.expression, scope)], node)
+        sides = to_common_type(
+            [self.translate_value(node.this, scope), self.translate_value(node.expression, scope)], node
+        )
         return translate_comparison(COMPARISONS[type(node)], sides, node, positive=positive)
 
     def _translate_distinct_from(self, node: exp.Expr, scope: NameScope) -> SqlValue:
         check_args(node)
-        left, right = to_common_type([self.value(node.this, scope), self.value(node.expression, scope)], node)
+        left, right = to_common_type(
+            [self.translate_value(node.this, scope), self.translate_value(node.expression, scope)], node
+        )
         check_comparable(left, node)
         word = "DISTINCT FROM" if isinstance(node, exp.NullSafeNEQ) else "NOT DISTINCT FROM"
         return SqlValue(f"({left.sql} IS {word} {right.sql})", BOOLEAN)
 
     def _translate_between(self, node: exp.Expr, scope: NameScope) -> SqlValue:
         check_args(node, frozenset(("this", "low", "high")))
-        value, low, high = to_common_type(self.values([node.this, node.args["low"], node.args["high"]], scope), node)
+        value, low, high = to_common_type(
+            self.translate_values([node.this, node.args["low"], node.args["high"]], scope), node
+        )
         parts = [
             translate_comparison(op, [value, side], node, positive=False) for op, side in ((">=", low), ("<=", high))
         ]
@@ -185,7 +194,7 @@ class Expressions:
             check_args(node, frozenset(("this", "query")))
             return self._translate_in_query(node, query, scope)
         check_args(node, frozenset(("this", "expressions")))
-        value, *candidates = to_common_type(self.values([node.this, *node.expressions], scope), node)
+        value, *candidates = to_common_type(self.translate_values([node.this, *node.expressions], scope), node)
         check_comparable(value, node)
         if value.type.is_float:  # In DuckDB, 0.0 and -0.0 are equal, but IN distinguishes them.
             equal = [translate_comparison("=", [value, one], node, positive=False).sql for one in candidates]
@@ -195,11 +204,11 @@ class Expressions:
     def _translate_in_query(self, node: exp.Expr, query: exp.Expr, scope: NameScope) -> SqlValue:
         if isinstance(node.this, exp.Tuple):
             raise UnsupportedInDuckDB(f"{describe(node)}: IN with several columns is not translated")
-        value = self.value(node.this, scope)
+        value = self.translate_value(node.this, scope)
         text, columns = self.query(query, scope)
         if len(columns) != 1:
             raise InvalidRequest(f"{describe(node)}: the query must have one column; it has {len(columns)}")
-        kind = common_type(value.type, columns[0][1])
+        kind = find_common_type(value.type, columns[0][1])
         if kind is None:
             raise InvalidRequest(f"{describe(node)} compares the types {value.type} and {columns[0][1]}; use CAST")
         if kind.is_float or not kind.is_comparable:
@@ -207,7 +216,7 @@ class Expressions:
                 f"{describe(node)}: IN with a query whose column has the type {kind} is not translated"
             )
         if kind not in (columns[0][1], UNKNOWN):
-            text = f"SELECT CAST(c0 AS {duckdb_name(kind)}) FROM ({text})"  # noqa: S608
+            text = f"SELECT CAST(c0 AS {name_duckdb_type(kind)}) FROM ({text})"  # noqa: S608
         return SqlValue(f"({cast(value, kind).sql} IN ({text}))", BOOLEAN)
 
     def _translate_exists(self, node: exp.Expr, scope: NameScope) -> SqlValue:
@@ -226,8 +235,10 @@ class Expressions:
         if type(like) is not exp.Like:
             raise UnsupportedInDuckDB(f"{describe(node)} is not translated")
         check_args(like, _NEGATABLE)
-        word = f"{_not_of(like)}LIKE"
-        value, pattern = (require_type(one, VARCHAR, node) for one in self.values([like.this, like.expression], scope))
+        word = f"{_write_not(like)}LIKE"
+        value, pattern = (
+            require_type(text, VARCHAR, node) for text in self.translate_values([like.this, like.expression], scope)
+        )
         if escape is None:
             return SqlValue(f"({value.sql} {word} {pattern.sql})", BOOLEAN)
         if not (isinstance(escape, exp.Literal) and escape.is_string and len(str(escape.this)) == 1):
@@ -243,31 +254,31 @@ class Expressions:
     def _translate_case(self, node: exp.Expr, scope: NameScope) -> SqlValue:
         branches = node.args["ifs"]
         if node.this is None:
-            tests = [self.condition(branch.this, scope) for branch in branches]
+            tests = [self.translate_condition(branch.this, scope) for branch in branches]
         else:  # All compared values are converted to one type, as in Trino.
             value, *branch_values = to_common_type(
-                self.values([node.this, *(branch.this for branch in branches)], scope), node
+                self.translate_values([node.this, *(branch.this for branch in branches)], scope), node
             )
             tests = [translate_comparison("=", [value, other], node, positive=True).sql for other in branch_values]
-        results = [self.value(branch.args["true"], scope) for branch in branches]
+        results = [self.translate_value(branch.args["true"], scope) for branch in branches]
         default = node.args.get("default")
-        results.append(SqlValue("NULL", UNKNOWN) if default is None else self.value(default, scope))
+        results.append(SqlValue("NULL", UNKNOWN) if default is None else self.translate_value(default, scope))
         return _build_case(tests, to_common_type(results, node))
 
     def _translate_if(self, node: exp.Expr, scope: NameScope) -> SqlValue:
         other = node.args.get("false")
         results = [
-            self.value(node.args["true"], scope),
-            SqlValue("NULL", UNKNOWN) if other is None else self.value(other, scope),
+            self.translate_value(node.args["true"], scope),
+            SqlValue("NULL", UNKNOWN) if other is None else self.translate_value(other, scope),
         ]
-        return _build_case([self.condition(node.this, scope)], to_common_type(results, node))
+        return _build_case([self.translate_condition(node.this, scope)], to_common_type(results, node))
 
     def _translate_coalesce(self, node: exp.Expr, scope: NameScope) -> SqlValue:
-        values = to_common_type(self.values([node.this, *node.expressions], scope), node)
-        return SqlValue(f"coalesce({', '.join(one.sql for one in values)})", type_of(values))
+        values = to_common_type(self.translate_values([node.this, *node.expressions], scope), node)
+        return SqlValue(f"coalesce({', '.join(one.sql for one in values)})", find_type(values))
 
     def _translate_nullif(self, node: exp.Expr, scope: NameScope) -> SqlValue:
-        first, second = self.values([node.this, node.expression], scope)
+        first, second = self.translate_values([node.this, node.expression], scope)
         equal = translate_comparison("=", to_common_type([first, second], node), node, positive=True)
         return SqlValue(f"CASE WHEN {equal.sql} THEN NULL ELSE {first.sql} END", first.type)
 
@@ -278,25 +289,25 @@ class Expressions:
         if isinstance(inner, exp.Literal) and not inner.is_string:
             constant = parse_number(str(inner.this), node, negative=True)
             return SqlValue(constant.sql, constant.type, node)
-        value = self.value(inner, scope)
+        value = self.translate_value(inner, scope)
         if not value.type.is_number:
             raise InvalidRequest(f"{describe(node)}: a value of the type {value.type} cannot be negated")
         return SqlValue(f"(-{value.sql})", value.type)
 
     def _translate_arithmetic(self, node: exp.Expr, scope: NameScope) -> SqlValue:
         check_args(node)
-        left, right = self.values([node.this, node.expression], scope)
+        left, right = self.translate_values([node.this, node.expression], scope)
         sign = _SIGNS[type(node)]
         if INTERVAL in (left.type, right.type):
             return shift_by_interval(left, right, sign, node)
         if UNKNOWN in (left.type, right.type):
             operand_type = right.type if left.type == UNKNOWN else left.type
             return SqlValue(
-                "NULL" if operand_type == UNKNOWN else f"CAST(NULL AS {duckdb_name(operand_type)})", operand_type
+                "NULL" if operand_type == UNKNOWN else f"CAST(NULL AS {name_duckdb_type(operand_type)})", operand_type
             )
         if not (left.type.is_number and right.type.is_number):
             raise InvalidRequest(f"{describe(node)}: {sign} is not defined for the types {left.type} and {right.type}")
-        kind = common_type(left.type, right.type)
+        kind = find_common_type(left.type, right.type)
         assert kind is not None
         if kind.is_float:
             left, right = cast(left, kind), cast(right, kind)
@@ -310,7 +321,7 @@ class Expressions:
 
     def _translate_concat(self, node: exp.Expr, scope: NameScope) -> SqlValue:
         parts = node.expressions if isinstance(node, exp.Concat) else _flatten_chain(node, exp.DPipe)
-        values = [require_type(one, VARCHAR, node) for one in self.values(parts, scope)]
+        values = [require_type(one, VARCHAR, node) for one in self.translate_values(parts, scope)]
         return SqlValue(f"({' || '.join(one.sql for one in values)})", VARCHAR)
 
     def _translate_cast(self, node: exp.Expr, scope: NameScope) -> SqlValue:
@@ -319,17 +330,17 @@ class Expressions:
         inner = node.this
         if isinstance(inner, exp.Literal) and inner.is_string:
             return parse_typed_text(str(inner.this), to, node)
-        value = self.value(inner, scope)
+        value = self.translate_value(inner, scope)
         if value.type == to:
             return value
         if not _is_exact_cast(value.type, to):
             raise UnsupportedInDuckDB(f"{describe(node)}: a conversion from {value.type} to {to} is not translated")
-        return SqlValue(f"CAST({value.sql} AS {duckdb_name(to)})", to)
+        return SqlValue(f"CAST({value.sql} AS {name_duckdb_type(to)})", to)
 
 
 def _build_case(tests: Sequence[str], results: Sequence[SqlValue]) -> SqlValue:
     branches = " ".join(f"WHEN {test} THEN {one.sql}" for test, one in zip(tests, results[:-1], strict=True))
-    return SqlValue(f"(CASE {branches} ELSE {results[-1].sql} END)", type_of(results))
+    return SqlValue(f"(CASE {branches} ELSE {results[-1].sql} END)", find_type(results))
 
 
 def _is_exact_cast(source: SqlType, to: SqlType) -> bool:
@@ -347,7 +358,7 @@ def _is_exact_cast(source: SqlType, to: SqlType) -> bool:
     )
 
 
-def _not_of(node: exp.Expr) -> str:
+def _write_not(node: exp.Expr) -> str:
     return "NOT " if node.args.get("negate") else ""
 
 

@@ -25,10 +25,10 @@ from seamark.connector.sql.types import (
     ZONED,
     SqlType,
     as_decimal,
-    decimal,
-    duckdb_name,
+    make_decimal,
+    name_duckdb_type,
 )
-from seamark.connector.sql.values import cast, check_args, require_type, to_common_type, type_of
+from seamark.connector.sql.values import cast, check_args, find_type, require_type, to_common_type
 
 _PARTS: dict[type[exp.Expr], tuple[str, tuple[str, ...]]] = {
     exp.Year: ("year", ("date", "timestamp")),
@@ -70,7 +70,7 @@ def translate_function(expressions: Expressions, node: exp.Expr, scope: NameScop
         return method(expressions, node, scope)
     if type(node) in _PARTS:
         check_args(node)
-        return extract_part(*_PARTS[type(node)], expressions.value(node.this, scope), node)
+        return extract_part(*_PARTS[type(node)], expressions.translate_value(node.this, scope), node)
     if isinstance(node, exp.Anonymous) and str(node.this).lower() == "every" and len(node.expressions) == 1:
         return _translate_all_or_any(expressions, exp.LogicalAnd(this=node.expressions[0].copy()), scope)
     if type(node) in _RANKS:
@@ -91,25 +91,25 @@ def _translate_extract(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlV
     if unit not in _EXTRACTED_UNITS:
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated")
     kinds = ("date", "timestamp") if unit in _UNITS_OF_DATES else ("timestamp",)
-    return extract_part(unit.lower(), kinds, e.value(node.expression, scope), node)
+    return extract_part(unit.lower(), kinds, e.translate_value(node.expression, scope), node)
 
 
 def _translate_truncation(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node, frozenset(("this", "unit", "input_type_preserved")))
-    unit, value = node.args["unit"].name.upper(), e.value(node.this, scope)
+    unit, value = node.args["unit"].name.upper(), e.translate_value(node.this, scope)
     if (
         unit not in _TRUNCATED_UNITS
         or value.type not in (DATE, TIMESTAMP)
         or (value.type == DATE and unit not in _UNITS_OF_DATES)
     ):
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {value.type}")
-    return SqlValue(f"CAST(date_trunc('{unit.lower()}', {value.sql}) AS {duckdb_name(value.type)})", value.type)
+    return SqlValue(f"CAST(date_trunc('{unit.lower()}', {value.sql}) AS {name_duckdb_type(value.type)})", value.type)
 
 
 def _translate_difference(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     """Translate a difference of times. In sqlglot's node, the end of the period is the first argument."""
     check_args(node, frozenset(("this", "expression", "unit")))
-    end, start = to_common_type(e.values([node.this, node.expression], scope), node)
+    end, start = to_common_type(e.translate_values([node.this, node.expression], scope), node)
     unit = node.args["unit"].name.upper()
     if unit not in _COUNTED_UNITS or end.type not in (DATE, TIMESTAMP) or (end.type == DATE and unit != "DAY"):
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {end.type}")
@@ -121,7 +121,7 @@ def _translate_difference(e: Expressions, node: exp.Expr, scope: NameScope) -> S
 
 def _translate_abs(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node)
-    value = e.value(node.this, scope)
+    value = e.translate_value(node.this, scope)
     if not value.type.is_number:
         raise InvalidRequest(f"{describe(node)} is not defined for the type {value.type}")
     return SqlValue(f"abs({value.sql})", value.type)
@@ -129,7 +129,7 @@ def _translate_abs(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue
 
 def _translate_floor_or_ceiling(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node)
-    value = e.value(node.this, scope)
+    value = e.translate_value(node.this, scope)
     if value.type.is_integer:
         return value
     if not value.type.is_float:
@@ -139,7 +139,7 @@ def _translate_floor_or_ceiling(e: Expressions, node: exp.Expr, scope: NameScope
 
 def _translate_round(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node, frozenset(("this", "decimals")))
-    value, digits = e.value(node.this, scope), node.args.get("decimals")
+    value, digits = e.translate_value(node.this, scope), node.args.get("decimals")
     places = 0
     if digits is not None:
         if not (isinstance(digits, exp.Literal) and not digits.is_string and str(digits.this).isdigit()):
@@ -151,13 +151,13 @@ def _translate_round(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlVal
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {value.type}")
     value_type = value.type
     if digits is not None:  # Trino keeps the scale of the decimal.
-        kind = decimal(min(PRECISION_MAX, value_type.precision + 1), value_type.scale)
+        kind = make_decimal(min(PRECISION_MAX, value_type.precision + 1), value_type.scale)
         if places >= value_type.scale:
             return cast(value, kind)
-        narrow = decimal(min(PRECISION_MAX, value_type.precision - value_type.scale + places + 1), places)
-        return cast(SqlValue(f"CAST({value.sql} AS {duckdb_name(narrow)})", narrow), kind)
-    kind = decimal(min(PRECISION_MAX, value_type.precision - value_type.scale + min(1, value_type.scale)), 0)
-    return SqlValue(f"CAST({value.sql} AS {duckdb_name(kind)})", kind)
+        narrow = make_decimal(min(PRECISION_MAX, value_type.precision - value_type.scale + places + 1), places)
+        return cast(SqlValue(f"CAST({value.sql} AS {name_duckdb_type(narrow)})", narrow), kind)
+    kind = make_decimal(min(PRECISION_MAX, value_type.precision - value_type.scale + min(1, value_type.scale)), 0)
+    return SqlValue(f"CAST({value.sql} AS {name_duckdb_type(kind)})", kind)
 
 
 def _translate_grouping(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
@@ -166,13 +166,13 @@ def _translate_grouping(e: Expressions, node: exp.Expr, scope: NameScope) -> Sql
         raise UnsupportedInDuckDB(f"{describe(node)} is translated only for columns")
     if len(node.expressions) > _GROUPING_COLUMNS_MAX:
         raise UnsupportedInDuckDB(f"grouping is translated for at most {_GROUPING_COLUMNS_MAX} columns")
-    values = e.values(node.expressions, scope)
+    values = e.translate_values(node.expressions, scope)
     return SqlValue(f"CAST(grouping({', '.join(value.sql for value in values)}) AS INTEGER)", INTEGER)
 
 
 def _translate_square_root(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node)
-    value = e.value(node.this, scope)
+    value = e.translate_value(node.this, scope)
     if not value.type.is_number:
         raise InvalidRequest(f"{describe(node)} is not defined for the type {value.type}")
     text = cast(value, DOUBLE).sql
@@ -181,8 +181,8 @@ def _translate_square_root(e: Expressions, node: exp.Expr, scope: NameScope) -> 
 
 def _translate_greatest_or_least(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     """Translate `greatest` and `least`. They are null if one of their arguments is null."""
-    values = to_common_type(e.values([node.this, *node.expressions], scope), node)
-    kind = type_of(values)
+    values = to_common_type(e.translate_values([node.this, *node.expressions], scope), node)
+    kind = find_type(values)
     if kind.is_float or not kind.is_comparable:
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {kind}")
     name = "greatest" if isinstance(node, exp.Greatest) else "least"
@@ -194,7 +194,7 @@ def _make_text_translator(name: str, kind: SqlType) -> FunctionTranslator:
     def translate(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
         check_args(node)
         arguments = [one for one in (node.this, node.args.get("expression")) if one is not None]
-        values = [require_type(e.value(one, scope), VARCHAR, node) for one in arguments]
+        values = [require_type(e.translate_value(one, scope), VARCHAR, node) for one in arguments]
         return SqlValue(f"{name}({', '.join(one.sql for one in values)})", kind)
 
     return translate
@@ -206,14 +206,14 @@ def _translate_upper(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlVal
     The text of the argument is written only once. Otherwise n nested calls would write it 3 to the power of n times.
     """
     check_args(node)
-    text = require_type(e.value(node.this, scope), VARCHAR, node).sql
+    text = require_type(e.translate_value(node.this, scope), VARCHAR, node).sql
     parts = f"list_transform(string_split({text}, 'ß'), lambda part: upper(part))"
     return SqlValue(f"array_to_string({parts}, 'ß')", VARCHAR)
 
 
 def _translate_substring(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node, frozenset(("this", "start", "length")))
-    value = require_type(e.value(node.this, scope), VARCHAR, node)
+    value = require_type(e.translate_value(node.this, scope), VARCHAR, node)
     numbers = [node.args.get("start"), node.args.get("length")]
     texts = [str(argument.this) for argument in numbers if isinstance(argument, exp.Literal) and not argument.is_string]
     if len(texts) != sum(argument is not None for argument in numbers) or not all(
@@ -227,7 +227,9 @@ def _translate_substring(e: Expressions, node: exp.Expr, scope: NameScope) -> Sq
 
 def _translate_position(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node, frozenset(("this", "substr")))
-    value, part_of = (require_type(one, VARCHAR, node) for one in e.values([node.this, node.args["substr"]], scope))
+    value, part_of = (
+        require_type(text, VARCHAR, node) for text in e.translate_values([node.this, node.args["substr"]], scope)
+    )
     return SqlValue(f"strpos({value.sql}, {part_of.sql})", BIGINT)
 
 
@@ -237,8 +239,8 @@ def _translate_replace(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlV
     if not (isinstance(old, exp.Literal) and old.is_string and str(old.this)):
         raise UnsupportedInDuckDB(f"{describe(node)}: the text to replace must be a literal")
     new = node.args.get("replacement")
-    values = [require_type(one, VARCHAR, node) for one in e.values([node.this, old], scope)]
-    by = "''" if new is None else require_type(e.value(new, scope), VARCHAR, node).sql
+    values = [require_type(one, VARCHAR, node) for one in e.translate_values([node.this, old], scope)]
+    by = "''" if new is None else require_type(e.translate_value(new, scope), VARCHAR, node).sql
     return SqlValue(f"replace({values[0].sql}, {values[1].sql}, {by})", VARCHAR)
 
 
@@ -250,19 +252,21 @@ def _translate_count(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlVal
     if isinstance(node.this, exp.Star):
         return SqlValue("count(*)", BIGINT)
     distinct, inner = _parse_argument(node, "count")
-    value = e.value(inner, scope)
+    value = e.translate_value(inner, scope)
     return SqlValue(f"count({distinct}{value.sql})", BIGINT)
 
 
 def _translate_count_if(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node)
-    return SqlValue(f"count(CASE WHEN {require_type(e.value(node.this, scope), BOOLEAN, node).sql} THEN 1 END)", BIGINT)
+    return SqlValue(
+        f"count(CASE WHEN {require_type(e.translate_value(node.this, scope), BOOLEAN, node).sql} THEN 1 END)", BIGINT
+    )
 
 
 def _translate_sum(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node)
     distinct, inner = _parse_argument(node, "sum")
-    value = e.value(inner, scope)
+    value = e.translate_value(inner, scope)
     if value.type.is_integer:
         return SqlValue(f"CAST(sum({distinct}{value.sql}) AS BIGINT)", BIGINT)
     if value.type.name == "decimal":
@@ -284,8 +288,8 @@ def sum_decimals(value: SqlValue, distinct: str = "", over: str = "") -> SqlValu
         distinct: `DISTINCT ` or an empty text.
         over: The window of the sum, or an empty text.
     """
-    kind = decimal(PRECISION_MAX, value.type.scale)
-    total = f"CAST(sum({distinct}{value.sql}){over} AS {duckdb_name(kind)})"
+    kind = make_decimal(PRECISION_MAX, value.type.scale)
+    total = f"CAST(sum({distinct}{value.sql}){over} AS {name_duckdb_type(kind)})"
     if value.type.precision <= _SUMMED_PRECISION_MAX:
         return SqlValue(total, kind)
     size = f"abs(sum({distinct}CAST({value.sql} AS DOUBLE)){over})"
@@ -297,7 +301,7 @@ def sum_decimals(value: SqlValue, distinct: str = "", over: str = "") -> SqlValu
 def _translate_average(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node)
     distinct, inner = _parse_argument(node, "avg")
-    value = e.value(inner, scope)
+    value = e.translate_value(inner, scope)
     if value.type.name == "decimal":
         sums = sum_decimals(value, distinct)
         # With NULLIF, the average of no values is null, and there is no division by zero.
@@ -314,7 +318,7 @@ def _translate_min_or_max(e: Expressions, node: exp.Expr, scope: NameScope) -> S
     """Translate `min` and `max`. They are NaN only if all values are NaN."""
     check_args(node)
     name = "max" if isinstance(node, exp.Max) else "min"
-    value = e.value(_parse_argument(node, name)[1], scope)
+    value = e.translate_value(_parse_argument(node, name)[1], scope)
     if not value.type.is_comparable or value.type == BOOLEAN:
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {value.type}")
     if value.type.is_float and name == "max":
@@ -326,7 +330,7 @@ def _translate_min_or_max(e: Expressions, node: exp.Expr, scope: NameScope) -> S
 def _translate_all_or_any(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node)
     name = "bool_and" if isinstance(node, exp.LogicalAnd) else "bool_or"
-    return SqlValue(f"{name}({require_type(e.value(node.this, scope), BOOLEAN, node).sql})", BOOLEAN)
+    return SqlValue(f"{name}({require_type(e.translate_value(node.this, scope), BOOLEAN, node).sql})", BOOLEAN)
 
 
 def _translate_filter(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
@@ -341,7 +345,7 @@ def _translate_filter(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlVa
     argument = inner.this.expressions[0] if isinstance(inner.this, exp.Distinct) else inner.this
     value = exp.Literal.number(1) if isinstance(argument, exp.Star) else argument.copy()
     argument.replace(exp.If(this=where.copy(), true=value))
-    return e.value(inner, scope)
+    return e.translate_value(inner, scope)
 
 
 def _parse_argument(node: exp.Expr, name: str) -> tuple[str, exp.Expr]:
@@ -365,18 +369,19 @@ def _translate_window(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlVa
         name, kind = f"{_RANKS[type(function)]}()", BIGINT
     else:
         name, kind = _translate_window_aggregate(e, function, scope)
-    keys = [e.value(one, scope).sql for one in node.args.get("partition_by") or ()]
+    keys = [e.translate_value(one, scope).sql for one in node.args.get("partition_by") or ()]
     within = [f"PARTITION BY {', '.join(keys)}"] if keys else []
     if order is not None:
         within.append(
-            "ORDER BY " + ", ".join(translate_sort_key(e.value(one.this, scope), one) for one in order.expressions)
+            "ORDER BY "
+            + ", ".join(translate_sort_key(e.translate_value(one.this, scope), one) for one in order.expressions)
         )
     if spec is not None:
         within.append(f"{spec.text('kind').upper()} BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW")
     if isinstance(function, exp.Sum) and kind.name == "decimal":
-        return sum_decimals(e.value(function.this, scope), over=f" OVER ({' '.join(within)})")
+        return sum_decimals(e.translate_value(function.this, scope), over=f" OVER ({' '.join(within)})")
     text = f"{name} OVER ({' '.join(within)})"
-    return SqlValue(f"CAST({text} AS {duckdb_name(kind)})", kind)
+    return SqlValue(f"CAST({text} AS {name_duckdb_type(kind)})", kind)
 
 
 def _translate_window_aggregate(e: Expressions, function: exp.Expr, scope: NameScope) -> tuple[str, SqlType]:
@@ -384,12 +389,12 @@ def _translate_window_aggregate(e: Expressions, function: exp.Expr, scope: NameS
         return "count(*)", BIGINT
     if isinstance(function, exp.Count | exp.Sum | exp.Min | exp.Max) and not isinstance(function.this, exp.Distinct):
         check_args(function)
-        value = e.value(function.this, scope)
+        value = e.translate_value(function.this, scope)
         name = type(function).__name__.lower()
         if isinstance(function, exp.Count):
             return f"count({value.sql})", BIGINT
         if value.type.is_integer or value.type.name == "decimal":
-            total = BIGINT if value.type.is_integer else decimal(PRECISION_MAX, value.type.scale)
+            total = BIGINT if value.type.is_integer else make_decimal(PRECISION_MAX, value.type.scale)
             return f"{name}({value.sql})", total if isinstance(function, exp.Sum) else value.type
         if not isinstance(function, exp.Sum) and value.type.is_comparable and not value.type.is_float:
             return f"{name}({value.sql})", value.type

@@ -23,8 +23,8 @@ from seamark.connector.sql.types import (
     VARCHAR,
     ZONED,
     SqlType,
-    decimal,
-    duckdb_name,
+    make_decimal,
+    name_duckdb_type,
 )
 from seamark.connector.sql.values import cast
 
@@ -77,12 +77,12 @@ def parse_number(text: str, node: exp.Expr, *, negative: bool = False) -> SqlVal
             raise InvalidRequest(f"{sign}{text[:40]} is out of the range of bigint")
         kind = INTEGER if size < _INT32 + negative else BIGINT
         return SqlValue(
-            f"CAST({sign}{size} AS {duckdb_name(kind)})" if kind == BIGINT or negative else str(size), kind, node
+            f"CAST({sign}{size} AS {name_duckdb_type(kind)})" if kind == BIGINT or negative else str(size), kind, node
         )
-    kind = decimal(max(1, len(whole) + len(fraction)), len(fraction))
+    kind = make_decimal(max(1, len(whole) + len(fraction)), len(fraction))
     if kind.precision > PRECISION_MAX:
         raise InvalidRequest(f"{text[:40]} has more than {PRECISION_MAX} digits")
-    return SqlValue(f"CAST('{sign}{whole or '0'}.{fraction or '0'}' AS {duckdb_name(kind)})", kind, node)
+    return SqlValue(f"CAST('{sign}{whole or '0'}.{fraction or '0'}' AS {name_duckdb_type(kind)})", kind, node)
 
 
 def parse_typed_text(text: str, to: SqlType, node: exp.Expr) -> SqlValue:
@@ -110,7 +110,7 @@ def parse_typed_text(text: str, to: SqlType, node: exp.Expr) -> SqlValue:
         if to.is_integer and _WHOLE.fullmatch(text):
             return cast(parse_number(text.lstrip("+-"), node, negative=text.startswith("-")), to)
         if to.is_float and _DOUBLE.fullmatch(text):
-            return SqlValue(f"CAST('{text}' AS {duckdb_name(to)})", to, node)
+            return SqlValue(f"CAST('{text}' AS {name_duckdb_type(to)})", to, node)
         if to == BOOLEAN and text.lower() in ("true", "false"):
             return SqlValue(text.upper(), BOOLEAN, node)
         if to.name == "decimal" and _NUMBER.fullmatch(text.lstrip("-")):
@@ -127,11 +127,11 @@ def parse_target_type(node: exp.Expr, whole: exp.Expr) -> SqlType:
     params = [int(str(one.this.this)) for one in node.expressions if isinstance(one.this, exp.Literal)]
     if node.this is _Type.DECIMAL:
         if not params and isinstance(whole.this, exp.Literal):
-            return decimal(0, 0)  # The precision is the number of digits in the text.
+            return make_decimal(0, 0)  # The precision is the number of digits in the text.
         precision, scale = (*params, PRECISION_MAX, 0)[:2] if len(params) != 1 else (params[0], 0)
         if not (1 <= precision <= PRECISION_MAX and 0 <= scale <= precision):
             raise InvalidRequest(f"{describe(whole)}: a decimal has 1 to {PRECISION_MAX} digits")
-        return decimal(precision, scale)
+        return make_decimal(precision, scale)
     target = _CASTS.get(node.this)
     if target is None or (target == VARCHAR and params):
         raise UnsupportedInDuckDB(f"{describe(whole)}: the type {describe(node)} is not translated")

@@ -55,7 +55,7 @@ def prepare(statement: SqlStatement, tables: StatementTables, now: datetime, cub
         InvalidRequest: The query is invalid.
         UnsupportedInDuckDB: The query is not translated.
     """
-    query = translate(statement.tree, tables.columns_of, now)
+    query = translate(statement.tree, tables.find_columns, now)
     scans = find_scans(statement.query, query.tables, tables, now.date())
     named_tables = [tables.of_node[id(table.node)] for table in query.tables]
     cube = choose_cube(statement.tree, query, named_tables, now, cubes)

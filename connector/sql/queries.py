@@ -27,7 +27,7 @@ from seamark.connector.sql.scopes import (
     describe,
     use_column,
 )
-from seamark.connector.sql.types import NESTED, UNKNOWN, SqlType, common_type, duckdb_name
+from seamark.connector.sql.types import NESTED, UNKNOWN, SqlType, find_common_type, name_duckdb_type
 from seamark.connector.sql.values import cast, check_args
 
 Columns = Sequence[tuple[str, SqlType]]
@@ -142,11 +142,11 @@ class Translation:
         texts.append(", ".join(f"{value.sql} AS c{n}" for n, (_, value) in enumerate(outputs)))
         texts += [f"FROM {source}"] if source else []
         if (where := node.args.get("where")) is not None:
-            texts.append(f"WHERE {e.condition(where.this, scope)}")
+            texts.append(f"WHERE {e.translate_condition(where.this, scope)}")
         if (group := node.args.get("group")) is not None:
             texts.append(f"GROUP BY {self._translate_group(group, outputs, scope)}")
         if (having := node.args.get("having")) is not None:
-            texts.append(f"HAVING {e.condition(having.this, scope)}")
+            texts.append(f"HAVING {e.translate_condition(having.this, scope)}")
         if (order := node.args.get("order")) is not None:
             keys = self._translate_order_keys(order, outputs, scope, distinct=distinct is not None)
             texts.append(f"ORDER BY {', '.join(keys)}")
@@ -157,10 +157,10 @@ class Translation:
         for item in node.expressions:
             star = _find_star_qualifiers(item)
             if star is not None:
-                outputs += [(each.name, use_column(each)) for each in scope.all_of(star)]
+                outputs += [(each.name, use_column(each)) for each in scope.expand_star(star)]
                 continue
             alias = item if isinstance(item, exp.Alias) else None
-            value = self.expressions.value(item.this if alias is not None else item, scope)
+            value = self.expressions.translate_value(item.this if alias is not None else item, scope)
             name = alias.alias if alias is not None else item.name if isinstance(item, exp.Column) else None
             outputs.append((name or f"_col{len(outputs)}", _to_selectable(value)))
         return outputs
@@ -181,7 +181,7 @@ class Translation:
                 raise UnsupportedInDuckDB(f"GROUP BY {describe(element)} is not translated")
             number = _parse_ordinal(element)
             if number is None:
-                value = self.expressions.value(element, scope)
+                value = self.expressions.translate_value(element, scope)
             else:
                 value = _find_output(outputs, number, "GROUP BY")
             elements.append(_check_grouped(value, element).sql)
@@ -196,7 +196,7 @@ class Translation:
             for column in columns:
                 if not isinstance(column, exp.Column):
                     raise UnsupportedInDuckDB(f"{describe(node)}: {describe(column)} is not a column")
-            values = [_check_grouped(self.expressions.value(column, scope), column) for column in columns]
+            values = [_check_grouped(self.expressions.translate_value(column, scope), column) for column in columns]
             texts.append(f"({', '.join(value.sql for value in values)})")
         match node:
             case exp.Rollup():
@@ -261,7 +261,7 @@ class Translation:
             raise UnsupportedInDuckDB(
                 f"ORDER BY {describe(key)}: after a set operation, only its columns are translated"
             )
-        value = self.expressions.value(key, scope)
+        value = self.expressions.translate_value(key, scope)
         if distinct:
             equal_outputs = [n for n, (_, one) in enumerate(outputs, 1) if one.sql == value.sql]
             if not equal_outputs:
@@ -281,7 +281,7 @@ class Translation:
             )
         columns = []
         for (name, left_type), (_, right_type) in zip(left_columns, right_columns, strict=True):
-            kind = common_type(left_type, right_type)
+            kind = find_common_type(left_type, right_type)
             if kind is None:
                 raise InvalidRequest(
                     f"{word}: the column {name[:100]!r} has the types {left_type} and {right_type}; use CAST"
@@ -314,14 +314,14 @@ class Translation:
     def _translate_values(self, node: exp.Expr, outer: NameScope) -> tuple[str, list[tuple[str, SqlType]]]:
         check_args(node, frozenset(("expressions", "alias")))
         rows = [one.expressions if isinstance(one, exp.Tuple) else [one] for one in node.expressions]
-        values = [self.expressions.values(row, outer) for row in rows]
+        values = [self.expressions.translate_values(row, outer) for row in rows]
         if len({len(row) for row in values}) != 1:
             raise InvalidRequest("The rows of VALUES have different numbers of columns")
         columns: list[tuple[str, SqlType]] = []
         for number, column in enumerate(zip(*values, strict=True)):
             kind = UNKNOWN
             for value in column:
-                common = common_type(kind, value.type)
+                common = find_common_type(kind, value.type)
                 if common is None:
                     raise InvalidRequest(
                         f"Column {number + 1} of VALUES has the types {kind} and {value.type}; use CAST"
@@ -373,7 +373,7 @@ class Translation:
             return f"{text} CROSS JOIN {other}", together
         if side == "FULL" and on.find(exp.Query) is not None:
             raise UnsupportedInDuckDB(f"A query in ON of a {word} is not translated")
-        condition = self.expressions.condition(on, NameScope(together, outer.named, outer))
+        condition = self.expressions.translate_condition(on, NameScope(together, outer.named, outer))
         return f"({text} {word} {other} ON {condition})", together
 
     def _translate_using(
@@ -395,7 +395,7 @@ class Translation:
                         f"USING ({name[:100]}): each side of the join must have one column of this name"
                     )
                 sides.append(use_column(matches[0]))
-            kind = common_type(sides[0].type, sides[1].type)
+            kind = find_common_type(sides[0].type, sides[1].type)
             if kind is None or kind.is_float or not kind.is_comparable:
                 raise UnsupportedInDuckDB(
                     f"USING ({name[:100]}) is not translated for {sides[0].type} and {sides[1].type}"
@@ -485,7 +485,7 @@ def _convert_columns(text: str, present: Columns, wanted: Columns) -> str:
     if [kind for _, kind in present] == [kind for _, kind in wanted]:
         return text
     columns = (
-        f"c{n}" if kind == old or NESTED in (kind, old) else f"CAST(c{n} AS {duckdb_name(kind)}) AS c{n}"
+        f"c{n}" if kind == old or NESTED in (kind, old) else f"CAST(c{n} AS {name_duckdb_type(kind)}) AS c{n}"
         for n, ((_, kind), (_, old)) in enumerate(zip(wanted, present, strict=True))
     )
     return f"SELECT {', '.join(columns)} FROM ({text})"  # noqa: S608

@@ -135,8 +135,8 @@ class SessionTables:
         last = self._last.get(key)
         at = At(snapshot_id=version) if isinstance(version, int) else At(ref=version)
         is_named = at.ref is not None
-        known = None if last is None else last.loaded
-        loaded = load_table(self._client, name, at, history=is_named, known=known)
+        loaded_before = None if last is None else last.loaded
+        loaded = load_table(self._client, name, at, history=is_named, loaded_before=loaded_before)
         if last is not None and loaded is last.loaded:
             self._last.move_to_end(key)
             return last
@@ -171,11 +171,11 @@ class StatementTables:
         """Make all references to the current state of a table use an open table."""
         self._opened[name, None] = _to_named_table(name, opened)
 
-    def name_of(self, node: exp.Table) -> Name:
+    def resolve_name(self, node: exp.Table) -> Name:
         return table_name(node, self._catalog, self._schema)
 
-    def columns_of(self, node: exp.Table) -> Mapping[str, SqlType]:
-        table = self._open_once(self.name_of(node), _read_version(node))
+    def find_columns(self, node: exp.Table) -> Mapping[str, SqlType]:
+        table = self._open_once(self.resolve_name(node), _read_version(node))
         self.of_node[id(node)] = table
         return table.columns
 
@@ -262,8 +262,10 @@ class ReadPlanner:
         """
         client, catalog = self._client, self._catalog
         scans = [
-            one.scan if one.scan is None or number in self._to_count else replace(one.scan, query_use=UNCOUNTED_USE)
-            for number, one in enumerate(self._scans)
+            recorded.scan
+            if recorded.scan is None or number in self._to_count
+            else replace(recorded.scan, query_use=UNCOUNTED_USE)
+            for number, recorded in enumerate(self._scans)
         ]
         joined = {n: scan for n, scan in enumerate(scans) if scan is not None} if joins else {}
         planned, counted_numbers = _request_join_plans(client, joined, self._tables, catalog)
@@ -282,7 +284,7 @@ class ReadPlanner:
             if number not in skipped:
                 columns = tuple(table.used) if number in self._to_count else None
                 # The statement is counted with the request for a plan table, even if no plan table was created.
-                use = UNCOUNTED_USE.body() if number in counted_numbers else _describe_use(scan)
+                use = UNCOUNTED_USE.build_body() if number in counted_numbers else _describe_use(scan)
                 tasks = tuple(plan(client, opened, where, columns=columns, use=use, note_statement=statements.append))
                 self._to_count.discard(number)
             statement = next(iter(statements), "")
@@ -294,7 +296,7 @@ class ReadPlanner:
 
 def _describe_use(scan: Scan | None) -> dict[str, object]:
     """Return the use of a table as a plan request has it. Plan requests name the read columns in another field."""
-    fields = {} if scan is None else {name: value for name, value in scan.use.body().items() if name != "columns"}
+    fields = {} if scan is None else {name: value for name, value in scan.use.build_body().items() if name != "columns"}
     return {"engine": _ENGINE, **fields}
 
 
@@ -306,7 +308,7 @@ def drop_functions(where: Expression) -> Expression:
     return replace_predicates(where, lambda predicate: TRUE if is_function(predicate.transform) else predicate)
 
 
-def row_filter(where: Expression) -> Expression:
+def extract_row_filter(where: Expression) -> Expression:
     """Return the parts of a condition by which the reader can select rows.
 
     Conditions on floats are left out, because NaN is compared differently in Iceberg's expressions. The engine
@@ -446,6 +448,6 @@ async def _plan_tables(
             ) as server,
         ):
             requests = PlanRequests(server, MAX_KEPT_FRACTION, until_s)
-            return await requests.plans(planned_scans, dimensions), requests.answered
+            return await requests.request_plans(planned_scans, dimensions), requests.answered
     except (ClientError, TimeoutError):
         return {}, set()

@@ -67,7 +67,7 @@ def insert_rows(client: SeamarkClient, table: Name, rows: pa.RecordBatchReader) 
             count += batch.num_rows
             yield batch
 
-    with _client_errors():
+    with _convert_client_errors():
         append(client, table, count_rows())
     return count
 
@@ -94,7 +94,7 @@ def change_rows(client: SeamarkClient, table: Name, kind: str, compute: Callable
         computed = compute(opened)
         return write_change(client, _compute_difference(computed, opened), computed.scope, opened, target, mode)
 
-    with _client_errors():
+    with _convert_client_errors():
         return commit_row_change(
             client, table, prepare, branch=MAIN, producer=None, summary=None, attempts=COMMIT_ATTEMPTS_MAX
         )
@@ -112,7 +112,7 @@ class _UpdatedRows(RowDifference):
     values: pa.Table | None = None
     """The new values, by the names of their columns. The rows have the order of `located`."""
 
-    def rows(self) -> Iterator[pa.RecordBatch]:
+    def iter_rows(self) -> Iterator[pa.RecordBatch]:
         if self.values is None or self.opened is None:
             return
         names = [field.name for field in self.opened.schema.fields if field.name not in self.values.column_names]
@@ -176,7 +176,7 @@ def _group_by_file(tasks: Sequence[ScanTask], places: Longs) -> Iterator[Matched
 
 
 @contextmanager
-def _client_errors() -> Iterator[None]:
+def _convert_client_errors() -> Iterator[None]:
     """Convert errors of the reader and the writer to client errors."""
     try:
         yield

@@ -10,7 +10,7 @@ from seamark.connector.client.errors import InvalidRequest
 from seamark.formats.protocol.json_rows import to_json_rows
 
 
-def json_rows(batch: pa.RecordBatch) -> list[list[Any]]:
+def convert_to_json_rows(batch: pa.RecordBatch) -> list[list[Any]]:
     """Return the values of each row, in the order of the columns.
 
     Raises:

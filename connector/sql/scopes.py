@@ -105,7 +105,7 @@ class NameScope:
     named: Mapping[str, WithQuery]
     parent: NameScope | None = None
 
-    def column(self, node: exp.Column) -> SqlValue:
+    def resolve_column(self, node: exp.Column) -> SqlValue:
         """Return the value of a column.
 
         Raises:
@@ -153,7 +153,7 @@ class NameScope:
             return f"; did you mean {' or '.join(visible[:MESSAGE_NAME_MAX] for visible in similar_names)}?"
         return "; write a text in single quotes" if node.this.quoted and not qualifiers else ""
 
-    def all_of(self, qualifiers: Sequence[str]) -> list[VisibleColumn]:
+    def expand_star(self, qualifiers: Sequence[str]) -> list[VisibleColumn]:
         """Return the columns to which `*` or `t.*` refers.
 
         Raises:

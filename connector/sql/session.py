@@ -48,7 +48,7 @@ from seamark.connector.sql.queries import DuckDBQuery
 from seamark.connector.sql.reads import PlannedTableRead, ReadPlanner, SessionTables, StatementTables, find_scans
 from seamark.connector.sql.row_changes import ComputedRows, change_rows, insert_rows
 from seamark.connector.sql.scopes import StoredTable, UnsupportedInDuckDB
-from seamark.connector.sql.spark_engine import SparkStatements, spark_text
+from seamark.connector.sql.spark_engine import SparkStatements, write_spark_text
 from seamark.connector.sql.statement import Kind, SqlStatement, parse
 from seamark.connector.sql.statement_times import measure_time, report_times
 from seamark.connector.sql.trino_engine import TrinoAddress, TrinoRows
@@ -187,7 +187,7 @@ class SqlSession:
             ValueError: The URL is invalid.
         """
         self._client = SeamarkClient(url, token=token, certificates=certificates)
-        self._reads = self._client.reading_fresh_rows(after)
+        self._reads = self._client.with_fresh_rows(after)
         self._tables = SessionTables(self._reads)
         self._prepared = PreparedQueries()
         self._catalog, self._schema = catalog, schema
@@ -297,7 +297,9 @@ class SqlSession:
         choice = self._choose(StatementProfile(statement.kind))
         if choice.engine == SPARK:
             return _PlannedStatement(
-                statement, choice, spark_text(statement.tree, self._catalog, self._engines.spark_catalog, self._schema)
+                statement,
+                choice,
+                write_spark_text(statement.tree, self._catalog, self._engines.spark_catalog, self._schema),
             )
         if choice.engine == TRINO:
             return _PlannedStatement(statement, choice, self._write_for_trino(statement))
@@ -311,7 +313,7 @@ class SqlSession:
 
     def _translate_change(self, statement: SqlStatement, tables: StatementTables, now: datetime) -> DuckDBChange:
         try:
-            return translate_change(statement, tables.columns_of, tables.name_of, self._catalog, now)
+            return translate_change(statement, tables.find_columns, tables.resolve_name, self._catalog, now)
         except UnsupportedInDuckDB as why:
             raise InvalidRequest(f"DuckDB does not run this statement: {why}") from None
 
@@ -425,7 +427,7 @@ class SqlSession:
         rows = TrinoRows(self._trino, planned.text, schema=self._schema, password=self._engines.trino_password)
         stack = ExitStack()
         stack.callback(rows.close)
-        return SqlResult(rows.schema, rows.types, rows.batches(), planned.explanation, stack)
+        return SqlResult(rows.schema, rows.types, rows.read_batches(), planned.explanation, stack)
 
 
 def _report_rows(planned: _PlannedStatement, rows: int | None) -> SqlResult:

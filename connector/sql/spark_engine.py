@@ -17,7 +17,7 @@ from sqlglot.errors import ErrorLevel
 
 from seamark.connector.client.engines import EXTENSIONS, NO_HIVE, RUNTIME
 from seamark.connector.client.errors import InvalidRequest, ServerFailed, Unreachable
-from seamark.connector.spark.java import NO_GATEWAY, missing_java
+from seamark.connector.spark.java import NO_GATEWAY, find_java_problem
 from seamark.connector.sql.scopes import describe
 from seamark.formats.runtime.lazy_module import LazyModule
 
@@ -38,7 +38,7 @@ _SAME = frozenset(
 )
 
 
-def spark_text(tree: exp.Expr, catalog: str, spark_catalog: str, schema: str | None) -> str:
+def write_spark_text(tree: exp.Expr, catalog: str, spark_catalog: str, schema: str | None) -> str:
     """Return the statement in Spark's SQL, with the tables in `spark_catalog`.
 
     Raises:
@@ -60,7 +60,7 @@ def spark_text(tree: exp.Expr, catalog: str, spark_catalog: str, schema: str | N
     return str(_SPARK.generate(copied, unsupported_level=ErrorLevel.RAISE))
 
 
-def _own_conf() -> dict[str, str]:
+def _make_session_conf() -> dict[str, str]:
     """Return the settings of a new session, which load Iceberg's jar from Maven Central.
 
     The settings are empty if the user's own settings load this jar.
@@ -98,14 +98,14 @@ class SparkStatements:
                 self._session = builder.remote(url).getOrCreate()
                 return
             builder = builder.master(url)
-            for key, value in _own_conf().items():
+            for key, value in _make_session_conf().items():
                 builder = builder.config(key, value)
             self._session = builder.getOrCreate()
             if self._session.conf.get(f"spark.sql.catalog.{catalog}", None) is None:
                 for key, value in catalog_conf.items():
                     self._session.conf.set(key, value)
         except (RuntimeError, OSError, spark_errors.PySparkException) as error:
-            why = missing_java() if NO_GATEWAY in str(error) else None
+            why = find_java_problem() if NO_GATEWAY in str(error) else None
             raise Unreachable(f"No Spark at {url}: {why or error}") from None
 
     def run(self, text: str) -> None:

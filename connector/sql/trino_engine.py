@@ -114,11 +114,11 @@ class TrinoRows:
             raise _to_client_error(error) from None
         self.types = tuple(str(one.type_code) for one in columns)
         self.schema = pa.schema(
-            [(str(one.name), arrow_type(kind)) for one, kind in zip(columns, self.types, strict=True)]
+            [(str(one.name), find_arrow_type(kind)) for one, kind in zip(columns, self.types, strict=True)]
         )
         self._converted = [_make_converter(field.type) for field in self.schema]
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
+    def read_batches(self) -> Iterator[pa.RecordBatch]:
         while True:
             try:
                 rows = self._cursor.fetchmany(PAGE_ROWS)
@@ -140,7 +140,7 @@ class TrinoRows:
         self._connection.close()
 
 
-def arrow_type(kind: str) -> pa.DataType:
+def find_arrow_type(kind: str) -> pa.DataType:
     """Return the Arrow type for a type of Trino. Nested and unknown types become strings with JSON."""
     match = _DECIMAL.fullmatch(kind)
     if match is not None:

@@ -85,7 +85,7 @@ _DUCKDB = {
 }
 
 
-def decimal(precision: int, scale: int) -> SqlType:
+def make_decimal(precision: int, scale: int) -> SqlType:
     return SqlType("decimal", precision, scale)
 
 
@@ -94,7 +94,7 @@ def from_iceberg(iceberg_type: object) -> SqlType:
         return NESTED
     name = get_base_name(iceberg_type)
     if name == "decimal":
-        return decimal(get_decimal_precision(iceberg_type), get_decimal_scale(iceberg_type))
+        return make_decimal(get_decimal_precision(iceberg_type), get_decimal_scale(iceberg_type))
     return _OF_ICEBERG.get(name, UNREADABLE)
 
 
@@ -103,7 +103,7 @@ def has_duckdb_name(kind: SqlType) -> bool:
     return kind.name == "decimal" or kind.name in _DUCKDB
 
 
-def duckdb_name(kind: SqlType) -> str:
+def name_duckdb_type(kind: SqlType) -> str:
     """Return the type in DuckDB's SQL.
 
     Raises:
@@ -114,10 +114,10 @@ def duckdb_name(kind: SqlType) -> str:
 
 def as_decimal(kind: SqlType) -> SqlType:
     """Return the decimal type to which an integer is converted."""
-    return decimal(_INTEGER_DIGITS[kind.name], 0) if kind.is_integer else kind
+    return make_decimal(_INTEGER_DIGITS[kind.name], 0) if kind.is_integer else kind
 
 
-def common_type(left: SqlType, right: SqlType) -> SqlType | None:
+def find_common_type(left: SqlType, right: SqlType) -> SqlType | None:
     """Return the type in which values of both types are compared, or are combined in one column.
 
     The result is None if there is no such type.
@@ -136,7 +136,7 @@ def common_type(left: SqlType, right: SqlType) -> SqlType | None:
         left, right = as_decimal(left), as_decimal(right)
         scale = max(left.scale, right.scale)
         digits = max(left.precision - left.scale, right.precision - right.scale)
-        return decimal(min(PRECISION_MAX, digits + scale), scale)
+        return make_decimal(min(PRECISION_MAX, digits + scale), scale)
     if left.is_time and right.is_time:
         return ZONED if ZONED in (left, right) else TIMESTAMP
     return None

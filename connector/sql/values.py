@@ -8,7 +8,7 @@ from sqlglot import exp
 
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.sql.scopes import SqlValue, UnsupportedInDuckDB, describe
-from seamark.connector.sql.types import UNKNOWN, SqlType, common_type, duckdb_name
+from seamark.connector.sql.types import UNKNOWN, SqlType, find_common_type, name_duckdb_type
 
 _NO_ARGS = frozenset(("this", "expression", "safe", "typed", "big_int"))
 
@@ -17,7 +17,7 @@ def cast(value: SqlValue, to: SqlType) -> SqlValue:
     """Return an implicit conversion of the value. The conversion loses no information except digits of a double."""
     if value.type == to:
         return value
-    return SqlValue(f"CAST({value.sql} AS {duckdb_name(to)})", to, value.literal)
+    return SqlValue(f"CAST({value.sql} AS {name_duckdb_type(to)})", to, value.literal)
 
 
 def to_common_type(values: Sequence[SqlValue], node: exp.Expr) -> list[SqlValue]:
@@ -28,7 +28,7 @@ def to_common_type(values: Sequence[SqlValue], node: exp.Expr) -> list[SqlValue]
     """
     kind = UNKNOWN
     for value in values:
-        common = common_type(kind, value.type)
+        common = find_common_type(kind, value.type)
         if common is None:
             raise InvalidRequest(
                 f"{describe(node)} has values of the types {kind} and {value.type}; convert one of them with CAST"
@@ -37,7 +37,7 @@ def to_common_type(values: Sequence[SqlValue], node: exp.Expr) -> list[SqlValue]
     return [value if value.type == UNKNOWN else cast(value, kind) for value in values]
 
 
-def type_of(values: Sequence[SqlValue]) -> SqlType:
+def find_type(values: Sequence[SqlValue]) -> SqlType:
     return next((one.type for one in values if one.type != UNKNOWN), UNKNOWN)
 
 

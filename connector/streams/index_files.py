@@ -57,4 +57,4 @@ def encode_index_files(files: Sequence[_EncodedFile], metadata: TableMetadata) -
     for file in files:
         builder.add(msgspec.json.decode(file.content_file), None)
     written, _ = builder.close()
-    return [(file["location"], storage.data(file["location"])) for file in written]
+    return [(file["location"], storage.read_data(file["location"])) for file in written]

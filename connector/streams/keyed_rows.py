@@ -331,7 +331,7 @@ def _hash_fields(key: RowKey, rows: Sequence[UnpackedRows], metadata: TableMetad
     fields: dict[int, Field] = {}
     for schema in {each.schema.id: each.schema for each in rows}.values():
         for stored in schema.fields:
-            if stored.id not in fields or _width_of(str(stored.type)) > _width_of(str(fields[stored.id].type)):
+            if stored.id not in fields or _rank_type(str(stored.type)) > _rank_type(str(fields[stored.id].type)):
                 fields[stored.id] = stored
     for current in metadata.current_schema.fields:
         if current.id in fields and _is_wider_of_family(current, fields[current.id]):
@@ -342,11 +342,13 @@ def _hash_fields(key: RowKey, rows: Sequence[UnpackedRows], metadata: TableMetad
 def _is_wider_of_family(field: Field, other: Field) -> bool:
     kinds = [each.type for each in (field, other) if isinstance(each.type, str) and has_keys(each.type)]
     return (
-        len(kinds) == 2 and get_family(kinds[0]) == get_family(kinds[1]) and _width_of(kinds[0]) >= _width_of(kinds[1])
+        len(kinds) == 2
+        and get_family(kinds[0]) == get_family(kinds[1])
+        and _rank_type(kinds[0]) >= _rank_type(kinds[1])
     )
 
 
-def _width_of(kind: str) -> int:
+def _rank_type(kind: str) -> int:
     """Return a number that grows with the promotions of a type."""
     name = get_base_name(kind)
     if name == "decimal":
@@ -380,7 +382,7 @@ def encode_deletes(
     written = write_deletes(target, deleted, Deletes(storage, metadata))
     rename: Callable[[str], str] = (lambda path: path) if folder is None else (lambda path: _move(path, folder))
     return EncodedRowDeletes(
-        [(rename(location), memory.data(location)) for location in memory.written],
+        [(rename(location), memory.read_data(location)) for location in memory.written],
         [msgspec.json.encode({**file, "file-path": rename(file["file-path"])}) for file in written.files],
         [(file["file-path"], file.get("content-offset")) for file in written.removed],
         _encode_scope(parts[0].keys, opened) if folder is None else b"",
@@ -451,9 +453,9 @@ class _DroppedKeys(BatchKeys):
 
 
 def _resolve(keys: BatchKeys, metadata: TableMetadata) -> _ReadableKeys:
-    """Return keys as the current schema has their columns, which may be renamed or promoted.
+    """Return the keys with the names and types of the current schema, in which columns may be renamed or promoted.
 
-    If it lacks a column, which was dropped while rows waited, the newest schema that has all columns is used.
+    If a column was dropped while rows waited, the newest schema with all columns is used.
 
     Raises:
         Unwritable: No schema has all columns, or their types do not hold the keys.
@@ -481,7 +483,7 @@ def _resolve(keys: BatchKeys, metadata: TableMetadata) -> _ReadableKeys:
 def _holds(schema: Schema, keys: BatchKeys) -> bool:
     """Return whether the types of a schema hold all values of the keys."""
     by_id = {field.id: field for field in schema.fields}
-    return all(_width_of(str(by_id[field.id].type)) >= _width_of(str(field.type)) for field in keys.fields)
+    return all(_rank_type(str(by_id[field.id].type)) >= _rank_type(str(field.type)) for field in keys.fields)
 
 
 def _locate(server: ServerFiles, opened: OpenTable, keys: BatchKeys) -> tuple[MatchedRows, ...]:
@@ -527,7 +529,7 @@ def _list_key_schemas(keys: BatchKeys, metadata: TableMetadata) -> list[Schema]:
             by_types[tuple(types[column_id] for column_id in ids)] = schema
     return [
         by_types[types]
-        for types in sorted(by_types, key=lambda types: [_width_of(str(kind)) for kind in types], reverse=True)
+        for types in sorted(by_types, key=lambda types: [_rank_type(str(kind)) for kind in types], reverse=True)
     ]
 
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 from seamark.connector.client.client import ARROW_STREAM, SeamarkClient
 from seamark.connector.client.commits import sleep_before_attempt
 from seamark.connector.client.errors import ClientError, InvalidRequest, NoSuchResource, Refused
-from seamark.connector.client.names import Name, table_path
+from seamark.connector.client.names import Name, make_table_path
 from seamark.connector.read.scans import scan
 from seamark.connector.streams.reader import CHANGE_TYPE, EARLIEST, StreamReads, iterate
 from seamark.formats.protocol.wire import AFTER_HEADER
@@ -220,7 +220,7 @@ def lookup(
     if len(names) == 1:
         where: dict[str, Any] = {"type": "in", "term": names[0], "values": list(dict.fromkeys(keys[names[0]]))}
         return scan(client, table, columns, where=where).to_arrow()
-    where = _any_of([_all_of(names, values) for values in zip(*keys.values(), strict=True)])
+    where = _combine_any([_combine_all(names, values) for values in zip(*keys.values(), strict=True)])
     return scan(client, table, columns, where=where).to_arrow()
 
 
@@ -253,7 +253,7 @@ def get_rows(
     if columns is not None:
         body["select"] = list(columns)
     headers = {"Content-Type": "application/json", **({AFTER_HEADER: after} if after else {})}
-    path = f"{table_path(table)}/rows/get"
+    path = f"{make_table_path(table)}/rows/get"
     answer = client._request("POST", path, {}, msgspec.json.encode(body), accept=ARROW_STREAM, headers=headers)
     return client._decode_table(answer).replace_schema_metadata(None)
 
@@ -272,16 +272,16 @@ def _to_json(value: Any) -> Any:
     return value
 
 
-def _all_of(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+def _combine_all(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
     expression: dict[str, Any] = {"type": "eq", "term": names[0], "value": values[0]}
     for name, value in zip(names[1:], values[1:], strict=True):
         expression = {"type": "and", "left": expression, "right": {"type": "eq", "term": name, "value": value}}
     return expression
 
 
-def _any_of(expressions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _combine_any(expressions: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the disjunction as a balanced tree, whose depth is the logarithm of its size."""
     if len(expressions) == 1:
         return expressions[0]
     middle = len(expressions) // 2
-    return {"type": "or", "left": _any_of(expressions[:middle]), "right": _any_of(expressions[middle:])}
+    return {"type": "or", "left": _combine_any(expressions[:middle]), "right": _combine_any(expressions[middle:])}

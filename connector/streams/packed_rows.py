@@ -157,7 +157,10 @@ def convert_rows(rows: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
         Unwritable: A column has an unsupported type.
     """
     stored = [field for field in schema.fields if field.type != UNKNOWN]  # Rows have no columns of this type.
-    columns = FileProjection(list(rows.schema), stored, {}).columns(rows, [field.id for field in stored], rows.num_rows)
+    field_ids = [field.id for field in stored]
+    columns = FileProjection(list(rows.schema), stored, {}).project_columns(rows, field_ids, rows.num_rows)
+        rows, [field.id for field in stored], rows.num_rows
+    )
     relaxed = Schema(tuple(msgspec.structs.replace(field, required=False) for field in stored), schema.id)
     batch = pa.RecordBatch.from_arrays([columns[field.id] for field in stored], names=[field.name for field in stored])
     conformed = conform(batch, relaxed, build_arrow_schema(relaxed))
@@ -205,7 +208,7 @@ def find_column(rows: pa.RecordBatch | pa.Table, column_id: int) -> pa.ChunkedAr
     return None
 
 
-def schema_of(metadata: TableMetadata, schema_id: int) -> Schema:
+def find_schema(metadata: TableMetadata, schema_id: int) -> Schema:
     """Return a schema of the table.
 
     Raises:
@@ -217,7 +220,7 @@ def schema_of(metadata: TableMetadata, schema_id: int) -> Schema:
     return schema
 
 
-def key_of_names(schema: Schema, names: Sequence[str]) -> RowKey:
+def build_key(schema: Schema, names: Sequence[str]) -> RowKey:
     """Return the key with these column names in a schema."""
     by_name = {field.name: field for field in schema.fields}
     return tuple((by_name[name].id, get_family(str(by_name[name].type))) for name in names)

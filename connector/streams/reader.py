@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from seamark.connector.client.client import ARROW_STREAM, SeamarkClient
 from seamark.connector.client.errors import InvalidRequest, ServerFailed
-from seamark.connector.client.names import Name, table_path
+from seamark.connector.client.names import Name, make_table_path
 from seamark.connector.client.values import CURRENT
 from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader
@@ -84,7 +84,7 @@ class StreamReads:
 
     def locate(self, at: str) -> str:
         """Return the position at `earliest`, `latest`, `snapshot:ID` or `time:MS`."""
-        answer = self.client._request_json("GET", f"{table_path(self.table)}/stream/position", {"at": at})
+        answer = self.client._request_json("GET", f"{make_table_path(self.table)}/stream/position", {"at": at})
         return str(answer["position"])
 
     def begin(self, from_: str | int | datetime) -> str:
@@ -115,7 +115,7 @@ class StreamReads:
         """
         query = {**self._query, "after": after, "wait": f"{wait_s:.3f}", "limit-bytes": str(limit_bytes)}
         query |= {} if until is None else {"until": until}
-        path = f"{table_path(self.table)}/rows"
+        path = f"{make_table_path(self.table)}/rows"
         body = self.client._request("GET", path, query, accept=ARROW_STREAM, timeout_s=wait_s + 60)
         rows = self.client._decode_table(body)
         about = {name.decode(): value.decode() for name, value in (rows.schema.metadata or {}).items()}

@@ -37,10 +37,10 @@ from seamark.connector.streams.keyed_rows import (
 from seamark.connector.streams.packed_rows import (
     SCHEMA_ID,
     PackedSlice,
+    build_key,
     convert_rows,
+    find_schema,
     group_by_key,
-    key_of_names,
-    schema_of,
     unpack_rows,
 )
 from seamark.connector.streams.packed_rows import list_keys as list_keys
@@ -91,7 +91,7 @@ def conform_rows(rows: pa.RecordBatch, metadata: TableMetadata, kinds: bytes, ke
         check_unencrypted(metadata)
         if DELETE in kinds:
             return _conform_with_deletes(rows, metadata.current_schema, kinds, key)
-        return conform(rows, metadata.current_schema, _arrow_schema_of(metadata.current_schema))
+        return conform(rows, metadata.current_schema, _build_cached_arrow_schema(metadata.current_schema))
     except Unwritable as error:
         raise BadRequest(f"The rows do not fit the table: {error}") from None
 
@@ -117,7 +117,7 @@ def _conform_with_deletes(rows: pa.RecordBatch, schema: Schema, kinds: bytes, ke
                     f"column {field.name} is required, but {len(lacking):,} of its values are null; the first is in "
                     f"row {lacking[0]}"
                 )
-    return pa.RecordBatch.from_arrays(conformed.columns, schema=_arrow_schema_of(schema))
+    return pa.RecordBatch.from_arrays(conformed.columns, schema=_build_cached_arrow_schema(schema))
 
 
 class _SameSchema:
@@ -133,7 +133,7 @@ class _SameSchema:
         return isinstance(other, _SameSchema) and other.schema is self.schema
 
 
-def _arrow_schema_of(schema: Schema) -> pa.Schema:
+def _build_cached_arrow_schema(schema: Schema) -> pa.Schema:
     """Return `build_arrow_schema(schema)`, which the requests of a table share."""
     return _cache_arrow_schema(_SameSchema(schema))
 
@@ -170,7 +170,7 @@ def decode_rows(rows: Sequence[PackedSlice], metadata: TableMetadata) -> list[pa
         try:
             if schema_id not in projections:
                 projections[schema_id] = FileProjection(list(batch.schema), fields, {})
-            columns = projections[schema_id].columns(batch, [field.id for field in fields], batch.num_rows)
+            columns = projections[schema_id].project_columns(batch, [field.id for field in fields], batch.num_rows)
         except AmbiguousColumn as error:
             raise BadRequest(f"Rows of the stream cannot be read with the table's schema: {error}") from None
         batches.append(pa.RecordBatch.from_arrays([columns[field.id] for field in fields], schema=arrow))
@@ -214,7 +214,7 @@ def encode_keyed_rows(
         BadRequest: If the table has a property that writers do not support.
     """
     unpacked = [unpack_rows(packed, metadata) for packed in rows]
-    groups = group_by_key(unpacked, key_of_names(metadata.current_schema, key))
+    groups = group_by_key(unpacked, build_key(metadata.current_schema, key))
     if folder is not None and len(groups) > 1:
         raise ValueError("the rows of a fresh file have several keys")
     try:
@@ -232,7 +232,7 @@ def encode_keyed_rows(
     for file, table in _encode(by_schema, metadata, folder):
         files.append(file)
         if folder is not None:  # Later parts delete rows of fresh files.
-            schema = schema_of(metadata, int(table.schema.metadata[SCHEMA_ID]))
+            schema = find_schema(metadata, int(table.schema.metadata[SCHEMA_ID]))
             columns = read_key_columns(latest.fields, table, schema)
             content = msgspec.json.decode(file.content_file)
             file_keys.append(KeyedFile(content, hash_keys(latest.fields, columns), are_complete(columns)))
@@ -266,7 +266,7 @@ def _encode(
     """
     try:
         for packed_id, batches in by_schema.items():
-            target = _find_target(metadata, schema_of(metadata, packed_id))
+            target = _find_target(metadata, find_schema(metadata, packed_id))
             schema_id = target.schema.id
             rows = batches if schema_id == packed_id else [_convert_batch(batch, target.schema) for batch in batches]
             table = pa.Table.from_batches(rows, target.arrow).combine_chunks()
@@ -290,7 +290,7 @@ def _encode_batch(
         writer = open_data_file_writer(target, location)
         writer.write(rows)
         content = msgspec.json.encode(finish_data_file(writer, target, partition))
-        yield EncodedRows(location, storage.data(location), content, rows.num_rows), rows
+        yield EncodedRows(location, storage.read_data(location), content, rows.num_rows), rows
         storage.delete(location)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import CommitClient
-from seamark.connector.client.names import Name, table_path
+from seamark.connector.client.names import Name, make_table_path
 
-_PAGE = "1000"
+_TABLES_PER_PAGE = "1000"
 
 
 def list_streams(client: SeamarkClient) -> Iterator[dict[str, Any]]:
@@ -20,7 +20,7 @@ def list_streams(client: SeamarkClient) -> Iterator[dict[str, Any]]:
     Raises:
         Unavailable: Another server has the log.
     """
-    query = {"pageSize": _PAGE}
+    query = {"pageSize": _TABLES_PER_PAGE}
     while True:
         page = client._request_json("GET", "/api/v1/streams", query)
         yield from page["streams"]
@@ -38,7 +38,7 @@ def load_stream(client: SeamarkClient, table: Name) -> dict[str, Any]:
         NoSuchResource: The table does not exist.
         InvalidRequest: No row was ever appended to the table.
     """
-    return client._request_json("GET", f"{table_path(table)}/stream")
+    return client._request_json("GET", f"{make_table_path(table)}/stream")
 
 
 def load_stream_topic(client: SeamarkClient, table: Name) -> str:
@@ -48,7 +48,7 @@ def load_stream_topic(client: SeamarkClient, table: Name) -> str:
         NoSuchResource: The table does not exist.
         InvalidRequest: The table is not a stream table, or the log of the server is not in Kafka.
     """
-    return str(client._request_json("GET", f"{table_path(table)}/stream/topic")["topic"])
+    return str(client._request_json("GET", f"{make_table_path(table)}/stream/topic")["topic"])
 
 
 def flush_stream(client: SeamarkClient, table: Name) -> int:
@@ -69,7 +69,7 @@ def pause_stream(client: SeamarkClient, table: Name, reason: str = "") -> str:
         InvalidRequest: The table is not a stream table.
     """
     body = {"reason": reason} if reason else {}
-    return str(client._request_json("POST", f"{table_path(table)}/stream/pause", {}, body)["paused"])
+    return str(client._request_json("POST", f"{make_table_path(table)}/stream/pause", {}, body)["paused"])
 
 
 def resume_stream(client: SeamarkClient, table: Name) -> None:
@@ -79,7 +79,7 @@ def resume_stream(client: SeamarkClient, table: Name) -> None:
         NoSuchResource: The table does not exist.
         InvalidRequest: The table is not a stream table.
     """
-    client._request_json("POST", f"{table_path(table)}/stream/resume")
+    client._request_json("POST", f"{make_table_path(table)}/stream/resume")
 
 
 def drain_stream(client: SeamarkClient, table: Name, reason: str = "") -> int:
@@ -91,5 +91,5 @@ def drain_stream(client: SeamarkClient, table: Name, reason: str = "") -> int:
         Unavailable: Another server has the log.
     """
     body = {"reason": reason} if reason else {}
-    rows: int = client._request_json("POST", f"{table_path(table)}/stream/drain", {}, body)["rows"]
+    rows: int = client._request_json("POST", f"{make_table_path(table)}/stream/drain", {}, body)["rows"]
     return rows

@@ -86,7 +86,7 @@ class ServedStorage(Storage):
     def is_local(self, location: str) -> bool:
         return False
 
-    def local_path(self, location: str) -> LocalPath | None:
+    def find_local_path(self, location: str) -> LocalPath | None:
         return None
 
 
@@ -148,7 +148,7 @@ class MemoryStorage(Storage):
         stream = self.written[location] = pa.BufferOutputStream()
         return stream
 
-    def local_path(self, location: str) -> LocalPath | None:
+    def find_local_path(self, location: str) -> LocalPath | None:
         return None
 
     def write(self, location: str, parts: Iterable[bytes | bytearray | memoryview]) -> int:
@@ -159,6 +159,6 @@ class MemoryStorage(Storage):
         """Remove the file from memory: it was never stored."""
         self.written.pop(location, None)
 
-    def data(self, location: str) -> bytes:
+    def read_data(self, location: str) -> bytes:
         """Return the bytes of a written file."""
         return bytes(self.written[location].getvalue())

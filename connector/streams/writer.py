@@ -25,7 +25,7 @@ import pyarrow as pa
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import sleep_before_attempt
 from seamark.connector.client.errors import ClientError, Refused, ServerFailed, Unavailable, Unreachable
-from seamark.connector.client.names import Name, table_path
+from seamark.connector.client.names import Name, make_table_path
 
 ARROW, LINES = "application/vnd.apache.arrow.stream", "application/x-ndjson"
 _ROW_BYTES = 64
@@ -100,7 +100,7 @@ class StreamTableWriter:
         Raises:
             StreamClosed: If the writer was closed, or an earlier request failed.
         """
-        parts = _parts_of(rows, self._request_rows)
+        parts = _split_parts(rows, self._request_rows)
         with self._change_one:
             for part in parts:
                 self._change_one.wait_for(lambda: self._held_bytes < self._buffer_bytes or self._is_done)
@@ -242,7 +242,7 @@ def send_rows(
         ClientError: The server did not acknowledge the rows in time. They may be stored or not.
     """
     name, sequence = producer
-    path, query = f"{table_path(table)}/rows", {"producer": name, "sequence": sequence}
+    path, query = f"{make_table_path(table)}/rows", {"producer": name, "sequence": sequence}
     until_s, number = time.monotonic() + timeout_s, 0
     while True:
         try:
@@ -291,7 +291,7 @@ def stream_writer(
     )
 
 
-def _parts_of(rows: Any, request_rows: int) -> list[_Part]:
+def _split_parts(rows: Any, request_rows: int) -> list[_Part]:
     if isinstance(rows, pa.RecordBatch):
         rows = pa.Table.from_batches([rows])
     if isinstance(rows, pa.Table):

@@ -22,7 +22,7 @@ from seamark.connector.analysis.lexer import UnsupportedStatement
 from seamark.connector.analysis.scans import ParsedQuery, find_scans, parse_query
 from seamark.connector.analysis.statement_cache import StatementReader, StatementText
 from seamark.connector.cubes.dialects import TRINO, NotFromCube
-from seamark.connector.cubes.plans import CubeScan, cube_table_of, find_doubt, scan_cube
+from seamark.connector.cubes.plans import CubeScan, find_cube_table, find_doubt, scan_cube
 from seamark.connector.cubes.star_scans import StarScan, find_group_condition, translate_star
 from seamark.connector.cubes.statements import CubeStatement, translate_statement
 from seamark.connector.plans.async_client import CubePlanRequest, KnownTable, Seamark
@@ -79,7 +79,7 @@ def translate_scans(
             return query.text.offsets[int(node.parts[0].meta["start"])]
 
         return translate_star(query.tree, star_scans, find_start, TRINO, floats=floats)
-    cubes = cube_table_of(tables[0], truncates_in_utc=True)
+    cubes = find_cube_table(tables[0], truncates_in_utc=True)
     if cubes is None:
         raise NotFromCube("the table has no cube")
     return 0, translate_statement(_parse(text).tree, cubes, TRINO, floats=floats)

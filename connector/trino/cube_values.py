@@ -14,7 +14,7 @@ from seamark.connector.cubes.dialects import NotFromCube
 from seamark.connector.cubes.statements import CubeStatement
 from seamark.connector.plans.quotes import quote_text
 
-_ROWS_AT_ONCE = 100
+_ROWS_PER_CHECK = 100
 """The number of rows that are written between two checks of the size."""
 _CHARACTERS_MIN = 3
 """The minimum number of characters of a value, with the comma and the space after it."""
@@ -41,14 +41,14 @@ def write_values(groups: pa.Table, statement: CubeStatement, characters_max: int
     if groups.num_rows == 0:
         return f"(VALUES ({', '.join('NULL' for _ in statement.columns)})) AS seamark_groups ({listed}) WHERE FALSE"
     if _CHARACTERS_MIN * groups.num_rows * groups.num_columns > characters_max:
-        raise _too_long(statement, characters_max)
+        raise _make_length_error(statement, characters_max)
     writers = [
         _find_writer(statement, name, column.type)
         for name, column in zip(statement.columns, groups.columns, strict=True)
     ]
     rows: list[str] = []
     size = 0
-    for batch in groups.to_batches(max_chunksize=_ROWS_AT_ONCE):
+    for batch in groups.to_batches(max_chunksize=_ROWS_PER_CHECK):
         try:
             columns = [
                 ["NULL" if value is None else write(value) for value in column.to_pylist()]
@@ -58,12 +58,12 @@ def write_values(groups: pa.Table, statement: CubeStatement, characters_max: int
             raise NotFromCube(f"{statement.cube.name}: a value cannot be written in SQL: {error}") from None
         size += sum(len(text) + 2 for column in columns for text in column)
         if size > characters_max:
-            raise _too_long(statement, characters_max)
+            raise _make_length_error(statement, characters_max)
         rows += [f"({', '.join(row)})" for row in zip(*columns, strict=True)]
     return f"(VALUES {', '.join(rows)}) AS seamark_groups ({listed})"
 
 
-def _too_long(statement: CubeStatement, characters_max: int) -> NotFromCube:
+def _make_length_error(statement: CubeStatement, characters_max: int) -> NotFromCube:
     return NotFromCube(
         f"{statement.cube.name}: its groups have more than {characters_max:,} characters of SQL, the maximum of a "
         "statement"
@@ -77,10 +77,10 @@ def _find_writer(statement: CubeStatement, name: str, kind: pa.DataType) -> Call
         NotFromCube: Trino's SQL has no literal for the type.
     """
     is_uuid = name.startswith("d") and statement.cube.terms[int(name[1:])].source == "uuid"
-    return _write_uuid if is_uuid else _writer_of(kind)
+    return _write_uuid if is_uuid else _choose_writer(kind)
 
 
-def _writer_of(kind: pa.DataType) -> Callable[[Any], str]:
+def _choose_writer(kind: pa.DataType) -> Callable[[Any], str]:
     """Return a function that writes a value of a type."""
     for matches, write in _WRITERS:
         if matches(kind):

@@ -40,11 +40,11 @@ from seamark.connector.trino.protocol.forwarder import (
     Forwarder,
     RefusedBody,
     ResponseHandler,
-    error_response,
+    make_error_response,
+    make_response_headers,
     open_session,
     read_at_most,
     read_rest,
-    response_headers,
 )
 from seamark.connector.trino.protocol.held_statements import (
     FORBIDDEN,
@@ -52,7 +52,7 @@ from seamark.connector.trino.protocol.held_statements import (
     Failure,
     FollowedStatement,
     TrinoResponse,
-    target_of,
+    parse_target,
 )
 from seamark.connector.trino.protocol.metrics import ProxyMetrics
 from seamark.connector.trino.protocol.plan_withdrawal import PlanSnapshotRef
@@ -63,8 +63,8 @@ from seamark.connector.trino.protocol.table_statements import PATH as TABLE_STAT
 from seamark.connector.trino.protocol.table_statements import (
     NotAllowed,
     TableStatements,
-    base_url,
-    json_response,
+    find_base_url,
+    make_json_response,
     run_at_trino,
 )
 from seamark.connector.trino.rewriter import DENIED, RewriteLimits, Rewriter, RewriteResult
@@ -238,11 +238,11 @@ class Proxy:
         if path.startswith(f"{TABLE_STATEMENTS}/"):
             return await self._answer_table_result(request, path.removeprefix(f"{TABLE_STATEMENTS}/")), ""
         if coordinator is None and path.startswith(f"{PROXY_PATH}/"):
-            return self._own(request, path), ""
+            return self._answer_own_path(request, path), ""
         if path == STATEMENTS and request.method == "POST":
             candidates = [coordinator] if coordinator else self._coordinators.round_robin()
             return await self._handle_statement(request, content, candidates, target)
-        if renewing := self._waiting.plans_to_renew(path):
+        if renewing := self._waiting.list_plans_to_renew(path):
             # The leases are renewed before Trino can resolve the plans.
             await self._rewriter.renew(renewing)
         if coordinator is None:
@@ -257,7 +257,7 @@ class Proxy:
         """Count a request that was refused because it is not HTTP."""
         self._answered[4].inc()
 
-    def _own(self, request: web.BaseRequest, path: str) -> web.Response:
+    def _answer_own_path(self, request: web.BaseRequest, path: str) -> web.Response:
         if request.method not in ("GET", "HEAD"):
             return web.Response(status=405, headers={"Allow": "GET, HEAD"})
         if path == f"{PROXY_PATH}/healthz":
@@ -269,7 +269,7 @@ class Proxy:
             self._counts.answering.set(self.answering)
             for name in ("seamark", "trino"):
                 self._counts.breaker_open.labels(name).set(name in self._rewriter.open_breakers)
-            return web.Response(body=self._counts.exposition(), content_type="text/plain", charset="utf-8")
+            return web.Response(body=self._counts.render_text(), content_type="text/plain", charset="utf-8")
         return web.Response(status=404, text=f"{PROXY_PATH}/ has healthz, metrics and the paths of coordinators\n")
 
     # Statements
@@ -319,20 +319,20 @@ class Proxy:
         self, request: web.BaseRequest, body: bytes, coordinator: Coordinator
     ) -> _Outcome | None:
         """Start a statement that maintains a table, or return None for another statement."""
-        headers = self._headers_of_followers(request, coordinator)
+        headers = self._make_follow_up_headers(request, coordinator)
         send = partial(self._request, coordinator, headers)
         trust, rules = self._settings.limits.trust_time_zone, self._settings.rules
         judge = partial(self._judge, coordinator, headers) if rules else None
-        base = base_url(headers, coordinator)
+        base = find_base_url(headers, coordinator)
         answer = await self._tables.start(body, request.headers, send, judge, base, trust_time_zone=trust)
         if answer is None:
             return None
         self._counts.statements.labels("maintenance").inc()
-        return json_response(answer), f"maintenance; {answer['stats']['state']}"
+        return make_json_response(answer), f"maintenance; {answer['stats']['state']}"
 
     async def _answer_table_result(self, request: web.BaseRequest, number: str) -> web.Response:
         first = self._coordinators.all[0]
-        base = base_url(self._forwarder.request_headers(request, first), first)
+        base = find_base_url(self._forwarder.request_headers(request, first), first)
         return await self._tables.answer(request.method, number, base)
 
     async def _rewrite(self, request: web.BaseRequest, body: bytes, coordinator: Coordinator) -> RewriteResult:
@@ -344,7 +344,7 @@ class Proxy:
             return RewriteResult(None, "unchanged; the text of the statement is not plain UTF-8")
 
         async def is_accepted() -> bool:
-            return await self._logins.accepts(coordinator, self._headers_of_followers(request, coordinator))
+            return await self._logins.accepts(coordinator, self._make_follow_up_headers(request, coordinator))
 
         return await self._rewriter.rewrite_request(statement, request.headers, request.remote, is_accepted)
 
@@ -379,7 +379,7 @@ class Proxy:
         headers: CIMultiDict[str],
     ) -> web.StreamResponse:
         async with self._follow_statement(
-            coordinator, self._headers_of_followers(request, coordinator), _QUEUE_S
+            coordinator, self._make_follow_up_headers(request, coordinator), _QUEUE_S
         ) as held_statement:
             return _make_response(await held_statement.wait_for_queue(first, headers))
 
@@ -393,7 +393,7 @@ class Proxy:
         begun_s: float,
     ) -> web.Response | Failure:
         assert rewriting.statement is not None
-        follow_headers = self._headers_of_followers(request, coordinator)
+        follow_headers = self._make_follow_up_headers(request, coordinator)
         if rewriting.rights_check and (refusal := await self._find_refusal(coordinator, follow_headers, rewriting)):
             return refusal
         headers = follow_headers.copy()
@@ -407,19 +407,21 @@ class Proxy:
         async with self._follow_statement(coordinator, follow_headers, self._settings.hold_s, judge) as held_statement:
             sent_s = time.monotonic()
             first = await self._forwarder.send("POST", coordinator, target, headers, body)
-            answer = await held_statement.wait_for_planning(first, response_headers(first, {PLAN_HEADER: _PLANNED}))
+            answer = await held_statement.wait_for_planning(
+                first, make_response_headers(first, {PLAN_HEADER: _PLANNED})
+            )
         if isinstance(answer, Failure):
             if answer.is_running and held_statement.next_uri is not None:
                 self._start_cancellation(coordinator, follow_headers, held_statement.next_uri)
             return answer
         is_analysed = answer.is_allowed or answer.decision is not RuleDecision.UNKNOWN
         if answer.next_uri is not None and not is_analysed:
-            continues_at = target_of(answer.next_uri, follow_headers.get("X-Forwarded-Prefix", ""))
+            continues_at = parse_target(answer.next_uri, follow_headers.get("X-Forwarded-Prefix", ""))
             self._waiting.add(continues_at, rewriting.plans, begun_s)
         self._rewriter.release(rewriting, is_analysed=is_analysed)
         if answer.is_allowed:
             next_uri = answer.next_uri
-            page = None if next_uri is None else target_of(next_uri, follow_headers.get("X-Forwarded-Prefix", ""))
+            page = None if next_uri is None else parse_target(next_uri, follow_headers.get("X-Forwarded-Prefix", ""))
             self._times.start(page, rewriting.reads, sent_s)
         if answer.is_allowed and (judge is None or answer.decision is RuleDecision.NO_RULES):
             answer.headers[PLAN_HEADER] = rewriting.summary if self._settings.plan_header else _REWRITTEN
@@ -477,10 +479,10 @@ class Proxy:
     async def _request(
         self, coordinator: Coordinator, headers: CIMultiDict[str], method: str, uri: str, body: bytes | None = None
     ) -> aiohttp.ClientResponse:
-        target = target_of(uri, headers.get("X-Forwarded-Prefix", ""))
+        target = parse_target(uri, headers.get("X-Forwarded-Prefix", ""))
         return await self._forwarder.send(method, coordinator, target, headers, body)
 
-    def _headers_of_followers(self, request: web.BaseRequest, coordinator: Coordinator) -> CIMultiDict[str]:
+    def _make_follow_up_headers(self, request: web.BaseRequest, coordinator: Coordinator) -> CIMultiDict[str]:
         """Return the client's headers for the requests that follow a statement.
 
         Headers about the body of the POST are left out. The proxy reads the responses, so they must not be compressed.
@@ -581,7 +583,7 @@ def _make_response(answer: TrinoResponse) -> web.Response:
 
 
 def _refuse(refusal: RefusedBody) -> web.Response:
-    response = error_response(refusal.status, refusal.message)
+    response = make_error_response(refusal.status, refusal.message)
     response.force_close()
     return response
 

@@ -68,7 +68,7 @@ from seamark.connector.trino.protocol.sessions import (
     Session,
     count_prepared_characters,
     is_hinted_off,
-    session_of,
+    read_session,
 )
 from seamark.connector.trino.protocol.statement_times import PlannedRead
 from seamark.formats.protocol.wire import PLAN_MARK, PLANS_FOLDER
@@ -232,7 +232,7 @@ class Rewriter:
         with set_client(address or "", headers.get("X-Trino-User", "")):
             try:
                 characters = count_prepared_characters(headers)
-                session = await self._reader.run(characters, partial(session_of, headers), until_s)
+                session = await self._reader.run(characters, partial(read_session, headers), until_s)
             except TimeoutError:
                 return RewriteResult(None, _READ_TOO_LATE)
             return await self.rewrite(statement, session, is_accepted)
@@ -410,7 +410,7 @@ class Rewriter:
             async with asyncio.timeout_at(until_s):
                 read_tables = [
                     known_tables.get((planned.scan.catalog, planned.scan.schema, planned.scan.table))
-                    or await self._client.columns(planned.table)
+                    or await self._client.load_table(planned.table)
                     for planned in scans
                 ]
                 tables = [table for table in read_tables if table is not None]
@@ -460,7 +460,7 @@ class Rewriter:
         for view in expanded:
             dimensions |= view.dimensions
         asked_s = time.monotonic()
-        plans = await requests.plans(planned_scans, dimensions)
+        plans = await requests.request_plans(planned_scans, dimensions)
         over, plans = await self._views.plan_views(expanded, plans, planned_scans, dimensions, requests, session.user)
         for plan in requests.plan_snapshots:
             self._withdrawing.note(plan, asked_s)
@@ -533,7 +533,7 @@ class Rewriter:
         views = await self._views.open_cached(table_names.values(), until_s)
         if len(plain.table_names) < 2 and not views and not pre_parse.needs_types:
             return plain, {}, ViewDefinitions({}, {})
-        definitions = await self._views.definitions(table_names.values(), views, requests, until_s)
+        definitions = await self._views.load_definitions(table_names.values(), views, requests, until_s)
         definitions_by_names = {
             names: definitions.tables[name] for names, name in table_names.items() if name in definitions.tables
         }

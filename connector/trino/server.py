@@ -16,7 +16,7 @@ import structlog
 import uvloop
 from aiohttp import web
 
-from seamark.connector.trino.protocol.forwarder import HEADER_BYTES_MAX, HEADERS_MAX, error_response
+from seamark.connector.trino.protocol.forwarder import HEADER_BYTES_MAX, HEADERS_MAX, make_error_response
 from seamark.connector.trino.proxy import Proxy, ProxySettings, open_proxy
 from seamark.formats.runtime.connections import (
     Answers,
@@ -27,7 +27,7 @@ from seamark.formats.runtime.connections import (
 )
 from seamark.formats.runtime.tls import Certificate
 
-_BACKLOG = 1024
+_BACKLOG_CONNECTIONS = 1024
 _log = structlog.get_logger("seamark.trino-proxy")
 
 
@@ -48,7 +48,7 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def upstream_tls(authorities: Path | None, *, verify: bool) -> ssl.SSLContext | None:
+def make_upstream_tls(authorities: Path | None, *, verify: bool) -> ssl.SSLContext | None:
     """Return the TLS context for connections to coordinators.
 
     Return None to use the system's certificate authorities.
@@ -62,7 +62,7 @@ def upstream_tls(authorities: Path | None, *, verify: bool) -> ssl.SSLContext | 
     return context
 
 
-def limits_of(settings: ProxySettings) -> ConnectionLimits:
+def make_connection_limits(settings: ProxySettings) -> ConnectionLimits:
     """Return the connection limits of the settings.
 
     A limit that is not set is derived from the number of files that the process may open, because each client needs a
@@ -80,7 +80,7 @@ def limits_of(settings: ProxySettings) -> ConnectionLimits:
 
 
 @asynccontextmanager
-async def serving(
+async def serve_proxy(
     proxy: Proxy, settings: ProxySettings, sock: socket.socket, tls: ssl.SSLContext | None
 ) -> AsyncIterator[None]:
     """Answer requests on `sock` while the block runs. Then wait for the requests in flight, for at most `drain_s`."""
@@ -94,12 +94,12 @@ async def serving(
         max_field_size=min(HEADER_BYTES_MAX, settings.header_bytes),
         max_headers=HEADERS_MAX,
     )
-    answers = Answers(lambda status, _, message: error_response(status, message), proxy.count_unreadable)
-    server = Connections(inner, limits_of(settings), answers, tls)
+    answers = Answers(lambda status, _, message: make_error_response(status, message), proxy.count_unreadable)
+    server = Connections(inner, make_connection_limits(settings), answers, tls)
     runner = web.ServerRunner(server, handle_signals=False)
     await runner.setup()
     try:
-        site = web.SockSite(runner, sock, backlog=_BACKLOG)
+        site = web.SockSite(runner, sock, backlog=_BACKLOG_CONNECTIONS)
         await site.start()
         yield
         proxy.draining = True
@@ -127,7 +127,7 @@ async def serve(
     if tls is not None:
         loop.add_signal_handler(signal.SIGHUP, tls.reload)
         watching = asyncio.create_task(tls.watch(), name="certificate")
-    async with open_proxy(settings) as proxy, serving(proxy, settings, sock, context):
+    async with open_proxy(settings) as proxy, serve_proxy(proxy, settings, sock, context):
         # The modules exist as long as the process. Garbage collections that traverse them would delay all requests.
         gc.collect()
         gc.freeze()

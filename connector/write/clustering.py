@@ -126,7 +126,7 @@ class KeyMatcher:
         self._sets = [pc.unique(key.cast(kind)) for key, kind in zip(keys, self._kinds, strict=True)]
         self._keys = pa.array(self._encode_tuples(keys))
 
-    def rows(self, columns: Sequence[pa.Array]) -> Longs:
+    def find_rows(self, columns: Sequence[pa.Array]) -> Longs:
         """Return the first row with each key, as int64[rows].
 
         The number is -1 if no row has the key, or if the key contains a null.
@@ -187,13 +187,13 @@ class Attributes:
             dict.fromkeys([*own_columns, *(column for name in used - {""} for column in self._lookups[name][0])])
         )
 
-    def rows(self, name: str, batch: pa.RecordBatch | pa.Table) -> Longs:
+    def find_rows(self, name: str, batch: pa.RecordBatch | pa.Table) -> Longs:
         """Return the joined row of a table for each row of the batch, as int64[rows].
 
         The number is -1 if there is no joined row.
         """
         columns, lookup = self._lookups[name]
-        return lookup.rows([combine_to_array(batch[column]) for column in columns])
+        return lookup.find_rows([combine_to_array(batch[column]) for column in columns])
 
     def table_values(self, name: str, column: str) -> pa.Array:
         return combine_to_array(self._tables[name][column])
@@ -227,7 +227,7 @@ class Attributes:
             self._lookups[name] = columns, lookup
             return
         self._merged_into[name] = source
-        rows = lookup.rows([combine_to_array(self._tables[source][column]) for column in columns])
+        rows = lookup.find_rows([combine_to_array(self._tables[source][column]) for column in columns])
         joined_table = table.take(pa.array(rows, mask=rows < 0))
         for column in table.column_names:
             self._tables[source] = self._tables[source].append_column(f"{name}.{column}", joined_table[column])
@@ -348,13 +348,13 @@ class Clustering:
                 own[number] = Ranks.of(combine_to_array(sample[column]))
                 continue
             values = attributes.table_values(name, column)
-            table_rows = attributes.rows(name, sample)
+            table_rows = attributes.find_rows(name, sample)
             ranks = Ranks.of(values.take(pa.array(table_rows, mask=table_rows < 0)))
             null = pa.nulls(1, values.type)
             # The index -1 selects the rank of null.
             joined[number] = ranks.places(pa.concat_arrays([values, null]))
         each = Clustering(curve, attributes, own, joined)
-        return each if curve == LINEAR else replace(each, groups=_group_attributes(each.points(sample)))
+        return each if curve == LINEAR else replace(each, groups=_group_attributes(each.compute_points(sample)))
 
     groups: tuple[tuple[int, ...], ...] = ()
     """Groups of ordinals of attributes that have almost the same order, such as an order date and a ship date.
@@ -363,14 +363,14 @@ class Clustering:
     tuple is empty, each attribute is its own group.
     """
 
-    def keys(self, rows: pa.RecordBatch | pa.Table) -> npt.NDArray[np.uint8]:
+    def compute_keys(self, rows: pa.RecordBatch | pa.Table) -> npt.NDArray[np.uint8]:
         """Return the clustering keys, as uint8[rows, bytes]. They are compared as bytes.
 
         If b of the first bits of the keys belong to an attribute's group, a range of the attribute opens about a part
         2**-b of the files. The sum over all attributes is smallest if a group of g attributes has log2(g) bits more
         than a group with one attribute.
         """
-        points = self.points(rows)
+        points = self.compute_points(rows)
         if len(self.groups) in (0, points.shape[1]):
             return compute_curve_keys(points, RANK_BITS, self.curve)
         smallest_group = min(map(len, self.groups))
@@ -387,7 +387,7 @@ class Clustering:
             [*parts, other_ranks.astype(">u2", order="C").view(np.uint8).reshape(len(points), -1)], axis=1
         )
 
-    def points(self, rows: pa.RecordBatch | pa.Table) -> Points:
+    def compute_points(self, rows: pa.RecordBatch | pa.Table) -> Points:
         """Return the ranks of rows, as uint64[rows, attributes]."""
         rows_by_table: dict[str, Longs] = {}
         points: Points = np.empty((rows.num_rows, len(self.attributes.by)), dtype=np.uint64)
@@ -396,7 +396,7 @@ class Clustering:
                 points[:, number] = self.own[number].places(combine_to_array(rows[column]))
                 continue
             if name not in rows_by_table:
-                rows_by_table[name] = self.attributes.rows(name, rows)
+                rows_by_table[name] = self.attributes.find_rows(name, rows)
             points[:, number] = self.joined[number][rows_by_table[name]]
         return points
 

@@ -331,7 +331,7 @@ class _Copies:
         with CopyWriter(self.opened, self.target, self.policy, origins, self.keys) as writer:
             groups, not_copied = list[_Group](), list[ScanTask]()
             for tasks in group_by_partition(batch):
-                partition = writer.partition_of(tasks)
+                partition = writer.find_partition(tasks)
                 if partition is None:
                     not_copied += tasks
                 elif self.keys is None:

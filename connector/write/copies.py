@@ -187,7 +187,7 @@ class CopyWriter:
         if kind is not None:
             self.abort()
 
-    def partition_of(self, tasks: Sequence[ScanTask]) -> Partition | None:
+    def find_partition(self, tasks: Sequence[ScanTask]) -> Partition | None:
         """Return the partition of these files, or None if a copy is not worth it.
 
         A copy is not worth it if all files are small, or if their rows must be partitioned again.
@@ -205,7 +205,7 @@ class CopyWriter:
             return None
         partition = tuple(values.get(spec_field.field_id or 0) for spec_field in self._target.spec.fields)
         stated = tasks[0].file.get("partition") or []
-        return partition if list(self._target.partitioner.json(partition)) == list(stated) else None
+        return partition if list(self._target.partitioner.convert_to_json(partition)) == list(stated) else None
 
     def _is_encrypted(self, task: ScanTask) -> bool:
         return self._keys is not None and self._inspect(task).scheme is not None
@@ -350,7 +350,7 @@ class CopyWriter:
             return "the row group is small"
         if deleted.keys:
             return "equality deletes apply to it"
-        if deleted.by_position(first, rows) is not None:
+        if deleted.mark_deleted_positions(first, rows) is not None:
             return "some of its rows are deleted"
         return ""
 

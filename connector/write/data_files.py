@@ -51,7 +51,7 @@ _PAGE_BYTES, _PAGE_ROWS = "write.parquet.page-size-bytes", "write.parquet.page-r
 _DICTIONARY_BYTES = "write.parquet.dict-size-bytes"
 _BLOOM, _BLOOM_FPP = "write.parquet.bloom-filter-enabled.column.", "write.parquet.bloom-filter-fpp.column."
 _BLOOM_BYTES = "write.parquet.bloom-filter-max-bytes"
-_FPP_DEFAULT = 0.01
+_FALSE_POSITIVE_PROBABILITY_DEFAULT = 0.01
 _SAMPLE_ROWS, _STRETCH_ROWS = 16_384, 1_024
 _DICTIONARY_DISTINCT_MAX_FRACTION = 0.9
 """The maximum fraction of distinct values in a sample at which a column gets a dictionary."""
@@ -125,7 +125,7 @@ class FileWriter:
         footer = writer.writer.metadata
         size_bytes = self.size_bytes
         self._stream.close()
-        local = self._new.storage.local_path(self.location)
+        local = self._new.storage.find_local_path(self.location)
         if local is not None:
             local.sync()
         return {
@@ -290,7 +290,7 @@ def finish_data_file(writer: FileWriter, target: WriteTarget, partition: Partiti
         "content": "data",
         **writer.close(),
         "spec-id": target.spec.spec_id,
-        "partition": target.partitioner.json(partition),
+        "partition": target.partitioner.convert_to_json(partition),
         "sort-order-id": target.sort_order.order_id if target.ordering is not None else 0,
     }
 
@@ -368,7 +368,7 @@ def _select_bloom_columns(schema: Schema, properties: Mapping[str, str], leaves:
         field = schema.find_column_by_name(column)
         if field is None or field.id not in paths:
             continue
-        text = properties.get(_BLOOM_FPP + column, str(_FPP_DEFAULT))
+        text = properties.get(_BLOOM_FPP + column, str(_FALSE_POSITIVE_PROBABILITY_DEFAULT))
         try:
             fpp = float(text)
         except ValueError:

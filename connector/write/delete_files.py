@@ -348,7 +348,7 @@ def write_equality_deletes(
     groups: dict[str, tuple[list[object], list[pa.RecordBatch]]] = {}
     for batch in batches:
         for partition, chosen in partitioner.split(batch):
-            values = partitioner.json(partition)
+            values = partitioner.convert_to_json(partition)
             group = groups.setdefault(json.dumps(values), (values, []))
             group[1].append(batch if chosen is None else batch.take(pa.array(chosen)))
     parts: list[WrittenDeletes] = []

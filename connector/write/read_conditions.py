@@ -23,7 +23,7 @@ from seamark.connector.write.row_locations import BatchKeys, LocatedKeys, Matche
 from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.files.parquet import Unreadable
 
-_CONFLICT = 409
+_CONFLICT_STATUS = 409
 KIND = "RowsChangedException"
 
 
@@ -68,7 +68,7 @@ def check_unchanged(
 
 
 def make_rows_changed_error(message: str) -> Conflict:
-    return Conflict(message, status=_CONFLICT, kind=KIND)
+    return Conflict(message, status=_CONFLICT_STATUS, kind=KIND)
 
 
 def _is_ancestor(opened: OpenTable, snapshot_id: int | None) -> bool:

@@ -263,10 +263,10 @@ class RewrittenFiles:
                 living.append(rows[~is_dead])
         files = [(file, self.origins.create_origins(file["file-path"])) for file in self.written.files]
         all_living, all_dead = np.concatenate(living), np.concatenate(dead)
-        if sum(len(origins.positions_of(all_living)) for _, origins in files) < len(all_living):
+        if sum(len(origins.find_positions(all_living)) for _, origins in files) < len(all_living):
             raise Overtaken(RETURNED)
         return [
-            DeletedRows(file["file-path"], file["spec-id"], file["partition"], origins.positions_of(all_dead))
+            DeletedRows(file["file-path"], file["spec-id"], file["partition"], origins.find_positions(all_dead))
             for file, origins in files
         ]
 
@@ -415,7 +415,7 @@ class RewriteReport:
     wasted_by: dict[str, int] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
 
-    def waste(self, reason: str, size_bytes: int) -> None:
+    def count_waste(self, reason: str, size_bytes: int) -> None:
         self.bytes_wasted += size_bytes
         if size_bytes:
             self.wasted_by[reason] = self.wasted_by.get(reason, 0) + size_bytes
@@ -466,14 +466,14 @@ def replace_batches(
                 report.bytes_read += size_bytes
                 if new is None:
                     report.given_up += 1
-                    report.waste(NOT_BETTER, size_bytes)
+                    report.count_waste(NOT_BETTER, size_bytes)
                     continue
                 outcome = commit_replacement(
                     client, new, other_tasks, branch=branch, summary=summary, operation=operation
                 )
             except Conflict as error:
                 report.conflicts += 1
-                report.waste(error.reason if isinstance(error, Overtaken) else ATTEMPTS_USED, size_bytes)
+                report.count_waste(error.reason if isinstance(error, Overtaken) else ATTEMPTS_USED, size_bytes)
                 continue
             except (
                 Unreadable,
@@ -486,7 +486,7 @@ def replace_batches(
             replaced = {task.path for task in outcome.tasks}
             tasks = [task for task in tasks if task.path not in replaced]
             useful = (size_bytes - outcome.bytes_left) * (1 - outcome.rows_deleted / max(1, outcome.written.rows))
-            report.waste(ROWS, size_bytes - int(useful))
+            report.count_waste(ROWS, size_bytes - int(useful))
             batch, size_bytes = outcome.tasks, sum(task.size_bytes for task in outcome.tasks)
             report.commits += 1
             report.files_after += len(outcome.written.files)

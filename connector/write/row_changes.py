@@ -17,7 +17,7 @@ from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import CommitClient, Producer, encode_producer, sleep_before_attempt
 from seamark.connector.client.errors import Conflict, InvalidRequest, Refused, Unavailable
-from seamark.connector.client.names import Name, table_path
+from seamark.connector.client.names import Name, make_table_path
 from seamark.connector.client.values import At
 from seamark.connector.parquet.encryption.keys import ParquetKeys
 from seamark.connector.read.tables import OpenTable, open_table
@@ -93,7 +93,7 @@ class RowChange:
         """Return the change with at most as many index files as a commit may have."""
         return replace(self, data=self.data.limit_indexes(target.storage))
 
-    def body(self, opened: OpenTable) -> dict[str, Any]:
+    def build_body(self, opened: OpenTable) -> dict[str, Any]:
         scope = {} if self.scope is None else {"scope": {"filter": encode_expression(add_nan(self.scope))}}
         return {
             "read-snapshot-id": opened.snapshot_id,
@@ -173,7 +173,7 @@ def commit_row_change(
         if change.is_empty and producer_fields is None:
             return replace(change.report, attempts=attempt)
         try:
-            answer = commit(client, table, {**fields, **change.body(opened)}, partial(change.discard, target))
+            answer = commit(client, table, {**fields, **change.build_body(opened)}, partial(change.discard, target))
         except (Conflict, InvalidRequest) as error:
             if attempt >= attempts:
                 raise
@@ -199,7 +199,7 @@ def _open_flushed(client: SeamarkClient, table: Name, branch: str, *, history: b
     """
     opened = open_table(client, table, At(ref=branch), history=history)
     if branch == MAIN and parse_bool(opened.metadata.properties, STREAM_ENABLED, False):
-        flushed = client._request_json("POST", f"{table_path(table)}/flush")["rows"]
+        flushed = client._request_json("POST", f"{make_table_path(table)}/flush")["rows"]
         if flushed:
             return open_table(client, table, At(ref=branch), history=history)
     return opened

@@ -48,7 +48,7 @@ class RowOrigins:
             np.concatenate([part.lengths for part in runs]),
         )
 
-    def positions_of(self, origins: Longs) -> Longs:
+    def find_positions(self, origins: Longs) -> Longs:
         """Return the positions of the rows that have one of these origins, in any order.
 
         Args:

@@ -239,11 +239,11 @@ class TableWriter:
         self._files: list[dict[str, Any]] = []
         indexes = target.indexes
         if protection is not None:
-            indexes = tuple(task for task in indexes if not protection.secret_ids & column_ids_of(task))
+            indexes = tuple(task for task in indexes if not protection.secret_ids & list_column_ids(task))
             protection.refuse(target.spec.published_ids, PUBLISHES_PARTITIONS)
             protection.refuse(target.sort_order.column_ids, PUBLISHES_ORDER)
         self._indexes = IndexBuilder(indexes)
-        column_ids = {column_id for task in indexes for column_id in column_ids_of(task)}
+        column_ids = {column_id for task in indexes for column_id in list_column_ids(task)}
         self._indexed = {column_id: find_field_positions(column_id, target.schema) for column_id in column_ids}
 
     def __enter__(self) -> TableWriter:
@@ -456,7 +456,7 @@ class IndexBuilder:
         return tuple(self.written), tuple(self._skipped)
 
 
-def column_ids_of(task: IndexTask) -> frozenset[int]:
+def list_column_ids(task: IndexTask) -> frozenset[int]:
     return frozenset(task.definition.column_ids)
 
 

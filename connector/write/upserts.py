@@ -184,7 +184,7 @@ def delete(
     def prepare(opened: OpenTable, target: WriteTarget) -> RowChange:
         if batches is None:
             scope = bind_filter(where, opened)
-            difference = _deletion_of(_locate_matching(client, opened, scope))
+            difference = _build_deletion(_locate_matching(client, opened, scope))
         elif not batches:
             return NOTHING
         else:
@@ -278,7 +278,7 @@ class RowDifference:
     tracked: bool = False
     """Whether new rows have the row ids of the rows that they replace, in addition to the table's columns."""
 
-    def rows(self) -> Iterator[pa.RecordBatch]:
+    def iter_rows(self) -> Iterator[pa.RecordBatch]:
         for table in self.new:
             yield from table.to_batches()
 
@@ -286,11 +286,11 @@ class RowDifference:
         """Write the rows to add.
 
         Args:
-            protection: The encryption of the columns of `target_of_rows`.
+            protection: The encryption of the columns of `find_rows_target`.
         """
-        return write_batches(self.target_of_rows(target), self.rows(), protection=protection)
+        return write_batches(self.find_rows_target(target), self.iter_rows(), protection=protection)
 
-    def target_of_rows(self, target: WriteTarget) -> WriteTarget:
+    def find_rows_target(self, target: WriteTarget) -> WriteTarget:
         return with_lineage(target) if self.tracked else target
 
 
@@ -306,10 +306,10 @@ def read_scope(keys: BatchKeys, opened: OpenTable, parts: int = 1) -> Expression
 
 def compute_delete(client: SeamarkClient, opened: OpenTable, batch: KeyedBatch, strategy: str | None) -> RowDifference:
     """Return the difference that deletes the rows with the keys of the batch."""
-    return _deletion_of(locate(client, opened, batch.keys, strategy))
+    return _build_deletion(locate(client, opened, batch.keys, strategy))
 
 
-def _deletion_of(located: LocatedKeys) -> RowDifference:
+def _build_deletion(located: LocatedKeys) -> RowDifference:
     return RowDifference(located, (), Report(deleted=_count_rows(located.files), files_read=len(located.read)))
 
 
@@ -358,7 +358,7 @@ def compute_upsert(
         read |= {rows.task.path for rows in located.files}
         applied = ~stored.find_later_rows(batch)
         if numbered := tracked and bool(applied[stored.keys].any()):
-            batch = replace(batch, rows=batch.rows.append_column(ROW_ID_NAME, stored.row_ids(len(stored_keys))))
+            batch = replace(batch, rows=batch.rows.append_column(ROW_ID_NAME, stored.list_row_ids(len(stored_keys))))
             new = batch.rows
         if stored_names:
             more = [stored.complete(batch, applied, stored_names)]
@@ -423,7 +423,7 @@ class _Stored:
             completed = completed.append_column(stored.field(name), stored[name])
         return completed
 
-    def row_ids(self, count: int) -> pa.ChunkedArray:
+    def list_row_ids(self, count: int) -> pa.ChunkedArray:
         """Return the row id of the latest stored row of each key, as int64[count keys].
 
         A key without a stored row has null.
@@ -459,12 +459,12 @@ def write_change(
     if mode == COPY_ON_WRITE:
         rewritten = with_lineage(target) if files and has_lineage(opened.metadata) else target
         protection = _choose_protection(client, opened, difference, rewritten)
-        data = rewrite_files(opened, target, files, difference.rows(), protection)
+        data = rewrite_files(opened, target, files, difference.iter_rows(), protection)
         paths = [rows.task.path for rows in files]
         read = difference.located.read.union(rows.task.path for rows in files if not rows.is_whole)
         report = replace(difference.report, files_read=len(read))
         return RowChange(scope, report, data, removed=tuple({"file-path": path} for path in paths))
-    protection = _choose_protection(client, opened, difference, difference.target_of_rows(target))
+    protection = _choose_protection(client, opened, difference, difference.find_rows_target(target))
     deletes = delete_by_position(opened, target, files)
     with discard_on_error([deletes], target.storage):
         data = difference.write(target, protection)

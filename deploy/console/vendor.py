@@ -1,8 +1,8 @@
 """Copies the console's libraries from npm into `metaserver/api/console/assets/vendor`: `make vendor`.
 
 `package-lock.json` has their versions and integrity, which `npm ci` checks. Nothing is built; only imports by the name
-of a package become relative imports, because a browser resolves no names. `vendored` returns what the folder has to
-contain; a test compares it.
+of a package become relative imports, because a browser resolves no names. `read_vendored` returns the content that
+the folder must have; a test compares it.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ FILES = {
 _IMPORTS = {'from"preact"': 'from"./preact.mjs"'}
 
 
-def vendored(modules: Path) -> dict[str, str]:
+def read_vendored(modules: Path) -> dict[str, str]:
     """The text of each file, from npm's folder `node_modules`."""
-    made = {}
+    files = {}
     for name, (package, source) in FILES.items():
         text = (modules / package / source).read_text()
         for old, new in _IMPORTS.items():
             text = text.replace(old, new)
         lines = text.splitlines(keepends=True)
-        made[name] = "".join(line for line in lines if not line.startswith("//# sourceMappingURL="))
+        files[name] = "".join(line for line in lines if not line.startswith("//# sourceMappingURL="))
     packages = json.loads((HERE / "package-lock.json").read_text())["packages"]
     versions = {
         package: {key: packages[f"node_modules/{package}"][key] for key in ("version", "license", "integrity")}
         for package in sorted({package for package, _ in FILES.values()})
     }
-    made["versions.json"] = json.dumps(versions, indent=2) + "\n"
-    return made
+    files["versions.json"] = json.dumps(versions, indent=2) + "\n"
+    return files
 
 
 def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for name, text in vendored(Path(sys.argv[1])).items():
+    for name, text in read_vendored(Path(sys.argv[1])).items():
         (FOLDER / name).write_text(text)
 
 

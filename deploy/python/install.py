@@ -35,7 +35,7 @@ def count_packages(locks: Sequence[Path]) -> int:
     return len(pins)
 
 
-class Progress:
+class ProgressLine:
     """One line that changes on a terminal; elsewhere, a line now and then."""
 
     def __init__(self, total: int, output: IO[str]) -> None:
@@ -83,7 +83,7 @@ class Progress:
         self._output.flush()
 
 
-def _lines(process: subprocess.Popen[str]) -> Iterator[str | None]:
+def _iter_lines(process: subprocess.Popen[str]) -> Iterator[str | None]:
     """Yield the lines that the process prints; None after each pause."""
     queue: SimpleQueue[str | None] = SimpleQueue()
 
@@ -108,13 +108,13 @@ def _count_installed(python: str) -> int:
 
 def _install_with_pip(python: str, arguments: Sequence[str], environment: dict[str, str], total: int) -> int:
     argv = [python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar=off", "--no-compile"]
-    progress = Progress(total, sys.stdout)
+    progress = ProgressLine(total, sys.stdout)
     before = _count_installed(python)
     printed: list[str] = []
     with subprocess.Popen(  # noqa: S603
         [*argv, *arguments], env=environment, stdout=subprocess.PIPE, text=True, errors="replace"
     ) as process:
-        for line in _lines(process):
+        for line in _iter_lines(process):
             if line is not None:
                 printed.append(line)
                 progress.read(line)

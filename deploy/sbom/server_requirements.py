@@ -21,7 +21,7 @@ _ENTRY = re.compile(r"^([A-Za-z0-9._-]+)==(?:.+\\\n)+.+$", re.MULTILINE)
 """An entry of the lock: a package and its version, and a line for each hash."""
 
 
-def server_packages() -> set[str]:
+def list_server_packages() -> set[str]:
     """Return the names of the packages of the server, with their dependencies on this platform."""
     project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
     texts = [*project["dependencies"], *(text for extra in _EXTRAS for text in project["optional-dependencies"][extra])]
@@ -43,7 +43,7 @@ def server_packages() -> set[str]:
     return set(packages)
 
 
-def locked_requirements(lock: str, packages: set[str]) -> str:
+def select_locked_requirements(lock: str, packages: set[str]) -> str:
     """Return the entries of a lock with hashes that belong to `packages`.
 
     Raises:
@@ -56,4 +56,6 @@ def locked_requirements(lock: str, packages: set[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(locked_requirements((REPO / "requirements.hashed.lock").read_text(), server_packages()))
+    sys.stdout.write(
+        select_locked_requirements((REPO / "requirements.hashed.lock").read_text(), list_server_packages())
+    )

@@ -57,14 +57,14 @@ def read_navigation() -> list[NavEntry]:
     navigation = [home, *start]
     for section in (REPO / "docs" / "README.md").read_text().split("\n## ")[1:]:
         title, _, body = section.partition("\n")
-        navigation.append({title: [_entry(name, link) for name, link in _LINK.findall(body)]})
+        navigation.append({title: [_make_entry(name, link) for name, link in _LINK.findall(body)]})
     navigation.append({"Project": [{"Security policy": "SECURITY.md"}, {"Code of conduct": "CODE_OF_CONDUCT.md"}]})
     results = sorted((SITE / "pages" / "bench" / "results").glob("*.md"))
     navigation.append({"Results of benchmarks": [{path.stem: f"bench/results/{path.name}"} for path in results]})
     return navigation
 
 
-def _entry(name: str, link: str) -> NavEntry:
+def _make_entry(name: str, link: str) -> NavEntry:
     target = (REPO / "docs" / link).resolve().relative_to(REPO).as_posix()
     if target != "docs/design/README.md":
         return {name: target}

@@ -54,7 +54,7 @@ def split(wheel: Path, folder: Path) -> tuple[Path, Path]:
         version,
         tags,
         {path: data for path, data in own.items() if not is_of_server(path)},
-        {**shared, "METADATA": _client_metadata(metadata).as_string().encode()},
+        {**shared, "METADATA": _make_client_metadata(metadata).as_string().encode()},
     )
     server = _write(
         folder,
@@ -62,24 +62,24 @@ def split(wheel: Path, folder: Path) -> tuple[Path, Path]:
         version,
         tags,
         {path: data for path, data in own.items() if is_of_server(path)},
-        {**shared, **commands, "METADATA": _server_metadata(metadata, version).as_string().encode()},
+        {**shared, **commands, "METADATA": _make_server_metadata(metadata, version).as_string().encode()},
     )
     return client, server
 
 
-def _client_metadata(metadata: Message) -> Message:
+def _make_client_metadata(metadata: Message) -> Message:
     changed = _copy(metadata)
     changed.replace_header("Name", CLIENT)
     extras = metadata.get_all("Provides-Extra", ())
     _replace_all(changed, "Provides-Extra", (extra for extra in extras if extra not in _SERVER_EXTRAS))
     requirements = metadata.get_all("Requires-Dist", ())
-    _replace_all(changed, "Requires-Dist", (line for line in requirements if _extra_of(line) not in _SERVER_EXTRAS))
+    _replace_all(changed, "Requires-Dist", (line for line in requirements if _parse_extra(line) not in _SERVER_EXTRAS))
     return changed
 
 
-def _server_metadata(metadata: Message, version: str) -> Message:
+def _make_server_metadata(metadata: Message, version: str) -> Message:
     changed = _copy(metadata)
-    extras = [line for line in metadata.get_all("Requires-Dist", ()) if _extra_of(line)]
+    extras = [line for line in metadata.get_all("Requires-Dist", ()) if _parse_extra(line)]
     _replace_all(changed, "Requires-Dist", (f"{CLIENT}=={version}", *extras))
     return changed
 
@@ -95,7 +95,7 @@ def _replace_all(metadata: Message, header: str, values: Iterable[str]) -> None:
         metadata[header] = value
 
 
-def _extra_of(requirement: str) -> str:
+def _parse_extra(requirement: str) -> str:
     """Return the extra of a line `Requires-Dist`; empty for a library that is always needed."""
     _, marker, rest = requirement.partition("extra ==")
     return rest.strip().strip("'\"") if marker else ""

@@ -1,3 +1,4 @@
-"""Iceberg's own objects: metadata of tables and views, update actions and requirements. All are pure,
-without I/O.
+"""Iceberg's own objects: metadata of tables and views, update actions and requirements.
+
+All are pure, without I/O.
 """

@@ -105,8 +105,9 @@ class IndexDefinition:
 
     @cached_property
     def id(self) -> str:
-        """The id: canonical JSON with field ids. Index files contain the id, and it identifies the definition in the
-        registry.
+        """The id: canonical JSON with field ids.
+
+        Index files contain the id, and it identifies the definition in the registry.
         """
         terms = [
             {
@@ -316,7 +317,9 @@ def check_name(name: str) -> str:
     return name
 
 
-def of_id(definition_id: str, schema: Schema, older: Iterable[Schema] = (), *, name: str = "") -> IndexDefinition:
+def parse_definition(
+    definition_id: str, schema: Schema, older: Iterable[Schema] = (), *, name: str = ""
+) -> IndexDefinition:
     """Return the definition with the id in an index file.
 
     Raises:

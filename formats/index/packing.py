@@ -1,5 +1,6 @@
-"""Packed columns: one value per row in the fewest bytes that keep the order, so that a scan compares codes
-in place.
+"""Packed columns, which a scan compares in place.
+
+They have one value per row in the fewest bytes that keep the order.
 
 Every Iceberg type has one of three forms:
 
@@ -33,7 +34,7 @@ MISSING = -(1 << 63)
 """Represents an absent number in int64 arrays. If this number is a real value, it counts as absent: this can
 only prune less.
 """
-ALIGNMENT = 64
+ALIGNMENT_BYTES = 64
 LONG_MAX = (1 << 63) - 1
 _BIAS = 1 << 127
 NONE = -1
@@ -176,7 +177,7 @@ class PackedColumn:
         self.packed = packed
         self.rows = rows
 
-    def array(self, offset: int, dtype: str, count: int) -> npt.NDArray[Any]:
+    def read_array(self, offset: int, dtype: str, count: int) -> npt.NDArray[Any]:
         """Return `count` values of the column's memory, from an offset of `packed` on."""
         return np.frombuffer(self._memory, dtype=dtype, count=count, offset=offset)
 
@@ -187,12 +188,12 @@ class PackedColumn:
         bits = self._memory[self.packed.presence : self.packed.presence + (self.rows + 7) // 8]
         return np.unpackbits(bits, count=self.rows, bitorder="little").view(np.bool_)
 
-    def longs(self) -> Longs:
+    def read_longs(self) -> Longs:
         """Return the integers, widened to int64[rows]; MISSING if absent."""
         packed = self.packed
         if packed.width == 0:
             return np.full(self.rows, packed.base, dtype=np.int64)
-        codes = self.array(packed.codes, f"<u{packed.width}", self.rows).astype(np.uint64)
+        codes = self.read_array(packed.codes, f"<u{packed.width}", self.rows).astype(np.uint64)
         values = (codes + np.uint64(packed.base & 0xFFFFFFFFFFFFFFFF)).view(np.int64)
         if packed.presence != NONE:
             values[~self.present()] = MISSING
@@ -200,9 +201,9 @@ class PackedColumn:
 
     def doubles(self) -> npt.NDArray[np.float64]:
         """Return the numbers, float64[rows]; NaN if absent."""
-        return self.array(self.packed.codes, f"<f{self.packed.width}", self.rows).astype(np.float64)
+        return self.read_array(self.packed.codes, f"<f{self.packed.width}", self.rows).astype(np.float64)
 
-    def key(self, row: int) -> int | float | bytes | None:
+    def read_key(self, row: int) -> int | float | bytes | None:
         """Return the value of one row in the form of `encode_key`, or None if it is absent."""
         packed = self.packed
         if packed.presence != NONE and not self._memory[packed.presence + row // 8] >> (row % 8) & 1:
@@ -212,7 +213,7 @@ class PackedColumn:
         if packed.width == 0:
             return packed.base
         if packed.form == Form.FLOATS:
-            return float(self.array(packed.codes + row * packed.width, f"<f{packed.width}", 1)[0])
+            return float(self.read_array(packed.codes + row * packed.width, f"<f{packed.width}", 1)[0])
         code = int.from_bytes(self._read_bytes(packed.codes + row * packed.width, packed.width), "little")
         return packed.base + code
 
@@ -233,7 +234,7 @@ class PackedColumn:
             return True
         if packed.ends == NONE or not self.rows:
             return False
-        size = int(self.array(packed.ends, "<u4", self.rows)[-1])
+        size = int(self.read_array(packed.ends, "<u4", self.rows)[-1])
         return b".." in self._read_bytes(packed.tails, size)
 
     def _read_bytes(self, offset: int, size: int) -> bytes:

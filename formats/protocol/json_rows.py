@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 _CYCLE_DAYS = 146_097
-_DAY_MICROS = 86_400_000_000
+_DAY_US = 86_400_000_000
 YEAR_MAX = 9999
 """The last year that Trino writes without a sign."""
 
@@ -59,7 +59,7 @@ def _format_far_times(column: pa.Array) -> list[str | None]:
 
 
 def _format_moment(micros: int) -> str:
-    days, micros_of_day = divmod(micros, _DAY_MICROS)
+    days, micros_of_day = divmod(micros, _DAY_US)
     return f"{_format_day(days)} {(datetime(1970, 1, 1) + timedelta(microseconds=micros_of_day)).time().isoformat()}"
 
 

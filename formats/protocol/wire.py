@@ -78,8 +78,7 @@ ACCESS_CHECK = "access-check"
 table.
 """
 MINIMUM, MAXIMUM = "min", "max"
-"""In place of the transform of a join: the column is compared with the least or the greatest value of the other table's
-column."""
+"""Values for the transform of a join: the column is compared with an extreme of the other table's column."""
 RANGE = "range"
 """A value for the transform of a join: the column is less or greater than the other table's column."""
 LIKES_MAX, PATTERN_MAX = 16, 1_000

@@ -1,5 +1,6 @@
-"""Time and randomness as a port, so that a simulation can be repeated from its seed. Only this file reads
-the wall clock.
+"""Time and randomness as a port, so that a simulation can be repeated from its seed.
+
+Only this file reads the wall clock.
 
 A server uses `SystemClock`; a `SimulatedClock` advances only through `advance` and `jump`.
 """
@@ -29,7 +30,7 @@ class Clock(Protocol):
         Readings of `monotonic` are comparable if this text is equal.
         """
 
-    def random_bytes(self, count: int) -> bytes:
+    def draw_bytes(self, count: int) -> bytes:
         """Return `count` random bytes, which are cryptographically strong on the system clock."""
 
     def uuid4(self) -> uuid.UUID:
@@ -47,8 +48,9 @@ def _make_uuid4(rand: bytes) -> uuid.UUID:
 
 
 class _Uuid7Sequence:
-    """Creates UUIDs of version 7, with a counter in the 12 bits after the time (RFC 9562, section 6.2, method
-    1).
+    """Creates UUIDs of version 7, with a counter in the 12 bits after the time.
+
+    RFC 9562 defines this in section 6.2, method 1.
     """
 
     def __init__(self) -> None:
@@ -91,19 +93,20 @@ class SystemClock:
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
-    def random_bytes(self, count: int) -> bytes:
+    def draw_bytes(self, count: int) -> bytes:
         return secrets.token_bytes(count)
 
     def uuid4(self) -> uuid.UUID:
-        return _make_uuid4(self.random_bytes(16))
+        return _make_uuid4(self.draw_bytes(16))
 
     def uuid7(self) -> uuid.UUID:
-        return self._uuids.generate(self.now_ms(), self.random_bytes(10))
+        return self._uuids.generate(self.now_ms(), self.draw_bytes(10))
 
 
 class SimulatedClock:
-    """A deterministic clock: with the same seed and the same calls, it returns the same times and the same
-    UUIDs.
+    """A deterministic clock.
+
+    With the same seed and the same calls, it returns the same times and the same UUIDs.
     """
 
     machine = "simulated"
@@ -128,11 +131,11 @@ class SimulatedClock:
     def monotonic(self) -> float:
         return (self._now_ms - self._jumped_ms) / 1000
 
-    def random_bytes(self, count: int) -> bytes:
+    def draw_bytes(self, count: int) -> bytes:
         return self._random.randbytes(count)
 
     def uuid4(self) -> uuid.UUID:
-        return _make_uuid4(self.random_bytes(16))
+        return _make_uuid4(self.draw_bytes(16))
 
     def uuid7(self) -> uuid.UUID:
-        return self._uuids.generate(self.now_ms(), self.random_bytes(10))
+        return self._uuids.generate(self.now_ms(), self.draw_bytes(10))

@@ -1,5 +1,6 @@
-"""Limits of connections before and between requests, below the handlers; used by the server and by the proxy
-for Trino.
+"""Limits of connections before and between requests, below the handlers.
+
+The server and the proxy for Trino use them.
 
 aiohttp's protocol has one timer, for idle connections. This module adds:
 
@@ -197,7 +198,7 @@ class Connection(RequestHandler):
         try:
             super().data_received(data)
         except Exception as error:  # noqa: BLE001  the event loop would log the message, which may quote a header
-            self._guard.unreadable(self, error)
+            self._guard.count_unreadable(self, error)
             self.force_close()
             return
         if self._request_count != before:
@@ -250,7 +251,7 @@ class Connection(RequestHandler):
         The answer has no text of the exception, which may quote the request.
         """
         if status == 400:
-            self._guard.unreadable(self, exc)
+            self._guard.count_unreadable(self, exc)
             status, kind, message = explain_unreadable(exc)
         else:
             _log.error("request failed outside of its handler", status=status, **_trace_error(exc))
@@ -461,7 +462,7 @@ class Connections(web.Server):
             del self._addresses[connection.address]
             self._idle.pop(connection.address, None)
 
-    def unreadable(self, connection: Connection, error: BaseException | None) -> None:
+    def count_unreadable(self, connection: Connection, error: BaseException | None) -> None:
         """Count a request that is not HTTP."""
         self.answers.unreadable()
         self.note("request is not HTTP", connection.address, error=type(error).__name__)

@@ -1,5 +1,6 @@
-"""A lock for long work on input from clients: it runs in a thread, one task at a time, and clients
-alternate.
+"""A lock for long work on input from clients.
+
+The work runs in a thread, one task at a time, and clients alternate.
 
 The work is Python code and shares the interpreter with the event loop. Several threads of this work would
 leave the loop little time, and use the threads that all other work of the server needs.
@@ -15,11 +16,11 @@ from weakref import WeakValueDictionary
 
 T = TypeVar("T")
 
-FREED_IN_LOOP = 10_000
+FREED_IN_LOOP_MAX = 10_000
 """The maximum number of objects that are freed in the event loop. This takes a few milliseconds, too little for a
 thread.
 """
-_FREED_IN_STEP = 1000
+_FREED_PER_STEP = 1000
 _in_thread = asyncio.to_thread
 
 
@@ -34,7 +35,7 @@ class FairLock:
         self._own: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager
-    async def of(self, holder: str) -> AsyncIterator[None]:
+    async def hold(self, holder: str) -> AsyncIterator[None]:
         """Hold the lock for `holder` while the context is active."""
         holder_lock = self._own.setdefault(holder, asyncio.Lock())
         async with holder_lock, self._all:
@@ -79,7 +80,7 @@ def free_later(*collections: Collection[object]) -> None:
     serve clients. The thread begins after this step of the loop, in which the caller drops its own
     references.
     """
-    large = [collection for collection in collections if len(collection) > FREED_IN_LOOP]
+    large = [collection for collection in collections if len(collection) > FREED_IN_LOOP_MAX]
     if large:
         loop = asyncio.get_running_loop()
         loop.call_soon(lambda: loop.run_in_executor(None, _drop_contents, large))
@@ -89,7 +90,7 @@ def _drop_contents(collections: list[Collection[object]]) -> None:
     while collections:
         objects = list(collections.pop())
         while objects:  # Between these steps the interpreter may run other threads.
-            del objects[-_FREED_IN_STEP:]
+            del objects[-_FREED_PER_STEP:]
 
 
 def _release(slots: list[asyncio.Lock]) -> None:

@@ -1,5 +1,6 @@
-"""TLS: a server certificate that is reloaded while the server runs, and the authorities that Seamark's
-clients trust.
+"""TLS certificates and authorities.
+
+A server certificate is reloaded while the server runs. Seamark's clients trust the authorities.
 
 An operator renews a certificate by replacing its files. The server checks the files every few seconds,
 and immediately on SIGHUP. New handshakes use the new certificate when certificate and key match; open

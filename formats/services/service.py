@@ -130,7 +130,7 @@ class TableService:
         """The prefixes of all properties of the service."""
         return self.prefixes or (f"seamark.{self.name}.",)
 
-    def policy(self) -> tuple[ServiceProperty, ...]:
+    def list_policy_properties(self) -> tuple[ServiceProperty, ...]:
         """Return the properties of the service. The property `switch` is first.
 
         The setting in `setting` determines the default of this property.

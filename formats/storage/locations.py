@@ -22,7 +22,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 _CONTROL = re.compile(
     "[\x00-\x1f\x7f-\x9f\ud800-\udfff]"
 )  # A loop over the characters took 10 µs, and each request parses three locations.
-_DECODE_ROUNDS = 8
+_DECODE_ROUNDS_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def _check_segments(path: str, subject: str, shown_location: str) -> None:
     if "" in path.split("/"):
         raise BadRequest(f"{subject} {shown_location} contains an empty path segment (//); write single slashes")
     decoded = path
-    for _ in range(_DECODE_ROUNDS):
+    for _ in range(_DECODE_ROUNDS_MAX):
         if any(part in (".", "..") for part in decoded.replace("\\", "/").split("/")):
             raise BadRequest(
                 f"{subject} {shown_location} contains a '.' or '..' segment; write the path without these segments"
@@ -137,7 +137,7 @@ def _check_segments(path: str, subject: str, shown_location: str) -> None:
         if further == decoded:
             return
         decoded = further
-    raise BadRequest(f"{subject} {shown_location} is percent-encoded more than {_DECODE_ROUNDS} times; decode it")
+    raise BadRequest(f"{subject} {shown_location} is percent-encoded more than {_DECODE_ROUNDS_MAX} times; decode it")
 
 
 def make_location_key(location: Location) -> str:
@@ -147,14 +147,14 @@ def make_location_key(location: Location) -> str:
 
     Percent escapes are decoded. For files, symbolic links are resolved, and letters are composed and
     case-folded, because some file systems ignore these differences. The function reads the file system. For
-    files below a root of the warehouse use `Warehouse.key`, because no link below a root is followed.
+    files below a root of the warehouse use `Warehouse.make_key`, because no link below a root is followed.
     """
     return make_canonical_key(location, STORAGES[location.scheme].resolve(location.path))
 
 
 def make_canonical_key(location: Location, path: str) -> str:
     """Return the key of a location whose path, without symbolic links, is `path`."""
-    for _ in range(_DECODE_ROUNDS):
+    for _ in range(_DECODE_ROUNDS_MAX):
         path = unquote(path)
     if STORAGES[location.scheme].ignores_case:
         path = fold_path(path)

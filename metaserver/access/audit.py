@@ -33,9 +33,9 @@ from seamark.metaserver.store.model import AuditRecord
 from seamark.metaserver.store.operations import SaveAudit
 from seamark.metaserver.store.port import PointerStore
 
-CAPACITY = 10_000
+QUEUED_RECORDS_MAX = 10_000
 """The maximum number of queued records, which use about 5 MB."""
-BATCH = 512
+RECORDS_PER_BATCH = 512
 CLOSE_TIMEOUT_S = 10.0
 """The time for which closing the log waits for a database that does not accept the last records."""
 _RETRY_S = 0.5
@@ -57,7 +57,13 @@ class AuditLog:
     """
 
     def __init__(
-        self, store: PointerStore, clock: Clock, *, reads: bool = False, capacity: int = CAPACITY, batch: int = BATCH
+        self,
+        store: PointerStore,
+        clock: Clock,
+        *,
+        reads: bool = False,
+        capacity: int = QUEUED_RECORDS_MAX,
+        batch: int = RECORDS_PER_BATCH,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -113,7 +119,7 @@ class AuditLog:
             principal_name=_clean(principal_name),
             action=operation,
             resource=_clean(resource[:_STRANGER_TEXT_MAX] if unauthenticated else resource),
-            outcome=outcome_of(status, kind),
+            outcome=classify_outcome(status, kind),
             status=status,
             request_id=request_id,
             remote=_clean(remote or ""),
@@ -129,7 +135,7 @@ class AuditLog:
     def _count_up(self, *, closing: bool = False) -> None:
         """Queue a record for each client with uncounted refusals in the last minute."""
         now_ms = self._clock.now_ms()
-        for left in self._refusals.due(now_ms, closing=closing):
+        for left in self._refusals.take_due(now_ms, closing=closing):
             if self._queue.full():
                 self.dropped += 1
                 continue
@@ -196,7 +202,7 @@ class AuditLog:
             _log.error("audit records are lost: the database did not accept them", records=self.waiting)
 
 
-def outcome_of(status: int, kind: str | None) -> str:
+def classify_outcome(status: int, kind: str | None) -> str:
     """Return the outcome: allowed, denied, or failed:<kind of the error>."""
     if status in _DENIED:
         return "denied"
@@ -218,8 +224,8 @@ async def open_audit(
     clock: Clock,
     *,
     reads: bool = False,
-    capacity: int = CAPACITY,
-    batch: int = BATCH,
+    capacity: int = QUEUED_RECORDS_MAX,
+    batch: int = RECORDS_PER_BATCH,
     close_timeout_s: float = CLOSE_TIMEOUT_S,
 ) -> AsyncIterator[AuditLog]:
     """Open the log with its writer. When the context ends, flush it."""

@@ -51,7 +51,7 @@ from seamark.metaserver.access.issued import Issuer
 from seamark.metaserver.access.keyring import Keyring
 from seamark.metaserver.access.principal import ANONYMOUS, Principal
 from seamark.metaserver.access.rights.membership import load_grants
-from seamark.metaserver.access.tokens import PREFIX, digest_of, is_live
+from seamark.metaserver.access.tokens import PREFIX, compute_digest, is_live
 from seamark.metaserver.access.worker_tokens import ServiceTokens, StatementTokens
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import AccessToken
@@ -126,7 +126,7 @@ class Authenticator:
         self.service_tokens = service_tokens
         self.statement_tokens = statement_tokens
 
-    def for_warehouse(self, store: PointerStore, keyring: Keyring) -> Authenticator:
+    def copy_for_warehouse(self, store: PointerStore, keyring: Keyring) -> Authenticator:
         """Return an authenticator for a further warehouse.
 
         It knows the same principals. Their grants, and the logins of jobs and statements, are those of the warehouse.
@@ -181,7 +181,7 @@ class Authenticator:
                 f"This server requires a login, and the client has no token: it sends {bearer!r}, as PyIceberg does; "
                 "set token or credential of its catalog"
             )
-        login = await self.login(bearer)
+        login = await self.find_login(bearer)
         if not bearer.startswith((self.service_tokens.prefix, self.statement_tokens.prefix)):
             self.check_certificate(certificate)
         self._check_same_client(login, certificate, identity)
@@ -216,17 +216,17 @@ class Authenticator:
         grants, groups = await load_grants(self._grants, identity.name, identity.groups, stated)
         return Principal(identity.name, grants, "certificate", groups)
 
-    async def login(self, bearer: str) -> Login:
+    async def find_login(self, bearer: str) -> Login:
         """Return the holder of a token of an accepted kind.
 
         Raises:
             Unauthenticated, RetryLater: See `authenticate`.
         """
         if bearer.startswith(PREFIX):
-            return await self.login_secret(bearer)
+            return await self.find_token_holder(bearer)
         for tokens in (self.service_tokens, self.statement_tokens):
             if bearer.startswith(tokens.prefix):
-                principal, expires_ms = tokens.principal(bearer)
+                principal, expires_ms = tokens.verify_token(bearer)
                 return Login(principal, None, expires_ms)
         if not jwt.looks_like_jwt(bearer):
             raise Unauthenticated(f"The token is unknown: it is neither a token of this server nor a JWT; {_HOWTO}")
@@ -245,12 +245,12 @@ class Authenticator:
         principal = Principal(identity.name, grants, "oidc", groups)
         return Login(principal, None, identity.expires_ms, identity.certificate_digest)
 
-    async def login_secret(self, secret: str) -> Login:
+    async def find_token_holder(self, secret: str) -> Login:
         """Return the holder of a bearer token of this server."""
         self._check_tokens_accepted()
-        return await self._log_in_by_token(await self._store.token_by_digest(digest_of(secret)))
+        return await self._log_in_by_token(await self._store.find_token_by_digest(compute_digest(secret)))
 
-    async def login_expired(self, bearer: str) -> Login:
+    async def find_expired_login(self, bearer: str) -> Login:
         """Return the holder of an access token of this server, even if it has expired.
 
         The token from which it was made must still be valid. An expired token alone proves nothing. Call this method
@@ -263,7 +263,7 @@ class Authenticator:
         issued = self.issuer.check(bearer, unverified, expired_too=expired_too)
         if not issued.digest:
             raise Unauthenticated("The token was issued while this server required no login; get a new token")
-        login = await self._log_in_by_token(await self._store.token_by_digest(issued.digest))
+        login = await self._log_in_by_token(await self._store.find_token_by_digest(issued.digest))
         ends_ms = [end for end in (issued.expires_ms, login.expires_ms) if end is not None]
         return msgspec.structs.replace(login, expires_ms=min(ends_ms, default=None))
 
@@ -307,11 +307,11 @@ class Authenticator:
         return ANONYMOUS
 
     def _names_this_machine(self, url: str) -> bool:
-        host = _host_of(url)
+        host = _parse_host(url)
         return host == "localhost" or host.endswith(".localhost") or host == self._host or is_loopback_address(host)
 
 
-def _host_of(url: str) -> str:
+def _parse_host(url: str) -> str:
     """Return the host of a URL; empty if the URL is invalid."""
     try:
         return urlsplit(url).hostname or ""

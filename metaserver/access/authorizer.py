@@ -149,7 +149,7 @@ SERVER_OPERATIONS = frozenset(name for name, rule in RULES.items() if rule.scope
 _MISSING = {TABLE: (NoSuchTable, "Table"), VIEW: (NoSuchView, "View"), FUNCTION: (NoSuchFunction, "Function")}
 
 
-def rule_of(operation: str) -> Rule:
+def find_rule(operation: str) -> Rule:
     """Return the rule of an operation. An unknown operation needs an admin of the server."""
     return RULES.get(operation, _UNKNOWN)
 
@@ -159,7 +159,7 @@ def changes(operation: str) -> bool:
 
     The result is True for unknown operations.
     """
-    rule = rule_of(operation)
+    rule = find_rule(operation)
     return not rule.read_only and bool(rule.bits & ~_READER)
 
 
@@ -170,7 +170,7 @@ def writes(operation: str) -> bool:
 
 def is_recorded(operation: str) -> bool:
     """Return whether the audit log records the operation, with any outcome."""
-    return rule_of(operation).recorded or changes(operation)
+    return find_rule(operation).recorded or changes(operation)
 
 
 class Authorizer(ABC):
@@ -276,10 +276,10 @@ class Authorizer(ABC):
             Forbidden: The principal may not do the operation anywhere.
         """
         if not await self.allows_somewhere(principal, operation):
-            needed = describe_need(rule_of(operation).bits)
+            needed = describe_need(find_rule(operation).bits)
             raise Forbidden(
                 f"{principal.name} may not {operation} anywhere: it needs {needed}. "
-                f"An admin grants it with: {grant_command(principal, rule_of(operation).bits, WAREHOUSE)}"
+                f"An admin grants it with: {format_grant_command(principal, find_rule(operation).bits, WAREHOUSE)}"
             )
 
 
@@ -290,7 +290,7 @@ def describe_need(bits: int) -> str:
     return f"the privilege{'s' if len(names) > 1 else ''} {' and '.join(names)}, as in the role {role},"
 
 
-def grant_command(principal: Principal, bits: int, securable: Securable) -> str:
+def format_grant_command(principal: Principal, bits: int, securable: Securable) -> str:
     """Return the command by which an admin grants the privileges on the server, the catalog or a namespace."""
     names = list_names(bits)
     right = names[0] if len(names) == 1 else find_smallest_role(bits)
@@ -312,7 +312,7 @@ class GrantAuthorizer(Authorizer):
         self._store = store
 
     async def allows(self, principal: Principal, operation: str, securable: Securable) -> bool:
-        if rule_of(operation).bits & ~principal.bits_max:
+        if find_rule(operation).bits & ~principal.bits_max:
             return False
         grants = principal.grants
         if decide(grants, operation, securable):
@@ -321,7 +321,7 @@ class GrantAuthorizer(Authorizer):
         return bool(owned) and decide((*grants, *owned), operation, securable)
 
     async def allows_each(self, principal: Principal, operation: str, securables: Sequence[Securable]) -> list[bool]:
-        if rule_of(operation).bits & ~principal.bits_max:
+        if find_rule(operation).bits & ~principal.bits_max:
             return [False] * len(securables)
         grants: Sequence[Grant] = principal.grants
         results = [decide(grants, operation, securable) for securable in securables]
@@ -339,7 +339,7 @@ class GrantAuthorizer(Authorizer):
 
     async def _list_owned(self, principal: Principal, operation: str, securable: Securable) -> list[Grant]:
         """Return the grants by which the principal owns an entry, or the entries of a namespace that is listed."""
-        rule = rule_of(operation)
+        rule = find_rule(operation)
         if self._store is None or rule.scope not in (Scope.OBJECT, Scope.LISTING) or not securable.namespace:
             return []
         if not securable.name and rule.scope is not Scope.LISTING:
@@ -348,11 +348,11 @@ class GrantAuthorizer(Authorizer):
 
     async def allows_somewhere(self, principal: Principal, operation: str) -> bool:
         grants = principal.grants
-        if rule_of(operation).bits & ~principal.bits_max:
+        if find_rule(operation).bits & ~principal.bits_max:
             return False
-        if any(not grant.deny and decide(grants, operation, decisions.securable_of(grant)) for grant in grants):
+        if any(not grant.deny and decide(grants, operation, decisions.get_securable(grant)) for grant in grants):
             return True
-        if self._store is None or rule_of(operation).scope is not Scope.OBJECT:
+        if self._store is None or find_rule(operation).scope is not Scope.OBJECT:
             return False
         return await self._store.owns_any(principal.names)
 
@@ -360,7 +360,7 @@ class GrantAuthorizer(Authorizer):
         return [decisions.sees(principal.grants, namespace) for namespace in namespaces]
 
     async def explain_refusal(self, principal: Principal, operation: str, securable: Securable) -> str:
-        rule = rule_of(operation)
+        rule = find_rule(operation)
         if rule.scope is Scope.SERVER:
             securable, scope = THE_SERVER, "the server"
         elif rule.scope in (Scope.CATALOG, Scope.WAREHOUSE) or not securable.namespace:
@@ -377,7 +377,7 @@ class GrantAuthorizer(Authorizer):
             return f"{principal.name} may not {operation}{where}: an object in the namespace is denied to it"
         return (
             f"{principal.name} may not {operation}{where}: it needs {describe_need(rule.bits)} on {scope}. "
-            f"An admin grants it with: {grant_command(principal, rule.bits, securable.container)}"
+            f"An admin grants it with: {format_grant_command(principal, rule.bits, securable.container)}"
         )
 
     def is_uniform(self, principal: Principal, operation: str, namespace: NamespacePath) -> bool:

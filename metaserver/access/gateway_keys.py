@@ -80,7 +80,7 @@ class GatewayKeys:
         grant = ObjectGrant(
             table_uuid, location, writable, principal_name, self._get_expiry_ms(), pinned, staged, namespace
         )
-        key_id, key = self._keyring.signing_key(_PURPOSE)
+        key_id, key = self._keyring.find_signing_key(_PURPOSE)
         payload = key_id + msgspec.msgpack.encode(grant)
         token = payload + _compute_mac(key, b"token", payload)
         access_key, secret = _derive_key_pair(key, payload)
@@ -91,7 +91,7 @@ class GatewayKeys:
 
         At two times with equal texts, the keys for the same grant are equal.
         """
-        return f"{self._get_expiry_ms()}-{self._keyring.signing_key(_PURPOSE)[0].hex()}"
+        return f"{self._get_expiry_ms()}-{self._keyring.find_signing_key(_PURPOSE)[0].hex()}"
 
     def open(self, token: str, access_key_id: str) -> tuple[ObjectGrant, str]:
         """Return the grant of a token, and the secret of its access key.

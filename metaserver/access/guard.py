@@ -16,7 +16,7 @@ import structlog
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import ConfigError
 from seamark.metaserver.access.certificates.rules import read_rules
-from seamark.metaserver.access.tokens import live_tokens
+from seamark.metaserver.access.tokens import list_live_tokens
 from seamark.metaserver.settings.issuers import read_issuers
 from seamark.metaserver.settings.settings import Settings, redact_url
 from seamark.metaserver.store.port import PointerStore
@@ -36,7 +36,7 @@ def check_binding(settings: Settings) -> None:
         return
     raise ConfigError(
         f"Binding {settings.host or 'all addresses'} with auth = none would make every client an admin. "
-        f"Create a token and require it:\n  {token_command(settings)}\n  {serve_command(settings)}\n"
+        f"Create a token and require it:\n  {format_token_command(settings)}\n  {serve_command(settings)}\n"
         "Or listen on this machine only, with --host 127.0.0.1"
     )
 
@@ -47,10 +47,10 @@ async def check_logins(settings: Settings, store: PointerStore, clock: Clock) ->
     Raises:
         ConfigError: The server accepts only tokens, and no token is valid.
     """
-    if settings.auth == "token" and not await live_tokens(store, clock):
+    if settings.auth == "token" and not await list_live_tokens(store, clock):
         raise ConfigError(
             "auth = token, but there is no live token, so no client could log in. Create one:\n  "
-            + token_command(settings)
+            + format_token_command(settings)
         )
     if settings.auth == "cert" and not any(rule.states_rights for rule in read_rules(settings)):
         if not await store.grants(None):
@@ -97,7 +97,7 @@ def is_loopback_address(text: str) -> bool:
     return (mapped or address).is_loopback
 
 
-def token_command(settings: Settings) -> str:
+def format_token_command(settings: Settings) -> str:
     return f"seamark token create admin --role admin {_describe_server_options(settings)}"
 
 

@@ -73,7 +73,7 @@ class Issuer:
             "jti": str(self._clock.uuid4()),
             "token": token.digest if token is not None else "",
         }
-        key_id, key = self._keyring.signing_key(PURPOSE)
+        key_id, key = self._keyring.find_signing_key(PURPOSE)
         header = {"alg": _ALGORITHM, "typ": "JWT", "kid": key_id.hex()}
         return jose.encode(header, claims, jwk.OctKey.import_key(key)), ttl_s
 
@@ -89,7 +89,7 @@ class Issuer:
         Raises:
             Unauthenticated: This server did not sign the token, or the token has expired.
         """
-        claims = jwt.verify(token, unverified, self._key_of(unverified), _ALGORITHM)
+        claims = jwt.verify(token, unverified, self._find_key(unverified), _ALGORITHM)
         name, digest = claims.get("sub"), claims.get("token")
         if claims.get("aud") != ISSUER or not isinstance(name, str) or not isinstance(digest, str):
             raise Unauthenticated("The token is from this server but is not an access token")
@@ -97,7 +97,7 @@ class Issuer:
             return Issued(name, digest, None)
         return Issued(name, digest, jwt.check_times(claims, self._clock.now_ms(), early_s=self._leeway_s, late_s=0))
 
-    def _key_of(self, unverified: jwt.Unverified) -> jwk.OctKey:
+    def _find_key(self, unverified: jwt.Unverified) -> jwk.OctKey:
         if unverified.header.get("alg") != _ALGORITHM:
             raise Unauthenticated(f"The token is not signed with {_ALGORITHM}, which its key requires")
         try:

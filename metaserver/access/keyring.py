@@ -35,7 +35,7 @@ RETIRED_S_MIN = 86_400
 ID_BYTES = 8
 _KEY_BYTES = 32
 _ABOUT = b"seamark signing keys"
-_TRIES = 8
+_LOAD_TRIES_MAX = 8
 _log = structlog.get_logger("seamark.keys")
 
 
@@ -62,7 +62,7 @@ class Keyring:
         self._keys = tuple(keys)
         self._derived.clear()
 
-    def signing_key(self, purpose: str) -> tuple[bytes, bytes]:
+    def find_signing_key(self, purpose: str) -> tuple[bytes, bytes]:
         """Return the current (id, key) for signing."""
         now_ms = self._clock.now_ms()
         usable = [key for key in self._keys if key.from_ms <= now_ms] or self._keys[:1]
@@ -100,8 +100,8 @@ class StoredKeyring(Keyring):
         Raises:
             ConfigError: The stored keys are encrypted with a key that this server does not have.
         """
-        for _ in range(_TRIES):
-            stored = await self._store.secret(SECRET_NAME)
+        for _ in range(_LOAD_TRIES_MAX):
+            stored = await self._store.load_secret(SECRET_NAME)
             protector = _open_protector(self._settings, self._clock, create=stored is None)
             keys = () if stored is None else await _unseal(protector, stored)
             rotated = self._rotate(keys)
@@ -142,8 +142,8 @@ async def renew_keys(settings: Settings, store: PointerStore, clock: Clock) -> s
     """
     protector = _open_protector(settings, clock, create=True)
     sealed = await protector.seal(msgspec.msgpack.encode((_make_key(clock, 0),)), _ABOUT)
-    for _ in range(_TRIES):
-        stored = await store.secret(SECRET_NAME)
+    for _ in range(_LOAD_TRIES_MAX):
+        stored = await store.load_secret(SECRET_NAME)
         if await store.swap_secret(SECRET_NAME, stored, sealed) == sealed:
             return protector.description
     raise ConfigError("Other replicas replace the signing keys in the database repeatedly; try again")
@@ -155,7 +155,7 @@ def _read_created_ms(key: SigningKey) -> int:
 
 
 def _make_key(clock: Clock, from_ms: int) -> SigningKey:
-    return SigningKey(clock.uuid7().bytes[:6] + clock.random_bytes(2), from_ms, clock.random_bytes(_KEY_BYTES))
+    return SigningKey(clock.uuid7().bytes[:6] + clock.draw_bytes(2), from_ms, clock.draw_bytes(_KEY_BYTES))
 
 
 def _open_protector(settings: Settings, clock: Clock, *, create: bool) -> KeyProtector:

@@ -25,7 +25,7 @@ from seamark.formats.protocol.wire import decode_json
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import BadRequest, ConfigError, RetryLater
 from seamark.formats.runtime.tls import build_client_context
-from seamark.metaserver.access.authorizer import Authorizer, Scope, rule_of
+from seamark.metaserver.access.authorizer import Authorizer, Scope, find_rule
 from seamark.metaserver.access.bearer_files import read_bearer_token
 from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.access.rights.decisions import Securable
@@ -169,7 +169,7 @@ class OpaClient:
         question = {
             "principal": {"name": principal.name, "groups": list(principal.groups)},
             "operation": operation,
-            "privileges": list_names(rule_of(operation).bits),
+            "privileges": list_names(find_rule(operation).bits),
             "warehouse": self._warehouse_name,
         }
         objects = [_describe(securable) for securable in securables]
@@ -263,7 +263,7 @@ class OpaAuthorizer(Authorizer):
     async def allows(self, principal: Principal, operation: str, securable: Securable) -> bool:
         if not await self._grants.allows(principal, operation, securable):
             return False
-        if rule_of(operation).scope is Scope.LOGIN or principal.name == SERVICE_PRINCIPAL:
+        if find_rule(operation).scope is Scope.LOGIN or principal.name == SERVICE_PRINCIPAL:
             return True
         (is_allowed,) = await self._policy.decide(principal, operation, [securable])
         return is_allowed

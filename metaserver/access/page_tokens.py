@@ -17,7 +17,7 @@ from seamark.metaserver.access.keyring import ID_BYTES, Keyring
 
 _PURPOSE = "page-token"
 _NONCE_BYTES = 12
-_PADDING = 64
+_PADDING_BYTES = 64
 
 
 class PageTokens:
@@ -27,10 +27,10 @@ class PageTokens:
 
     def encode(self, after: str) -> str:
         """Return an opaque token for any text that does not end with a NUL."""
-        key_id, key = self._keyring.signing_key(_PURPOSE)
-        nonce = self._clock.random_bytes(_NONCE_BYTES)
+        key_id, key = self._keyring.find_signing_key(_PURPOSE)
+        nonce = self._clock.draw_bytes(_NONCE_BYTES)
         text = after.encode()
-        padded = text + bytes(-len(text) % _PADDING)
+        padded = text + bytes(-len(text) % _PADDING_BYTES)
         return to_base64url(key_id + nonce + AESGCM(key).encrypt(nonce, padded, None))
 
     def decode(self, token: str) -> str | None:

@@ -81,20 +81,20 @@ Such a server listens only on loopback (`guard.check_binding`).
 
 
 CURRENT: ContextVar[str] = ContextVar("principal", default="")
-"""The value that `current_principal` returns.
+"""The value that `get_current_principal` returns.
 
 The middleware sets it for each request, which is cheaper than `set_principal`.
 """
 
 
-def current_principal() -> str:
+def get_current_principal() -> str:
     """Return the name of the principal whose request is being answered; empty for the server's own work."""
     return CURRENT.get()
 
 
 @contextmanager
 def set_principal(name: str) -> Iterator[None]:
-    """Set the value of `current_principal` while the context is active, in this task and the tasks that it starts."""
+    """Set the current principal while the context is active, in this task and the tasks that it starts."""
     token = CURRENT.set(name)
     try:
         yield

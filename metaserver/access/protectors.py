@@ -64,8 +64,8 @@ class LocalProtector:
     """
 
     def __init__(self, keys: list[bytes], source: str, clock: Clock) -> None:
-        self._keys = {_id_of(key): AESGCM(key) for key in reversed(keys)}
-        self._current = _id_of(keys[0])
+        self._keys = {_compute_key_id(key): AESGCM(key) for key in reversed(keys)}
+        self._current = _compute_key_id(keys[0])
         self._source = source
         self._clock = clock
 
@@ -74,7 +74,7 @@ class LocalProtector:
         return f"{self._source} (key {self._current.hex()})"
 
     async def seal(self, data: bytes, about: bytes) -> bytes:
-        nonce = self._clock.random_bytes(_NONCE_BYTES)
+        nonce = self._clock.draw_bytes(_NONCE_BYTES)
         return _VERSION + self._current + nonce + self._keys[self._current].encrypt(nonce, data, about)
 
     async def open(self, sealed: bytes, about: bytes) -> bytes:
@@ -91,7 +91,7 @@ class LocalProtector:
         return sealed[1 : 1 + _ID_BYTES] == self._current
 
 
-def _id_of(key: bytes) -> bytes:
+def _compute_key_id(key: bytes) -> bytes:
     """Return an id of a key that does not reveal the key: a hash of its 256 random bits."""
     return hashlib.sha256(b"seamark key id\n" + key).digest()[:_ID_BYTES]
 
@@ -110,7 +110,7 @@ def open_protector(settings: Settings, clock: Clock, *, create: bool) -> KeyProt
     if settings.encryption_key:
         keys = [_parse(text, "the setting encryption_key") for text in settings.encryption_key.split(",")]
         return LocalProtector(keys, "the setting encryption_key", clock)
-    path = key_file(settings)
+    path = find_key_file(settings)
     if not os.path.lexists(path):
         if not create:
             return None
@@ -118,19 +118,19 @@ def open_protector(settings: Settings, clock: Clock, *, create: bool) -> KeyProt
     return LocalProtector(_read(path, settings), str(path), clock)
 
 
-def key_file(settings: Settings) -> Path:
+def find_key_file(settings: Settings) -> Path:
     return Path(settings.encryption_key_file or settings.home / KEY_FILE_NAME).expanduser()
 
 
 def make_key(clock: Clock) -> str:
     """Return a new key in base64, the format of the file and the setting."""
-    return base64.b64encode(clock.random_bytes(KEY_BYTES)).decode()
+    return base64.b64encode(clock.draw_bytes(KEY_BYTES)).decode()
 
 
 def _create(path: Path, clock: Clock) -> None:
     """Create the file atomically, because other workers and replicas may read or create it at the same time."""
     text = "# Encrypts the signing keys in Seamark's database. Keep it secret, and apart from copies of the database.\n"
-    fresh = path.with_name(f".{path.name}-{clock.random_bytes(8).hex()}")
+    fresh = path.with_name(f".{path.name}-{clock.draw_bytes(8).hex()}")
     try:
         create_private(fresh, (text + make_key(clock) + "\n").encode())
         try:

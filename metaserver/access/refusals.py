@@ -44,7 +44,7 @@ class Refusals:
             self._unauthenticated.add(key)
         return count <= self._each[unauthenticated]
 
-    def due(self, now_ms: int, *, closing: bool = False) -> list[UnrecordedRefusals]:
+    def take_due(self, now_ms: int, *, closing: bool = False) -> list[UnrecordedRefusals]:
         """Return the unwritten refusals of the last window, if it has ended, and begin the next window."""
         if now_ms - self._since_ms < WINDOW_MS and not closing:
             return []

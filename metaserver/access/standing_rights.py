@@ -50,7 +50,7 @@ class StandingRights:
             if self._certificates_state_rights:
                 return None
         elif issuer is None:
-            token = await self._store.token_named(principal_name)
+            token = await self._store.find_token_by_name(principal_name)
             if token is None or not is_live(token, self._clock.now_ms()):
                 return "the token has ended"
         elif issuer.states_rights:

@@ -31,7 +31,7 @@ _SECRET = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43,200}}")
 TTL_S_MAX = 100 * 366 * 86400
 
 
-def digest_of(secret: str) -> str:
+def compute_digest(secret: str) -> str:
     """Return the hexadecimal SHA-256, as in the store."""
     return hashlib.sha256(secret.encode(errors="surrogateescape")).hexdigest()
 
@@ -62,7 +62,7 @@ async def create_token(
     if ttl_s is not None and not 0 < ttl_s <= TTL_S_MAX:
         raise BadRequest(f"The lifetime is {ttl_s} seconds; it must be 1 to {TTL_S_MAX}, or absent for no expiry")
     if secret is None:
-        secret = PREFIX + to_base64url(clock.random_bytes(SECRET_BYTES))
+        secret = PREFIX + to_base64url(clock.draw_bytes(SECRET_BYTES))
     elif not _SECRET.fullmatch(secret):
         raise BadRequest(
             f"The token must be {PREFIX} and 43 to 200 letters, digits, - and _, from 32 random bytes or more; "
@@ -72,7 +72,7 @@ async def create_token(
     token = AccessToken(
         id=str(clock.uuid7()),
         name=name,
-        digest=digest_of(secret),
+        digest=compute_digest(secret),
         created_ms=now_ms,
         expires_ms=None if ttl_s is None else now_ms + ttl_s * 1000,
     )
@@ -118,8 +118,8 @@ async def _token_exists(store: PointerStore, name: str, secret: str) -> bool:
     Raises:
         AlreadyExists: The token has another name.
     """
-    digest = digest_of(secret)
-    for token in await store.tokens():
+    digest = compute_digest(secret)
+    for token in await store.list_tokens():
         if token.digest == digest:
             if token.name != name:
                 raise AlreadyExists(f"The text is the token of {token.name}; {name} needs another token")
@@ -138,6 +138,6 @@ async def revoke_token(store: PointerStore, clock: Clock, name: str) -> None:
     await store.transact([RevokeToken(name=name, now_ms=clock.now_ms())])
 
 
-async def live_tokens(store: PointerStore, clock: Clock) -> list[AccessToken]:
+async def list_live_tokens(store: PointerStore, clock: Clock) -> list[AccessToken]:
     now_ms = clock.now_ms()
-    return [token for token in await store.tokens() if is_live(token, now_ms)]
+    return [token for token in await store.list_tokens() if is_live(token, now_ms)]

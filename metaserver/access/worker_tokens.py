@@ -91,7 +91,7 @@ class _SignedTokens:
         return self._clock.now_ms() + int(ttl_s * 1000)
 
     def _sign(self, claims: _ServiceClaims | _StatementClaims) -> str:
-        key_id, key = self._keyring.signing_key(self._purpose)
+        key_id, key = self._keyring.find_signing_key(self._purpose)
         whole = key_id + msgspec.msgpack.encode(claims)
         return self.prefix + to_base64url(whole + _compute_mac(key, whole))
 
@@ -136,7 +136,7 @@ class ServiceTokens(_SignedTokens):
     def issue(self, namespace: NamespacePath, ttl_s: float) -> str:
         return self._sign(_ServiceClaims(namespace, self._end_ms(ttl_s)))
 
-    def principal(self, token: str) -> tuple[Principal, int]:
+    def verify_token(self, token: str) -> tuple[Principal, int]:
         """Return (the principal, the end of its login in milliseconds).
 
         Raises:
@@ -217,7 +217,7 @@ class StatementTokens(_SignedTokens):
             "statement; ask an admin for the role reader on a namespace above them"
         )
 
-    def principal(self, token: str) -> tuple[Principal, int]:
+    def verify_token(self, token: str) -> tuple[Principal, int]:
         """Return (the principal of a token, the end of the token).
 
         The statement may not even browse an object that its caller may not read. Otherwise its worker would load the

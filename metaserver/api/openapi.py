@@ -16,8 +16,8 @@ import msgspec
 from aiohttp import web
 
 from seamark.metaserver.api.commits.timeline import EVENT_STREAM
-from seamark.metaserver.api.http.describe import Description, Parameter, ResponseSpec, description_of
-from seamark.metaserver.api.http.dispatch import Route, json_answer
+from seamark.metaserver.api.http.describe import Description, Parameter, ResponseSpec, get_description
+from seamark.metaserver.api.http.dispatch import Route, make_json_answer
 from seamark.metaserver.api.indexes.build_state import BUILD_SCHEMA
 from seamark.metaserver.api.indexes.indexes import INDEX_SCHEMA
 from seamark.metaserver.api.lookups.metadata import COLUMN_STATS_SCHEMA, FILE_SCHEMA, PARTITION_SCHEMA
@@ -57,13 +57,13 @@ _ERROR_CONTENT = {"application/json": {"schema": {"$ref": "#/components/schemas/
     public=True,
 ).takes_request
 async def openapi(request: web.Request) -> web.Response:
-    return json_answer(request.app[DOCUMENT]())
+    return make_json_answer(request.app[DOCUMENT]())
 
 
 def build_document(app: web.Application) -> dict[str, Any]:
     """Return the document for the routes of `app` that describe answers, sorted by path."""
     routes = [route for route in app.router.routes() if route.resource is not None and route.method != "HEAD"]
-    described = [(route, description_of(route.handler)) for route in routes]
+    described = [(route, get_description(route.handler)) for route in routes]
     described = [(route, description) for route, description in described if description.answers]
     schemas, derived = _derive_schemas([description for _, description in described])
     paths: dict[str, dict[str, Any]] = {}
@@ -100,10 +100,10 @@ def _derive_schemas(descriptions: list[Description]) -> tuple[Callable[[Any], di
     """Return (function from a declared body or answer to its schema, components that are derived from types)."""
     declared = [description.body for description in descriptions]
     declared += [answer.schema for description in descriptions for answer in description.answers]
-    types = [given for given in declared if given is not None and not isinstance(given, dict)]
+    types = [schema for schema in declared if schema is not None and not isinstance(schema, dict)]
     references, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    by_type = {id(given): reference for given, reference in zip(types, references, strict=True)}
-    return lambda given: given if isinstance(given, dict) else by_type[id(given)], components
+    by_type = {id(schema): reference for schema, reference in zip(types, references, strict=True)}
+    return lambda schema: schema if isinstance(schema, dict) else by_type[id(schema)], components
 
 
 def _describe_operation(described: Description, schema_of: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:

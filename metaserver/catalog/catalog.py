@@ -92,7 +92,7 @@ class Catalog:
         Raises:
             Forbidden: The token is invalid, or another table has claimed the location meanwhile.
         """
-        location = self.staging.location(token, namespace, name)
+        location = self.staging.read_location(token, namespace, name)
         await check_staged(self.context, caller, location, namespace, name)
         return location
 
@@ -140,7 +140,7 @@ async def open_catalog(
     Raises:
         ConfigError: The warehouse URI is invalid.
     """
-    warehouse = Warehouse(settings.warehouse_uri(), settings.allowed_locations)
+    warehouse = Warehouse(settings.make_warehouse_uri(), settings.allowed_locations)
     documents = Documents(objects, clock, budget_bytes=settings.metadata_cache_bytes, stored=stored)
     context = CatalogContext(
         settings=settings,

@@ -33,11 +33,11 @@ from seamark.metaserver.store.passed_time import look_at_clock
 FLUSH_S = 60.0
 COLUMNS_MAX = 200
 """A read of more columns than this counts as a read of every column."""
-_COLUMNS_EACH = 16
+_COLUMNS_PER_COUNTED_READ = 16
 """A read of more columns than this counts as several reads towards the limit, because it takes more memory."""
 DAY_MS = 86_400_000
 _LISTED_MAX = 200_000
-_PRUNED = 1000
+_PRUNED_ROWS_PER_BATCH = 1000
 _PLANS_BYTES = 1 << 20
 _log = structlog.get_logger("seamark.server")
 
@@ -91,7 +91,7 @@ class ColumnUsage:
             principal: The principal that reads. None if the server has no logins; then reads may use the whole limit.
         """
         if read not in self._counts:
-            cost = 1 + len(read.columns) // _COLUMNS_EACH
+            cost = 1 + len(read.columns) // _COLUMNS_PER_COUNTED_READ
             share = self._limit if principal is None else max(1, self._limit // 2)
             if self._held.total() + cost <= self._limit and self._held[principal] + cost <= share:
                 self._held[principal] += cost
@@ -135,18 +135,20 @@ class ColumnUsage:
             except BadRequest as error:
                 _log.warning("reads of columns are not recorded", uuid=uuid, error=error.message)
 
-    async def of_table(self, uuid: str) -> list[ColumnReads]:
+    async def list_table_reads(self, uuid: str) -> list[ColumnReads]:
         """Return the reads of a table, including those that this server has not recorded yet."""
         await self.flush()
-        return await self._context.store.column_reads(uuid, self.today - self.days, _LISTED_MAX)
+        return await self._context.store.list_column_reads(uuid, self.today - self.days, _LISTED_MAX)
 
     async def prune(self) -> int:
         """Remove the rows that are older than the setting allows, and return the number of removed rows."""
         removed = 0
-        before_day = (await look_at_clock(self._context.store, self._context.clock)).ago(self.days * DAY_MS) // DAY_MS
-        while count := await self._context.store.prune_column_reads(before_day, _PRUNED):
+        before_day = (await look_at_clock(self._context.store, self._context.clock)).find_time_ago(
+            self.days * DAY_MS
+        ) // DAY_MS
+        while count := await self._context.store.prune_column_reads(before_day, _PRUNED_ROWS_PER_BATCH):
             removed += count
-            if count < _PRUNED:
+            if count < _PRUNED_ROWS_PER_BATCH:
                 break
         return removed
 

@@ -62,7 +62,7 @@ PATH_PROPERTIES = (
 """The table properties that name folders for files, in addition to the table's location."""
 
 _MISSING = {EntryKind.TABLE: NoSuchTable, EntryKind.VIEW: NoSuchView, EntryKind.FUNCTION: NoSuchFunction}
-_SETTLE_TRIES = 5
+_SETTLE_TRIES_MAX = 5
 
 T = TypeVar("T")
 
@@ -95,7 +95,7 @@ class CatalogContext:
     sizes: NamespaceSizes = field(default_factory=NamespaceSizes)
 
     async def require_namespace(self, path: NamespacePath) -> Namespace:
-        namespace = await self.store.namespace(path)
+        namespace = await self.store.load_namespace(path)
         if namespace is None:
             raise NoSuchNamespace(f"Namespace does not exist: {show(path)}")
         return namespace
@@ -120,7 +120,7 @@ class CatalogContext:
         if caller.confined_to is None:
             return
         for path in caller.confined_to if within is None else (*caller.confined_to, within):
-            namespace = await self.store.namespace(path)
+            namespace = await self.store.load_namespace(path)
             location_property = None if namespace is None else namespace.properties.get("location")
             root = parse_location(
                 location_property or self.warehouse.make_namespace_location(path), "location of the namespace"
@@ -160,7 +160,7 @@ class CatalogContext:
             if not claimed_location.allowed:
                 place = claimed_location.spelled or claimed_location.location
                 await self.check_location(caller, place, f"The earlier location of {uuid}", namespace)
-        if await self.store.names_of(uuid) > await self.store.names_of(uuid, namespace=namespace):
+        if await self.store.count_names(uuid) > await self.store.count_names(uuid, namespace=namespace):
             raise Forbidden(
                 f"The metadata file {location} has the UUID {uuid} of an entry of another namespace, so "
                 f"{caller.principal_name} may not register it in {show(namespace)}"
@@ -237,7 +237,7 @@ class CatalogContext:
         rolled-back instant is inserted with the id of the instant. If this succeeds, the lost transaction can no
         longer commit. If the id exists, the transaction has committed.
         """
-        for attempt in range(1, _SETTLE_TRIES + 1):
+        for attempt in range(1, _SETTLE_TRIES_MAX + 1):
             try:
                 recorded = await self._was_recorded(instant)
             except SeamarkError:
@@ -256,7 +256,7 @@ class CatalogContext:
         try:
             await self.store.transact([RecordInstant(instant=tombstone)])
         except AlreadyExists:
-            recorded = await self.store.instant(instant.id)
+            recorded = await self.store.load_instant(instant.id)
             if recorded is None:
                 raise CommitUnknown(f"The instant {instant.id} is recorded, but cannot be read") from None
             # A purge is recorded as in flight. An instant that is not rolled back belongs to the lost transaction.
@@ -266,7 +266,7 @@ class CatalogContext:
     async def back_off(self, attempt: int) -> None:
         """Wait before the next attempt, with exponential backoff and jitter, at most half a second."""
         ceiling_s = min(0.5, 0.005 * 2**attempt)
-        jitter = int.from_bytes(self.clock.random_bytes(2), "big") / 65536
+        jitter = int.from_bytes(self.clock.draw_bytes(2), "big") / 65536
         await asyncio.sleep(ceiling_s * (0.5 + jitter / 2))
 
     async def require_entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry:
@@ -275,7 +275,7 @@ class CatalogContext:
         Raises:
             NoSuchTable, NoSuchView, NoSuchFunction: The entry does not exist.
         """
-        entry = await self.store.entry(kind, namespace, name)
+        entry = await self.store.load_entry(kind, namespace, name)
         if entry is None:
             raise _MISSING[kind](f"{kind.value.capitalize()} does not exist: {show(namespace, name)}")
         return entry
@@ -286,11 +286,11 @@ class CatalogContext:
         The UUID identifies the timeline, the reports and the index files of an entry, and decides whether its
         files may be deleted.
         """
-        if await self.store.names_of(uuid):
+        if await self.store.count_names(uuid):
             return True
         # A change that was rolled back may be tried again.
         for state in (InstantState.COMPLETED, InstantState.INFLIGHT):
-            if await self.store.instants(InstantFilter(uuid=uuid, state=state), 1):
+            if await self.store.list_instants(InstantFilter(uuid=uuid, state=state), 1):
                 return True
         return False
 
@@ -309,7 +309,7 @@ class CatalogContext:
         base = parent.properties.get("location") or self.warehouse.make_namespace_location(namespace)
         return self.warehouse.table_location(base, name, uuid)
 
-    def instant(
+    def make_instant(
         self,
         caller: Caller,
         entry: Entry,
@@ -358,7 +358,7 @@ class CatalogContext:
         )
         return [SaveIdempotency(record=record)]
 
-    async def page(
+    async def read_page(
         self,
         read: Callable[[str | None, int], Awaitable[list[T]]],
         key: Callable[[T], str],
@@ -394,6 +394,6 @@ class CatalogContext:
         await self.require_namespace(path)
 
         async def read(after: str | None, limit: int) -> list[str]:
-            return [entry.name for entry in await self.store.entries(kind, path, after, limit)]
+            return [entry.name for entry in await self.store.list_entries(kind, path, after, limit)]
 
-        return await self.page(read, lambda name: name, page_token, page_size)
+        return await self.read_page(read, lambda name: name, page_token, page_size)

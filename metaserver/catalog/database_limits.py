@@ -19,7 +19,7 @@ import msgspec
 
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import Forbidden, TooManyRequests
-from seamark.metaserver.access.principal import ANONYMOUS, current_principal
+from seamark.metaserver.access.principal import ANONYMOUS, get_current_principal
 from seamark.metaserver.catalog.quotas import Quota
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.operations import (
@@ -67,7 +67,7 @@ class DatabaseShares:
         instants = (
             operation.instant.principal_name for operation in operations if isinstance(operation, RecordInstant)
         )
-        senders = list(dict.fromkeys(principal for principal in instants if principal)) or [current_principal()]
+        senders = list(dict.fromkeys(principal for principal in instants if principal)) or [get_current_principal()]
         for number, operation in enumerate(operations):
             if type(operation).__name__.startswith(_ADDS_NOTHING):
                 continue
@@ -152,7 +152,7 @@ class NamespaceSizes:
                 if size is None or _is_doubtful(size, rows[top], characters[top], settings, clock.monotonic()):
                     if len(self._known) >= _NAMESPACES_MAX:
                         self._known.clear()
-                    size = self._known[top] = _Size(clock.monotonic(), *await store.namespace_size(top))
+                    size = self._known[top] = _Size(clock.monotonic(), *await store.measure_namespace(top))
                 _check(top, size, rows[top], characters[top], settings)
                 size.added_rows += rows[top]
                 size.added_characters += characters[top]
@@ -167,7 +167,7 @@ async def _count_additions(store: PointerStore, operations: Sequence[Operation])
                 rows[operation.path[0]] += 1
                 characters[operation.path[0]] += _count_characters(operation.properties)
             case ReplaceNamespaceProperties():
-                stored = await store.namespace(operation.path)
+                stored = await store.load_namespace(operation.path)
                 before = 0 if stored is None else _count_characters(stored.properties)
                 characters[operation.path[0]] += max(0, _count_characters(operation.properties) - before)
             case CreateEntry():

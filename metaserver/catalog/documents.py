@@ -1,5 +1,6 @@
-"""Cached table and view metadata by location. They are cached decoded, as JSON, or as JSON with only the referenced
-snapshots.
+"""Cached table and view metadata by location.
+
+They are cached decoded, as JSON, or as JSON with only the referenced snapshots.
 
 Files at a location are immutable, so the cache needs no invalidation. Entries are evicted by a byte
 budget. However, a table's writers are able to overwrite its metadata files. The name of a file that the
@@ -35,7 +36,7 @@ from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest, Forbidden, NotFound, ObjectMissing, RetryLater
 from seamark.metaserver.catalog.large_requests import LARGE_BYTES, index_columns
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.runtime.staleness import current_staleness
+from seamark.metaserver.runtime.staleness import get_current_staleness
 
 SnapshotMode = Literal["all", "refs"]
 T = TypeVar("T")
@@ -50,7 +51,7 @@ _RECHECK_S = 30.0
 
 Local files are checked each time.
 """
-_SEEN_LIMIT = 100_000
+_SEEN_LOCATIONS_MAX = 100_000
 _DIGEST_CHARACTERS = 40
 _NAMED = re.compile(r"\.([0-9a-f]{40})(?:\.gz)?\.(?:metadata|function)\.json\Z")
 
@@ -130,7 +131,7 @@ class Documents:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise BadRequest(f"{location} is not a metadata file of a table or view") from None
 
-    async def raw(self, location: str) -> bytes:
+    async def read_raw(self, location: str) -> bytes:
         """Return the content of the file."""
         cached = self._cache.get(("raw", location))
         if isinstance(cached, bytes):
@@ -139,7 +140,7 @@ class Documents:
         self._cache.put(("raw", location), data, len(data))
         return data
 
-    async def document(self, location: str, mode: SnapshotMode) -> bytes:
+    async def render_document(self, location: str, mode: SnapshotMode) -> bytes:
         """Return the JSON of the table metadata, either complete or only with the snapshots of branches and tags."""
         cached = self._cache.get((mode, location))
         if isinstance(cached, bytes):
@@ -148,7 +149,7 @@ class Documents:
         return self.render(location, metadata, mode)
 
     def render(self, location: str, metadata: TableMetadata, mode: SnapshotMode) -> bytes:
-        """Return the JSON of decoded metadata, as `document` does."""
+        """Return the JSON of decoded metadata, as `render_document` does."""
         cached = self._cache.get((mode, location))
         if isinstance(cached, bytes):
             return cached
@@ -186,7 +187,7 @@ class Documents:
 
         If the request allows stale answers, the wait is short.
         """
-        staleness, check = current_staleness(), self._check(location)
+        staleness, check = get_current_staleness(), self._check(location)
         if staleness is not None and seen_s is not None:
             await asyncio.wait((check,), timeout=staleness.wait_s)
             age_s = self._clock.monotonic() - seen_s
@@ -209,7 +210,7 @@ class Documents:
         if not await self._objects.exists(location):
             self._seen.pop(location, None)
             raise _make_missing_error(location)
-        if len(self._seen) >= _SEEN_LIMIT:
+        if len(self._seen) >= _SEEN_LOCATIONS_MAX:
             self._seen.clear()
         self._seen[location] = began_s
 

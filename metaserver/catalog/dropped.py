@@ -45,7 +45,7 @@ from seamark.metaserver.store.operations import (
 from seamark.metaserver.store.passed_time import PassedTime, look_at_clock
 from seamark.metaserver.store.port import InstantFilter
 
-_BATCH = 100
+_DELETED_FILES_PER_BATCH = 100
 _CHECKED_EVERY_S = 6 * 3600
 """The interval in which the server checks whether a retained entry still has files."""
 HOUSEKEEPER = Caller(principal_name="seamark", request_id="housekeeping")
@@ -67,7 +67,7 @@ class Dropped:
         async def read(after: str | None, limit: int) -> list[DroppedEntry]:
             return await self._context.store.list_dropped(namespace, after, limit)
 
-        return await self._context.page(read, lambda row: row.id, page_token, page_size)
+        return await self._context.read_page(read, lambda row: row.id, page_token, page_size)
 
     async def list_retained(
         self, namespace: NamespacePath | None, page_token: str | None, page_size: int | None
@@ -77,7 +77,7 @@ class Dropped:
         async def read(after: str | None, limit: int) -> list[DroppedEntry]:
             return await self._context.store.list_retained(namespace, after, limit)
 
-        return await self._context.page(read, lambda row: row.id, page_token, page_size)
+        return await self._context.read_page(read, lambda row: row.id, page_token, page_size)
 
     async def release(self, dropped_id: str) -> None:
         """End the claims of an entry. Its files stay where they are.
@@ -103,7 +103,7 @@ class Dropped:
         """
         now_ms = self._context.clock.now_ms()
         released = 0
-        for row in await self._context.store.list_unchecked(now_ms - _CHECKED_EVERY_S * 1000, _BATCH):
+        for row in await self._context.store.list_unchecked(now_ms - _CHECKED_EVERY_S * 1000, _DELETED_FILES_PER_BATCH):
             operation: Operation = CheckRetained(uuid=row.entry.uuid, now_ms=now_ms)
             if not await has_files(self._context, row.entry):
                 operation = ReleaseLocations(uuid=row.entry.uuid)
@@ -132,10 +132,10 @@ class Dropped:
         await self._context.transact(
             [
                 RestoreEntry(dropped_id=dropped_id, namespace=path, name=to_name, is_kept=True),
-                self._context.instant(caller, entry, "undrop", requested_ms=requested_ms),
+                self._context.make_instant(caller, entry, "undrop", requested_ms=requested_ms),
             ]
         )
-        return await self._context.store.entry(entry.kind, path, to_name) or entry
+        return await self._context.store.load_entry(entry.kind, path, to_name) or entry
 
     async def purge(self, caller: Caller, dropped_id: str) -> None:
         """Purge an entry and its files before the retention ends, even if the drop did not request it.
@@ -154,8 +154,8 @@ class Dropped:
         Returns:
             The number of repeated purges and of purged rows together.
         """
-        unfinished = await self._context.store.instants(
-            InstantFilter(action="purge", state=InstantState.INFLIGHT, archived=False), _BATCH
+        unfinished = await self._context.store.list_instants(
+            InstantFilter(action="purge", state=InstantState.INFLIGHT, archived=False), _DELETED_FILES_PER_BATCH
         )
         for instant in unfinished:
             await self._delete_files(instant)
@@ -163,7 +163,9 @@ class Dropped:
         retention_ms = self._context.settings.drop_retention_s * 1000
         # If the setting was changed, the rows may include entries that have not expired yet, and expired entries
         # may be missing.
-        rows = await self._context.store.list_expired(passed.ago(retention_ms) + retention_ms, _BATCH)
+        rows = await self._context.store.list_expired(
+            passed.find_time_ago(retention_ms) + retention_ms, _DELETED_FILES_PER_BATCH
+        )
         expired = [row for row in rows if _is_expired(row, passed)]
         for row in expired:
             try:
@@ -180,7 +182,7 @@ class Dropped:
             await self._context.transact([ended])
             return
         now = self._context.clock.now_ms()
-        instant = self._context.instant(caller, row.entry, "purge", requested_ms=now).instant
+        instant = self._context.make_instant(caller, row.entry, "purge", requested_ms=now).instant
         instant = msgspec.structs.replace(instant, state=InstantState.INFLIGHT, completed_ms=None)
         try:
             await self._context.transact(
@@ -294,4 +296,4 @@ def drop_operations(
         )
     drop = DropEntry(kind=entry.kind, namespace=entry.namespace, name=entry.name, keep=keep, uuid=entry.uuid)
     summary = {"purge": purge, **({"dropped-id": keep.id} if keep else {})}
-    return [drop, context.instant(caller, entry, "drop", requested_ms=requested_ms, summary=summary)]
+    return [drop, context.make_instant(caller, entry, "drop", requested_ms=requested_ms, summary=summary)]

@@ -52,7 +52,7 @@ class Functions:
 
     async def load(self, namespace: NamespacePath, name: str) -> LoadedFunction:
         entry = await self._context.require_entry(EntryKind.FUNCTION, namespace, name)
-        return LoadedFunction(entry=entry, document=await self._context.documents.raw(entry.metadata_location))
+        return LoadedFunction(entry=entry, document=await self._context.documents.read_raw(entry.metadata_location))
 
     async def put(
         self, caller: Caller, namespace: NamespacePath, name: str, document: dict[str, Any]
@@ -69,7 +69,7 @@ class Functions:
         except msgspec.ValidationError as error:
             raise BadRequest(f"The function metadata is malformed: {error}") from None
         check_client_properties(checked.properties, "A function")
-        current = await self._context.store.entry(EntryKind.FUNCTION, namespace, name)
+        current = await self._context.store.load_entry(EntryKind.FUNCTION, namespace, name)
         if current is not None and current.uuid != checked.function_uuid:
             raise BadRequest(
                 f"{show(namespace, name)} has function-uuid {current.uuid}; drop it before you put another function"
@@ -77,7 +77,7 @@ class Functions:
         folder = await self._context.choose_location(
             caller, EntryKind.FUNCTION, namespace, name, checked.function_uuid, None
         )
-        if current is None and await self._context.store.names_of(checked.function_uuid):
+        if current is None and await self._context.store.count_names(checked.function_uuid):
             # The UUID identifies the history of an entry, and it decides whether a table's files may be deleted.
             raise BadRequest(f"The function-uuid {checked.function_uuid} is in use; choose another")
         body = encode_json(document)
@@ -88,7 +88,7 @@ class Functions:
             change = [build_swap(current, location, requested_ms)]
         action = "create" if current is None else "replace"
         claim = await claim_folder(self._context, entry, folder, fresh=current is None)
-        instant = self._context.instant(caller, entry, action, requested_ms=requested_ms)
+        instant = self._context.make_instant(caller, entry, action, requested_ms=requested_ms)
         await self._context.create_and_transact(location, body, [claim, *change, instant])
         return LoadedFunction(entry=entry, document=body)
 
@@ -104,7 +104,7 @@ class Functions:
         )
         try:
             await self._context.transact(
-                [drop, self._context.instant(caller, entry, "drop", requested_ms=requested_ms)]
+                [drop, self._context.make_instant(caller, entry, "drop", requested_ms=requested_ms)]
             )
         except CommitConflict:
             raise CommitConflict(

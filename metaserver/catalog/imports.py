@@ -142,11 +142,11 @@ class Imports:
             AlreadyExists: The name has another entry.
         """
         other_kind = EntryKind.VIEW if kind is EntryKind.TABLE else EntryKind.TABLE
-        if await self._context.store.entry(other_kind, namespace, name) is not None:
+        if await self._context.store.load_entry(other_kind, namespace, name) is not None:
             raise AlreadyExists(
                 f"{other_kind.value.capitalize()} with same name already exists: {show(namespace, name)}"
             )
-        entry = await self._context.store.entry(kind, namespace, name)
+        entry = await self._context.store.load_entry(kind, namespace, name)
         if entry is not None and entry.metadata_location != location:
             raise AlreadyExists(
                 f"{kind.value.capitalize()} {show(namespace, name)} exists with the metadata file "
@@ -155,7 +155,7 @@ class Imports:
         return entry
 
     async def _check_unnamed(self, entry: Entry) -> None:
-        names = await self._context.store.names_of(entry.uuid, dropped=False)
+        names = await self._context.store.count_names(entry.uuid, dropped=False)
         if names:
             raise AlreadyExists(
                 f"The {entry.kind.value} {entry.uuid} of {entry.metadata_location} is live under another name, so it "

@@ -41,7 +41,7 @@ class MetricsReports:
         snapshot_id = report.get("snapshot-id")
         if not isinstance(snapshot_id, int) or isinstance(snapshot_id, bool) or not -(2**63) <= snapshot_id < 2**63:
             raise BadRequest("snapshot-id is not a 64-bit integer")
-        entry = await self._context.store.entry(EntryKind.TABLE, namespace, name)
+        entry = await self._context.store.load_entry(EntryKind.TABLE, namespace, name)
         if entry is None:
             await self._context.require_namespace(namespace)
             return None
@@ -72,12 +72,12 @@ class MetricsReports:
         """Return a page of the reports of a table.
 
         A page has at most as many reports as fit into `_PAGE_BYTES` if all of them have the maximum size. See
-        `CatalogContext.page`.
+        `CatalogContext.read_page`.
         """
         uuid = (await self._context.require_entry(EntryKind.TABLE, namespace, name)).uuid
         limit = max(1, _PAGE_BYTES // self._context.settings.metrics_report_limit_bytes)
 
         async def read(after: str | None, limit: int) -> list[MetricsReport]:
-            return await self._context.store.metrics_reports(uuid, after, limit)
+            return await self._context.store.list_metrics_reports(uuid, after, limit)
 
-        return await self._context.page(read, lambda row: row.id, page_token, min(page_size or limit, limit))
+        return await self._context.read_page(read, lambda row: row.id, page_token, min(page_size or limit, limit))

@@ -18,8 +18,11 @@ from seamark.metaserver.store.operations import CreateNamespace, DropNamespace, 
 from seamark.metaserver.store.port import NAMED_NAMESPACES_MAX
 
 PROPERTIES_CHARACTERS_MAX, DEEP_CHARACTERS_MAX, _DEEP = 1 << 20, 16 << 10, 8
-"""Of a namespace's properties together, and of those of one with more than eight levels: the event loop reads them from
-the database for each request that needs the namespace, and for table services those of all namespaces above it."""
+"""The maximum characters of a namespace's properties together, and of a namespace with more than eight levels.
+
+The event loop reads them from the database for each request that needs the namespace. For table services, it reads
+those of all namespaces above, too.
+"""
 
 
 class Namespaces:
@@ -56,7 +59,7 @@ class Namespaces:
         return self.with_location(await self._context.require_namespace(path))
 
     async def exists(self, path: NamespacePath) -> bool:
-        return await self._context.store.namespace(path) is not None
+        return await self._context.store.load_namespace(path) is not None
 
     async def list(
         self,
@@ -80,7 +83,7 @@ class Namespaces:
 
         async def read(after: str | None, limit: int) -> list[NamespacePath]:
             if visible is None:
-                return await self._context.store.namespaces(parent, after, limit)
+                return await self._context.store.list_namespaces(parent, after, limit)
             names = sorted(name for name in visible if after is None or name > after)
             children: builtins.list[NamespacePath] = []
             for start in range(0, len(names), NAMED_NAMESPACES_MAX):
@@ -91,7 +94,7 @@ class Namespaces:
                     break
             return children[:limit]
 
-        return await self._context.page(read, lambda child: child[-1], page_token, page_size)
+        return await self._context.read_page(read, lambda child: child[-1], page_token, page_size)
 
     async def update_properties(
         self, caller: Caller, path: NamespacePath, removals: builtins.list[str], updates: dict[str, str]
@@ -144,7 +147,7 @@ class Namespaces:
         """
         properties = {name: value for name, value in properties.items() if name != SETTERS}
         for attempt in range(self._context.settings.commit_retries + 1):
-            stored = await self._context.store.namespace(path)
+            stored = await self._context.store.load_namespace(path)
             try:
                 if stored is None:
                     return await self.create(caller, path, properties)

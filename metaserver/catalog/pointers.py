@@ -31,7 +31,7 @@ async def check_name_free(
     """
     await context.require_namespace(namespace)
     for other in (kind, EntryKind.VIEW if kind is EntryKind.TABLE else EntryKind.TABLE):
-        if await context.store.entry(other, namespace, name) is not None:
+        if await context.store.load_entry(other, namespace, name) is not None:
             suffix = "" if other is kind else " with same name"
             raise AlreadyExists(f"{other.value.capitalize()}{suffix} already exists: {show(namespace, name)}")
 

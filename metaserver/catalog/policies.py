@@ -117,7 +117,7 @@ async def load_policies(store: PointerStore, path: NamespacePath) -> Policies:
     """Return the policies that tables of the namespace inherit."""
     policies: Policies = {}
     for depth in range(1, len(path) + 1):
-        namespace = await store.namespace(path[:depth])
+        namespace = await store.load_namespace(path[:depth])
         if namespace is not None:
             policies = add_policies(policies, namespace.path, namespace.properties)
     return policies

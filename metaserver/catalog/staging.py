@@ -42,17 +42,17 @@ class StagingPasses:
             "location": location,
             "exp": self._clock.now_ms() // 1000 + TTL_S,
         }
-        key_id, key = self._keyring.signing_key(_PURPOSE)
+        key_id, key = self._keyring.find_signing_key(_PURPOSE)
         return jwt.encode({"alg": "HS256", "kid": key_id.hex()}, claims, jwk.OctKey.import_key(key))
 
-    def location(self, token: str, namespace: NamespacePath, name: str) -> str:
+    def read_location(self, token: str, namespace: NamespacePath, name: str) -> str:
         """Return the location of the staged table.
 
         Raises:
             Forbidden: The pass is invalid, expired or for another table.
         """
         try:
-            claims = jwt.decode(token, self._key_of, algorithms=["HS256"]).claims
+            claims = jwt.decode(token, self._find_key, algorithms=["HS256"]).claims
         except (errors.JoseError, ValueError):
             raise Forbidden(
                 "The staging pass in this URL was not issued by this server; create the table again"
@@ -68,7 +68,7 @@ class StagingPasses:
             )
         return str(claims["location"])
 
-    def _key_of(self, signed: GuestProtocol) -> jwk.OctKey:
+    def _find_key(self, signed: GuestProtocol) -> jwk.OctKey:
         """Return the key of a pass.
 
         Raises:

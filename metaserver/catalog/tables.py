@@ -55,7 +55,7 @@ class Tables:
     async def list(self, namespace: NamespacePath, page_token: str | None, page_size: int | None) -> Page[str]:
         return await self._context.list_names(EntryKind.TABLE, namespace, page_token, page_size)
 
-    async def entry(self, namespace: NamespacePath, name: str) -> Entry:
+    async def load_entry(self, namespace: NamespacePath, name: str) -> Entry:
         """Return the current pointer of a table.
 
         Raises:
@@ -64,7 +64,7 @@ class Tables:
         return await self._context.require_entry(EntryKind.TABLE, namespace, name)
 
     async def exists(self, namespace: NamespacePath, name: str) -> bool:
-        return await self._context.store.entry(EntryKind.TABLE, namespace, name) is not None
+        return await self._context.store.load_entry(EntryKind.TABLE, namespace, name) is not None
 
     async def load(self, namespace: NamespacePath, name: str) -> LoadedTable:
         """Return a table with its metadata.
@@ -73,7 +73,7 @@ class Tables:
             NoSuchTable: The table does not exist.
             NotFound: The metadata file is missing in storage.
         """
-        entry = await self.entry(namespace, name)
+        entry = await self.load_entry(namespace, name)
         await self._context.documents.ensure_exists(entry.metadata_location)
         metadata = await self._context.documents.table(entry.metadata_location)
         check_uuid(entry, metadata)
@@ -100,7 +100,7 @@ class Tables:
             claimed,
             *allowed,
             *self._context.create_entry(caller, entry),
-            self._context.instant(caller, entry, "create", requested_ms=requested_ms),
+            self._context.make_instant(caller, entry, "create", requested_ms=requested_ms),
             *self._context.remember(caller, status=200, metadata_location=location),
         ]
         await self._context.create_and_transact(location, document, operations)
@@ -137,7 +137,7 @@ class Tables:
         check_new_name(name, "table name")
         self._context.warehouse.check(location, "metadata-location")
         await self._context.require_namespace(namespace)
-        current = await self._context.store.entry(EntryKind.TABLE, namespace, name)
+        current = await self._context.store.load_entry(EntryKind.TABLE, namespace, name)
         if current is None or not overwrite:
             await check_name_free(self._context, namespace, name)
         metadata = await self.check_registrable(location)
@@ -149,7 +149,7 @@ class Tables:
             await check_properties(metadata.properties)
         entry = make_entry(namespace, name, table_uuid(metadata), location, requested_ms)
         is_same = current is not None and current.uuid == entry.uuid
-        if overwrite and not is_same and await self._context.store.names_of(entry.uuid, dropped=False):
+        if overwrite and not is_same and await self._context.store.count_names(entry.uuid, dropped=False):
             raise AlreadyExists(
                 f"Cannot overwrite {show(namespace, name)} with {location}, the metadata of table {entry.uuid}, "
                 "which is live under another name; rename or drop that table first, or register it without overwrite "
@@ -167,11 +167,11 @@ class Tables:
         operations.append(await claim(self._context, caller, metadata, entry, may_restore=not is_same))
         allowing = metadata.properties if allows_locations else {}
         operations.append(await replace_allowed_locations(self._context, caller, entry.uuid, allowing))
-        operations.append(self._context.instant(caller, entry, "register", requested_ms=requested_ms))
+        operations.append(self._context.make_instant(caller, entry, "register", requested_ms=requested_ms))
         operations += self._context.remember(caller, status=200, metadata_location=location)
         await self._context.transact(operations)
         await self._check_registered(caller, entry)
-        stored = await self._context.store.entry(EntryKind.TABLE, namespace, name)
+        stored = await self._context.store.load_entry(EntryKind.TABLE, namespace, name)
         return LoadedTable(entry=stored or entry, metadata=metadata)
 
     async def _check_registered(self, caller: Caller, entry: Entry) -> None:
@@ -182,7 +182,9 @@ class Tables:
         try:
             await self.check_registrable(entry.metadata_location)
         except (NotFound, BadRequest):
-            unregistered = self._context.instant(caller, entry, "unregister", requested_ms=self._context.clock.now_ms())
+            unregistered = self._context.make_instant(
+                caller, entry, "unregister", requested_ms=self._context.clock.now_ms()
+            )
             drop = DropEntry(
                 kind=entry.kind,
                 namespace=entry.namespace,
@@ -210,7 +212,7 @@ class Tables:
                 await self._context.transact(
                     [
                         drop,
-                        self._context.instant(caller, entry, "unregister", requested_ms=requested_ms),
+                        self._context.make_instant(caller, entry, "unregister", requested_ms=requested_ms),
                         *self._context.remember(caller, status=200, metadata_location=entry.metadata_location),
                     ]
                 )
@@ -227,7 +229,7 @@ class Tables:
         If `purge` is true, the files of the table are deleted after the retention.
         """
         requested_ms = self._context.clock.now_ms()
-        entry = await self.entry(namespace, name)
+        entry = await self.load_entry(namespace, name)
         if purge:
             await check_purgeable(self._context, entry)
         operations = drop_operations(self._context, caller, entry, purge=purge, requested_ms=requested_ms)
@@ -276,7 +278,7 @@ class Tables:
             metadata = await self._context.documents.table(location)
         except Corrupt as error:  # The client named the file, so this is an error of the request.
             raise BadRequest(f"Cannot register {location}: {error.message}") from None
-        purging = await self._context.store.instants(
+        purging = await self._context.store.list_instants(
             InstantFilter(uuid=table_uuid(metadata), action="purge", state=InstantState.INFLIGHT), 1
         )
         if purging:
@@ -297,7 +299,7 @@ async def rename_entry(
     requested_ms = context.clock.now_ms()
     check_changeable(source.name)
     check_new_name(target.name, f"{kind.value} name")
-    entry = await context.store.entry(kind, source.namespace, source.name)
+    entry = await context.store.load_entry(kind, source.namespace, source.name)
     rename = RenameEntry(
         kind=kind,
         namespace=source.namespace,
@@ -310,6 +312,6 @@ async def rename_entry(
     # If the entry does not exist, the store raises the error.
     if entry is not None:
         summary = {"to": show(target.namespace, target.name), "to-namespace": list(target.namespace)}
-        operations.append(context.instant(caller, entry, "rename", requested_ms=requested_ms, summary=summary))
+        operations.append(context.make_instant(caller, entry, "rename", requested_ms=requested_ms, summary=summary))
     operations += context.remember(caller, status=204)
     await context.transact(operations)

@@ -48,14 +48,14 @@ class Views:
     async def list(self, namespace: NamespacePath, page_token: str | None, page_size: int | None) -> Page[str]:
         return await self._context.list_names(EntryKind.VIEW, namespace, page_token, page_size)
 
-    async def entry(self, namespace: NamespacePath, name: str) -> Entry:
+    async def load_entry(self, namespace: NamespacePath, name: str) -> Entry:
         return await self._context.require_entry(EntryKind.VIEW, namespace, name)
 
     async def exists(self, namespace: NamespacePath, name: str) -> bool:
-        return await self._context.store.entry(EntryKind.VIEW, namespace, name) is not None
+        return await self._context.store.load_entry(EntryKind.VIEW, namespace, name) is not None
 
     async def load(self, namespace: NamespacePath, name: str) -> LoadedView:
-        entry = await self.entry(namespace, name)
+        entry = await self.load_entry(namespace, name)
         await self._context.documents.ensure_exists(entry.metadata_location)
         return LoadedView(entry=entry, metadata=await self._load_metadata(entry))
 
@@ -87,10 +87,10 @@ class Views:
         if self._recorded.get(entry.metadata_location) == fingerprint:
             return True
         store = self._context.store
-        if await store.instant_by_fingerprint(entry.uuid, fingerprint) is None:
+        if await store.find_instant_by_fingerprint(entry.uuid, fingerprint) is None:
             for action in ("commit", "register", "create"):
                 where = InstantFilter(uuid=entry.uuid, action=action, newest_first=True)
-                if any(instant.fingerprint for instant in await store.instants(where, 1)):
+                if any(instant.fingerprint for instant in await store.list_instants(where, 1)):
                     return False
         if len(self._recorded) >= _RECORDED_MAX:
             self._recorded.clear()
@@ -176,7 +176,7 @@ class Views:
         requested_ms = self._context.clock.now_ms()
         retries = self._context.settings.commit_retries
         for attempt in range(retries + 1):
-            entry = await self.entry(namespace, name)
+            entry = await self.load_entry(namespace, name)
             base = await self._load_metadata(entry)
             check_view_requirements(base.view_uuid, requirements)
             work = partial(apply_view_updates, base, updates, now_ms=self._context.clock.now_ms())
@@ -196,7 +196,7 @@ class Views:
 
     async def drop(self, caller: Caller, namespace: NamespacePath, name: str) -> None:
         requested_ms = self._context.clock.now_ms()
-        entry = await self.entry(namespace, name)
+        entry = await self.load_entry(namespace, name)
         operations = drop_operations(self._context, caller, entry, purge=False, requested_ms=requested_ms)
         await self._context.transact([*operations, *self._context.remember(caller, status=204)])
 
@@ -231,7 +231,7 @@ class Views:
     def _make_instant(
         self, caller: Caller, entry: Entry, action: str, requested_ms: int, metadata: ViewMetadata
     ) -> RecordInstant:
-        return self._context.instant(
+        return self._context.make_instant(
             caller,
             entry,
             action,

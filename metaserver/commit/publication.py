@@ -52,7 +52,7 @@ On slow storage, it lasts for several attempts.
 """
 _BACK_OFF_MAX = 5
 """The attempt after which the pause between attempts no longer grows."""
-_UPDATES_RECORDED = 50
+_RECORDED_UPDATES_MAX = 50
 """The maximum number of updates of one commit that the timeline records."""
 _SUMMARY_KEYS = ("added-data-files", "deleted-data-files", "added-records", "deleted-records", "added-delete-files")
 _SUMMARY_CHARACTERS_MAX = 100
@@ -379,7 +379,7 @@ class Publisher:
             await self._context.transact(operations)
 
     def _build_instant(self, prepared: PreparedCommit, event: CommitEvent) -> RecordInstant:
-        summary: dict[str, Any] = {"updates": list(event.updates[:_UPDATES_RECORDED])}
+        summary: dict[str, Any] = {"updates": list(event.updates[:_RECORDED_UPDATES_MAX])}
         if event.snapshot_id is not None:
             recorded = event.summary
             summary["operation"] = _shorten(recorded.get("operation"))
@@ -387,7 +387,7 @@ class Publisher:
             if (reason := _describe_difference(prepared.metadata, event.snapshot_id)) is not None:
                 summary[OTHER_ROWS] = reason
         now = self._context.clock.now_ms()
-        return self._context.instant(
+        return self._context.make_instant(
             event.caller,
             prepared.make_entry(now),
             "create" if prepared.entry is None else "commit",
@@ -421,7 +421,7 @@ class Publisher:
 
     async def _has_another_name(self, uuid: str) -> bool:
         """Return whether another name refers to the table. The other name may still need the files."""
-        return await self._context.store.names_of(uuid) > 1
+        return await self._context.store.count_names(uuid) > 1
 
 
 @contextlib.asynccontextmanager

@@ -36,7 +36,7 @@ async def note_removal(context: CatalogContext, uuid: str) -> None:
     name, note = _make_cursor_name(uuid), f"{context.clock.now_ms()} {context.clock.uuid4()}"
     for _ in range(context.settings.commit_retries + 1):
         try:
-            await context.store.transact([SaveCursor(name, await context.store.cursor(name), note)])
+            await context.store.transact([SaveCursor(name, await context.store.load_cursor(name), note)])
         except CommitConflict:
             continue  # Another removal of the table runs at the same time.
         return
@@ -45,7 +45,7 @@ async def note_removal(context: CatalogContext, uuid: str) -> None:
 
 async def read_removal_note(context: CatalogContext, uuid: str) -> str | None:
     """Return the note of the last removal of orphan files of the table, or None if there is no note."""
-    return await context.store.cursor(_make_cursor_name(uuid))
+    return await context.store.load_cursor(_make_cursor_name(uuid))
 
 
 async def is_recent(context: CatalogContext, note: str) -> bool:
@@ -112,7 +112,7 @@ async def _read_added_paths(
                 continue
             known_paths.add(manifest.manifest_path)
             try:
-                entries = await own.entries(manifest, base)
+                entries = await own.read_entries(manifest, base)
             except SeamarkError:
                 continue
             yield {entry.file.file_path for entry in entries if entry.status == ADDED}

@@ -200,7 +200,7 @@ class ChunkSigner:
         self._is_signed = payload != UNSIGNED_TRAILER
         self._previous = seed
 
-    def chunk(self, data: bytes) -> bytes:
+    def sign_chunk(self, data: bytes) -> bytes:
         return self._parse_header(data) + data + b"\r\n"
 
     def end(self, trailer: str, value: str) -> bytes:

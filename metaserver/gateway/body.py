@@ -70,7 +70,7 @@ class Body:
         self.trailers: dict[str, str] = {}
         """The trailers of an aws-chunked body, after its pieces were read."""
 
-    async def pieces(self) -> AsyncIterator[bytes]:
+    async def iter_pieces(self) -> AsyncIterator[bytes]:
         """Yield the verified data.
 
         Raises:
@@ -79,7 +79,7 @@ class Body:
         """
         if self.is_chunked:
             decoder = ChunkDecoder(self._claim, self._key, self.length)
-            async for piece in self.raw():
+            async for piece in self.iter_raw():
                 for data in decoder.feed(piece):
                     yield data
             self.trailers = decoder.finish()
@@ -87,7 +87,7 @@ class Body:
             return
         expected = None if self._claim.payload == UNSIGNED_PAYLOAD else self._claim.payload
         hashed, withheld = hashlib.sha256(), b""
-        async for piece in self.raw():
+        async for piece in self.iter_raw():
             if expected is not None:
                 hashed.update(piece)
             if withheld:
@@ -99,7 +99,7 @@ class Body:
         if withheld:
             yield withheld
 
-    async def raw(self) -> AsyncIterator[bytes]:
+    async def iter_raw(self) -> AsyncIterator[bytes]:
         """Yield the body as it was sent.
 
         Raises:
@@ -133,7 +133,7 @@ class Body:
         """Return a small body, such as XML, as a whole."""
         if self.length > limit_bytes:
             raise S3Error("MalformedXML", f"The body has {self.length} bytes; the limit is {limit_bytes} bytes")
-        return b"".join([piece async for piece in self.pieces()])
+        return b"".join([piece async for piece in self.iter_pieces()])
 
 
 def _parse_length(text: str | None, name: str) -> int:

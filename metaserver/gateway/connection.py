@@ -23,7 +23,7 @@ from seamark.formats.runtime.connections import Connection, ConnectionRunner, Co
 _NOTSENT_LOWAT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 _KERNEL_MAX_BYTES = 1 << 20
 _KERNEL_MIN_BYTES = 16 << 10
-_KERNEL_PARTS = 4
+_KERNEL_BUDGET_DIVISOR = 4
 """The divisor of the budget that gives the share of each connection.
 
 A connection gets its share when it is opened. The share is larger if there are few connections at that time. So the
@@ -158,7 +158,7 @@ class GatewayConnections(Connections):
         All connections together keep about the budget, however many connections exist. The value is a power of two,
         so that it changes rarely.
         """
-        share = self._unsent_bytes // (_KERNEL_PARTS * max(1, self.count))
+        share = self._unsent_bytes // (_KERNEL_BUDGET_DIVISOR * max(1, self.count))
         return max(_KERNEL_MIN_BYTES, min(_KERNEL_MAX_BYTES, 1 << share.bit_length() - 1 if share else 0))
 
     def create_connection(self, handshake: Handshake | None = None) -> Connection:

@@ -50,7 +50,7 @@ from seamark.metaserver.store.passed_time import PassedTime
 
 T = TypeVar("T")
 
-THREADS = 16
+FILE_THREADS = 16
 COPY_THREADS = 4
 """The number of threads for copies of whole objects, for example to complete an upload.
 
@@ -78,7 +78,7 @@ class FolderBackend:
         self._folder = settings.s3_folder.rstrip("/")
         self._clock = clock
         roots = [self._folder]
-        self._files = LocalObjects(roots, clock, threads=THREADS, timeout_s=TIMEOUT_S, parse=parse_object)
+        self._files = LocalObjects(roots, clock, threads=FILE_THREADS, timeout_s=TIMEOUT_S, parse=parse_object)
         self._copiers = LocalObjects(roots, clock, threads=COPY_THREADS, timeout_s=TIMEOUT_S, parse=parse_object)
         self._root = RootFolder(self._folder)
         self._staging = Staging(self._root, self._files.folders)
@@ -214,7 +214,7 @@ class FolderBackend:
         assert call.body is not None
         if call.body.length:
             raise S3Error("NotImplemented", "A key that ends with a slash cannot have content on this store")
-        async for _ in call.body.pieces():
+        async for _ in call.body.iter_pieces():
             pass
         return web.Response(headers={"ETag": '"0-0-0"', "x-amz-request-id": call.request_id})
 
@@ -228,7 +228,7 @@ class FolderBackend:
         }
         trailer = call.headers.get("x-amz-trailer", "").lower()
         checksums = Checksums(checksum_headers | ({trailer} if trailer else set()), md5="content-md5" in call.headers)
-        staged = self._clock.random_bytes(16).hex()
+        staged = self._clock.draw_bytes(16).hex()
         descriptor = await self._run(self._staging.open_new, staged)
         try:
             pending = bytearray()
@@ -239,7 +239,7 @@ class FolderBackend:
                 while unwritten:
                     unwritten = unwritten[os.write(descriptor, unwritten) :]
 
-            async for piece in body.pieces():
+            async for piece in body.iter_pieces():
                 pending += piece
                 if len(pending) >= PIECE_BYTES:
                     await self._run(write, bytes(pending))
@@ -273,7 +273,7 @@ class FolderBackend:
             start, length = part or (0, source_file.size)
             replaced = call.headers.get("x-amz-metadata-directive", "COPY").upper() == "REPLACE"
             headers = {} if of_part else select_kept_headers(call.headers) if replaced else source_file.headers
-            staged = self._clock.random_bytes(16).hex()
+            staged = self._clock.draw_bytes(16).hex()
 
             def work() -> None:
                 descriptor = self._staging.open_new(staged)
@@ -325,7 +325,7 @@ class FolderBackend:
 
     async def _create_upload(self, call: S3Call) -> web.StreamResponse:
         location, headers = _make_location(call), select_kept_headers(call.headers)
-        secret = self._clock.random_bytes(16)
+        secret = self._clock.draw_bytes(16)
         upload_id = await self._run(self._uploads.create, location, secret, call.principal_name, self._share, headers)
         return make_xml_response(
             make_document("InitiateMultipartUploadResult", name_object(call) + tag("UploadId", upload_id)), call
@@ -370,7 +370,7 @@ class FolderBackend:
         ):
             raise S3Error("InvalidArgument", "max-parts and part-number-marker must be numbers")
         limit = min(int(max_parts), 1000)
-        parts = await self._run(self._uploads.parts, _make_location(call), upload_id)
+        parts = await self._run(self._uploads.list_parts, _make_location(call), upload_id)
         later_parts = [part for part in parts if part.number > int(marker)]
         page = later_parts[:limit]
         text = name_object(call) + tag("UploadId", upload_id) + tag("PartNumberMarker", marker)
@@ -401,7 +401,7 @@ class FolderBackend:
     async def delete_abandoned(self, passed: PassedTime) -> None:
         """Delete uploads and staged files that have not changed for `gateway_uploads_s` of passed time."""
         age_ms = int(self._abandoned_s * 1000)
-        await self._run(self._uploads.delete_abandoned, (passed.ago(age_ms) + age_ms) / 1000)
+        await self._run(self._uploads.delete_abandoned, (passed.find_time_ago(age_ms) + age_ms) / 1000)
 
     async def _discard(self, staged: str) -> None:
         """Delete a staged file. A published file is no longer in the staging folder."""

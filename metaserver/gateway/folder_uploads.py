@@ -128,7 +128,7 @@ class Uploads:
         except FileNotFoundError:
             raise _make_missing_error() from None
 
-    def parts(self, location: str, upload_id: str) -> list[Part]:
+    def list_parts(self, location: str, upload_id: str) -> list[Part]:
         """Return the parts in the order of their numbers."""
         try:
             with _close_after(self._open_existing(location, upload_id)) as folder, os.scandir(folder) as entries:
@@ -150,7 +150,7 @@ class Uploads:
     ) -> FileInfo:
         """Publish the object at `target` from the listed parts (number, ETag)."""
         upload = self._make_name(location, upload_id)
-        parts = choose_parts(part_etags, {part.number: part for part in self.parts(location, upload_id)})
+        parts = choose_parts(part_etags, {part.number: part for part in self.list_parts(location, upload_id)})
         staged = f"{upload_id}-{os.getpid():x}-{os.urandom(8).hex()}"
         try:
             with _close_after(self._staging.open_new(staged)) as descriptor:

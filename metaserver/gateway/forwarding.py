@@ -58,7 +58,7 @@ _NOT_RETURNED = frozenset(
 _ERROR_BYTES_MAX = 64 << 10
 _KEYS_REFUSED = re.compile(rb"<Code>(?:InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|InvalidToken)</Code>")
 _REFRESH_S = 60.0
-_ATTEMPTS = 3
+_FORWARD_ATTEMPTS_MAX = 3
 """The number of attempts to get the next byte of an answer from the store."""
 _PAUSE_S = 0.1
 _log = structlog.get_logger("seamark.gateway")
@@ -184,8 +184,8 @@ class Forwarding:
         """Yield the body of an answer.
 
         If the body ends early, further requests read the missing bytes. These requests send If-Match, so that they
-        read the same object. The method gives up after `_ATTEMPTS` failures in a row without new bytes, and raises
-        RetryLater or the error of the session.
+        read the same object. The method gives up after `_FORWARD_ATTEMPTS_MAX` failures in a row without new bytes, and
+        raises RetryLater or the error of the session.
         """
         span, arrived = _read_span(call, response), 0
         pieces = _read_pieces(response.content)
@@ -217,7 +217,7 @@ class Forwarding:
                         yield piece
             except RetryLater:
                 failed += 1
-                if failed == _ATTEMPTS:
+                if failed == _FORWARD_ATTEMPTS_MAX:
                     raise
                 await asyncio.sleep(_PAUSE_S * failed)
 
@@ -284,7 +284,7 @@ def _frame_body(
         return _encode_chunks(body, trailer, chain), compute_framed_length(
             body.length, _CHUNK_BYTES, trailer, is_signed=is_signed
         )
-    return body.pieces(), body.length
+    return body.iter_pieces(), body.length
 
 
 async def _encode_chunks(body: Body, trailer: str, chain: ChunkSigner) -> AsyncIterator[bytes]:
@@ -295,12 +295,12 @@ async def _encode_chunks(body: Body, trailer: str, chain: ChunkSigner) -> AsyncI
     The last chunk follows only after the whole body of the client was verified.
     """
     pending = bytearray()
-    async for piece in body.pieces():
+    async for piece in body.iter_pieces():
         pending += piece
         while len(pending) >= _CHUNK_BYTES:
-            yield chain.chunk(bytes(pending[:_CHUNK_BYTES]))
+            yield chain.sign_chunk(bytes(pending[:_CHUNK_BYTES]))
             del pending[:_CHUNK_BYTES]
-    last = chain.chunk(bytes(pending)) if pending else b""
+    last = chain.sign_chunk(bytes(pending)) if pending else b""
     yield last + chain.end(trailer, body.trailers.get(trailer, ""))
 
 

@@ -26,7 +26,7 @@ from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
 
 _REMEMBERED_MAX = 16_384
-_BATCH = 500
+_OWNED_FILES_PER_BATCH = 500
 _Checked = tuple[str, str, NamespacePath, str, bool]
 
 
@@ -115,11 +115,11 @@ class GrantChecker:
             Forbidden: The table was dropped, or moved to another namespace.
         """
         uuid, namespace = grant.table_uuid, grant.namespace or None
-        entries = await self._store.entries_of(uuid)
+        entries = await self._store.list_entries_by_uuid(uuid)
         names = [entry.name for entry in entries if namespace is None or entry.namespace == namespace]
         if names:
             return names
-        if grant.staged and not await self._store.names_of(uuid):
+        if grant.staged and not await self._store.count_names(uuid):
             return []
         if entries:
             raise Forbidden("The table of the keys was moved to another namespace; load it there")
@@ -133,7 +133,7 @@ class GrantChecker:
         head = await timeline.head()
         async with timeline.watch_instants(InstantFilter(since=head), counted=False) as watcher:
             while True:
-                instants = await timeline.read_next(watcher, _BATCH)
+                instants = await timeline.read_next(watcher, _OWNED_FILES_PER_BATCH)
                 changed = {instant.uuid for instant in instants if instant.action != "commit"}
                 if changed:
                     self._forgotten += 1

@@ -122,7 +122,7 @@ class Preloading:
             metadata, ScanRequest(filter=_filter(text))
         )  # The plan does not count as a use of indexes.
         located = [scan.view.locate(row) for row in scan.entry_ids[:_FILES_MAX].tolist()]
-        paths = {block.text("file_path", local) or "": None for block, local in located}
+        paths = {block.read_text("file_path", local) or "": None for block, local in located}
         before, known_sizes = self._read.pop(entry.uuid, (policy, {}))
         known_sizes = {path: size for path, size in known_sizes.items() if path in paths} if before == policy else {}
         self._read[entry.uuid] = policy, known_sizes

@@ -42,11 +42,11 @@ from seamark.metaserver.store.passed_time import look_at_clock
 from seamark.metaserver.store.port import PointerStore
 
 FLUSH_S = 60.0
-SAMPLES_EACH = 4
+SAMPLES_PER_SHAPE_MAX = 4
 """The maximum number of samples that a server takes from the statements of one shape between two flushes."""
 APPLIED_MAX = 100
 """The number of applied proposals that the database keeps for a table."""
-_OWNER_PARTS = 4
+_OWNER_BUDGET_DIVISOR = 4
 """One principal can be the first user of at most one in this number of a table's shapes."""
 _RECORDS_MAX = 200
 """The maximum number of shapes in one transaction."""
@@ -153,7 +153,7 @@ class _Counts:
             self.bytes_in += min(bytes_in, _BYTES_MAX)
             self.bytes_left += min(bytes_left, _BYTES_MAX)
 
-    def sums(self) -> QuerySums:
+    def compute_sums(self) -> QuerySums:
         return QuerySums(
             self.statements,
             self.files_in,
@@ -220,7 +220,7 @@ class QueryHistory:
         counts.add_sizes(read.bytes_in, read.bytes_left)
         if read.literals and len(counts.literals) < _LITERALS_MAX:
             counts.literals.append(read.literals)
-        return counts.samplers if len(counts.samplers) < SAMPLES_EACH else None
+        return counts.samplers if len(counts.samplers) < SAMPLES_PER_SHAPE_MAX else None
 
     def add_time(self, uuid: str, fingerprint: str, principal: str | None, time: StatementTime) -> None:
         """Add the time that an engine took for a statement.
@@ -318,14 +318,14 @@ class QueryHistory:
 
     @property
     def _owner_shapes_max(self) -> int:
-        return max(1, self._shapes_max // _OWNER_PARTS)
+        return max(1, self._shapes_max // _OWNER_BUDGET_DIVISOR)
 
-    async def of_table(self, uuid: str, days: int) -> list[QueryShapeSums]:
+    async def list_table_shapes(self, uuid: str, days: int) -> list[QueryShapeSums]:
         """Return the history of a table, including statements that this server has not recorded yet."""
         await self.flush()
         return await self._store.query_shapes(uuid, self._compute_first_hour(days), _LISTED_MAX)
 
-    async def since(self, uuid: str, since_ms: int) -> list[QueryShapeSums]:
+    async def list_shapes_since(self, uuid: str, since_ms: int) -> list[QueryShapeSums]:
         """Return the history of a table in the hours that began after a time, or in the hour of the time itself.
 
         Statements that this server has not recorded yet are included.
@@ -333,12 +333,12 @@ class QueryHistory:
         await self.flush()
         return await self._store.query_shapes(uuid, since_ms // HOUR_MS, _LISTED_MAX)
 
-    async def sums_since(self, uuid: str, since_ms: int) -> QuerySums:
+    async def compute_sums_since(self, uuid: str, since_ms: int) -> QuerySums:
         """Return the sums of a table's statements in the hours that began after a time."""
         shapes = await self._store.query_shapes(uuid, since_ms // HOUR_MS + 1, _LISTED_MAX)
         return add_sums([shape.sums for shape in shapes])
 
-    async def of_tables(
+    async def list_table_totals(
         self, days: int, limit: int, within: Sequence[NamespacePath] | None = None
     ) -> list[QueryTotals]:
         """Return the sums of each table, for the tables with the most statements first.
@@ -389,7 +389,7 @@ class QueryHistory:
 
         def find_hour(age_hours: int, period_hours: int) -> int:
             """Return the first hour of the period in which rows are `age_hours` old."""
-            hour = clock_look.ago(age_hours * HOUR_MS) // HOUR_MS
+            hour = clock_look.find_time_ago(age_hours * HOUR_MS) // HOUR_MS
             return hour - hour % period_hours
 
         changes = [
@@ -434,7 +434,7 @@ def _group_records_by_table(
     for key, counted in counts.items():
         shape = key.shape
         if shape is None:
-            record = QueryRecord(OTHER_SHAPES, "", "", "", counted.sums())
+            record = QueryRecord(OTHER_SHAPES, "", "", "", counted.compute_sums())
         else:
             owner = "" if key.principal is None else digest_owner(key.uuid, key.principal)
             filter_samples = [
@@ -447,7 +447,7 @@ def _group_records_by_table(
                 replace(sample.filter, repeats=repeats) for sample in filter_samples if sample.filter is not None
             ]
             text = msgspec.json.encode(samples).decode() if samples else ""
-            record = QueryRecord(shape.fingerprint, owner, shape.text, text, counted.sums())
+            record = QueryRecord(shape.fingerprint, owner, shape.text, text, counted.compute_sums())
         tables[key.uuid].append(record)
     # A record of times has no shape. It is after the record with its shape.
     for (uuid, fingerprint), sums in times.items():

@@ -25,7 +25,7 @@ FILTER_CHARACTERS_MAX = 2000
 """The maximum length of a filter that is kept with its literals."""
 REPEATS_STATEMENTS_MIN = 8
 _SHARE_MIN = 2**-30
-_NEAR_ONE = 0.999
+_ALL_DIGITS_MIN_FRACTION = 0.999
 """A share above this number keeps all its digits, because the digits after the nines distinguish it from 1."""
 LOW, HIGH, BOTH = "low", "high", "both"
 """The side of a column's values in which a range lies: it has no lower limit, no upper limit, or both limits."""
@@ -75,7 +75,7 @@ def compute_repeats(literals: Sequence[int]) -> float:
     return round(equal_pairs / (statements * (statements - 1)), 3)
 
 
-def widths_of(bound: Expression, limits: Mapping[int, tuple[float, float]]) -> tuple[RangeWidth, ...]:
+def compute_widths(bound: Expression, limits: Mapping[int, tuple[float, float]]) -> tuple[RangeWidth, ...]:
     """Return the widths of the ranges that all rows must be in.
 
     Args:
@@ -83,7 +83,7 @@ def widths_of(bound: Expression, limits: Mapping[int, tuple[float, float]]) -> t
         limits: The smallest and the largest value of numeric columns, by column id.
     """
     ranges: dict[int, list[float | None]] = {}
-    for part in conjuncts_on_columns(bound):
+    for part in list_column_conjuncts(bound):
         side = 0 if part.op in (Op.GT, Op.GT_EQ) else 1 if part.op in (Op.LT, Op.LT_EQ) else None
         if side is None or part.column_id not in limits:
             continue
@@ -107,7 +107,7 @@ def widths_of(bound: Expression, limits: Mapping[int, tuple[float, float]]) -> t
     return tuple(widths)
 
 
-def conjuncts_on_columns(bound: Expression) -> Iterable[Bound]:
+def list_column_conjuncts(bound: Expression) -> Iterable[Bound]:
     """Return the predicates on plain columns that all rows must satisfy."""
     parts = bound.children if isinstance(bound, And) else (bound,)
     predicates = map(drop_nan, parts)
@@ -125,4 +125,4 @@ def round_share(share: float) -> float:
         return float(share > 0.5)
     odds = 2 ** (round(math.log2(share / (1 - share)) * 4) / 4)
     rounded = odds / (1 + odds)
-    return float(f"{rounded:.5g}") if rounded < _NEAR_ONE else float(rounded)
+    return float(f"{rounded:.5g}") if rounded < _ALL_DIGITS_MIN_FRACTION else float(rounded)

@@ -1,5 +1,6 @@
-"""Shapes of statements: the columns, conditions and aggregates of a statement on one table, without the compared
-values.
+"""Shapes of statements.
+
+A shape has the columns, conditions and aggregates of a statement on one table, without the compared values.
 
 Statements that differ only in their literals have the same shape. A shape contains ids of columns, never names, and
 names of operators. So a shape contains no text of a client, except the name of the engine, which is one of `ENGINES`.
@@ -115,13 +116,13 @@ def _digest_shape(shape: QueryShape) -> str:
     return hashlib.sha256(shape.text.encode()).hexdigest()[:16]
 
 
-def columns_of_shape(ids: Iterable[int]) -> tuple[int, ...]:
+def select_shape_columns(ids: Iterable[int]) -> tuple[int, ...]:
     """Return the column ids, sorted, or no ids if there are more than `COLUMNS_MAX`."""
     columns = tuple(sorted(set(ids)))
     return columns if len(columns) <= COLUMNS_MAX else ()
 
 
-def conjuncts_of(
+def list_conjuncts(
     expression: Expression, find_column: Callable[[str], int | None] | None = None
 ) -> tuple[Conjunct, ...]:
     """Return the conjuncts of a filter, without the values.
@@ -134,7 +135,7 @@ def conjuncts_of(
     for part in _list_conjuncts(expression):
         predicate, negated = part
         if isinstance(predicate, Bound):  # Nearly all conjuncts are bound comparisons, and each plan reads them.
-            conjuncts.add((_term(predicate.column_id, predicate, len(predicate.values), negated),))
+            conjuncts.add((_build_term(predicate.column_id, predicate, len(predicate.values), negated),))
         elif terms := tuple(sorted(set(_make_terms(part, find_column)))):
             conjuncts.add(terms)
     return tuple(sorted(conjuncts)) if len(conjuncts) > 1 else tuple(conjuncts)
@@ -186,15 +187,15 @@ def _make_terms(part: tuple[Expression, bool], find_column: Callable[[str], int 
             case And(children) | Or(children):
                 waiting += [(child, negated) for child in children[:TERMS_MAX]]
             case Bound():
-                terms.append(_term(expression.column_id, expression, len(expression.values), negated))
+                terms.append(_build_term(expression.column_id, expression, len(expression.values), negated))
             case Unbound() if find_column is not None:
                 column_id = find_column(expression.name)
                 if column_id is not None:
-                    terms.append(_term(column_id, expression, len(expression.literals), negated))
+                    terms.append(_build_term(column_id, expression, len(expression.literals), negated))
     return terms
 
 
-def _term(column_id: int, predicate: Bound | Unbound, values: int, negated: bool) -> ShapeTerm:
+def _build_term(column_id: int, predicate: Bound | Unbound, values: int, negated: bool) -> ShapeTerm:
     rounded = 1
     while rounded < values:
         rounded *= 10

@@ -16,8 +16,8 @@ from seamark.metaserver.log.frames import (
     encode_frame,
     encode_meta,
     make_damage_error,
-    payload_parts,
     read_frames,
+    split_payloads,
 )
 from seamark.metaserver.log.index import FramePlace, SegmentIndex
 from seamark.metaserver.log.port import Shard
@@ -29,14 +29,14 @@ def list_unreleased_offsets(segment: LogSegment, released: Mapping[Shard, int]) 
     """Return the shards with unreleased rows in a segment, with the released offset of each."""
     return {
         shard: released[shard]
-        for shard in segment.shards()
+        for shard in segment.list_shards()
         if shard in released and (segment.end(shard) or 0) > released[shard]
     }
 
 
 def is_worth_rewriting(segment: LogSegment, released: Mapping[Shard, int]) -> bool:
     """Return whether a rewritten segment would have at most half of the bytes."""
-    return 2 * sum(map(segment.rows_bytes, released)) <= segment.size_bytes - segment.head_bytes
+    return 2 * sum(map(segment.measure_rows, released)) <= segment.size_bytes - segment.head_bytes
 
 
 def rewrite_segment(files: LogFiles, segment: LogSegment, released: Mapping[Shard, int]) -> LogSegment:
@@ -58,12 +58,12 @@ def rewrite_segment(files: LogFiles, segment: LogSegment, released: Mapping[Shar
     end = 0
     for frame in read_frames(segment.number, files.read(segment.name, 0, segment.size_bytes)):
         end = frame.end
-        entry = frame.entry() if frame.kind is FrameKind.ENTRY else None
+        entry = frame.decode_entry() if frame.kind is FrameKind.ENTRY else None
         if not isinstance(entry, AppendEntry):
             continue
         unreleased: list[BatchEntry] = []
         payloads: list[bytes] = []
-        for batch, data in payload_parts(entry, frame.payloads):
+        for batch, data in split_payloads(entry, frame.payloads):
             if batch.offset + batch.rows > released.get(batch.shard, batch.offset + batch.rows):
                 unreleased.append(batch)
                 payloads.append(bytes(data))

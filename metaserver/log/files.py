@@ -41,7 +41,7 @@ class LogFile(Protocol):
 class LogFiles(Protocol):
     """One folder of files. Methods raise OSError if the disk fails."""
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         """Return the names of all complete files."""
 
     def describe(self, name: str) -> str:
@@ -60,7 +60,7 @@ class LogFiles(Protocol):
 
     def read_whole(self, name: str) -> bytes: ...
 
-    def size_bytes(self, name: str) -> int: ...
+    def measure_size(self, name: str) -> int: ...
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove files durably, in this order. A missing file is not an error."""
@@ -112,7 +112,7 @@ class FolderFiles:
         """Release the folder."""
         os.close(self._lock)
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         return sorted(name for name in os.listdir(self.folder) if not name.endswith(_TEMPORARY) and name != "lock")
 
     def describe(self, name: str) -> str:
@@ -159,7 +159,7 @@ class FolderFiles:
     def read_whole(self, name: str) -> bytes:
         return (self.folder / name).read_bytes()
 
-    def size_bytes(self, name: str) -> int:
+    def measure_size(self, name: str) -> int:
         return (self.folder / name).stat().st_size
 
     def remove(self, names: Sequence[str]) -> None:

@@ -62,7 +62,7 @@ class Frame(NamedTuple):
     meta: memoryview
     payloads: memoryview
 
-    def entry(self) -> Entry:
+    def decode_entry(self) -> Entry:
         """Return the entry of a frame of the kind ENTRY."""
         entry: Entry = convert_msgpack(self.meta, Entry)
         return entry
@@ -82,7 +82,7 @@ def encode_meta(content: Entry | StateSummary) -> bytes:
     return _ENCODER.encode(content)
 
 
-def payloads_of(batches: Sequence[Batch]) -> list[bytes]:
+def list_payloads(batches: Sequence[Batch]) -> list[bytes]:
     """Return the parts of the body after the entry."""
     return [part for batch in batches for part in (batch.payload, batch.kinds) if part]
 
@@ -169,7 +169,7 @@ def make_damage_error(name: str, position: int) -> Corrupt:
     )
 
 
-def payload_parts(entry: AppendEntry, payloads: memoryview) -> Iterator[tuple[BatchEntry, memoryview]]:
+def split_payloads(entry: AppendEntry, payloads: memoryview) -> Iterator[tuple[BatchEntry, memoryview]]:
     """Yield the batches of an append with the bytes of their payload and kinds."""
     place = 0
     for each in entry.batches:
@@ -179,13 +179,13 @@ def payload_parts(entry: AppendEntry, payloads: memoryview) -> Iterator[tuple[Ba
 
 def find_batch(entry: AppendEntry, payloads: memoryview, shard: Shard) -> tuple[int, Batch] | None:
     """Return the batch of a shard in an append with the offset of its first row, None if it has no such batch."""
-    for each, data in payload_parts(entry, payloads):
+    for each, data in split_payloads(entry, payloads):
         if each.shard == shard:
             return each.offset, Batch(each.rows, bytes(data[: each.payload_bytes]), bytes(data[each.payload_bytes :]))
     return None
 
 
-def frame_length(header: bytes) -> int:
+def read_frame_length(header: bytes) -> int:
     """Return the bytes of a frame by its header, which may be damaged."""
     return _align(HEADER_BYTES + int(_HEADER.unpack_from(header)[2]))
 

@@ -75,7 +75,7 @@ class ShardIndex:
             answer.append(FramePlace(self.positions[place], self.lengths[place]))
         return answer
 
-    def offset_at(self, time_ms: int) -> int | None:
+    def find_offset(self, time_ms: int) -> int | None:
         """Return the offset of the first record at or after a time, or None if no record is that late."""
         place = bisect.bisect_left(self.times, time_ms)
         return self.offsets[place] if place < len(self.offsets) else None
@@ -158,7 +158,7 @@ class SegmentIndex:
                 index = self.shards[each.shard] = ShardIndex()
             index.add(each.offset, each.offset + each.rows, entry.time_ms, place, each.size_bytes)
 
-    def ranges(self) -> dict[Shard, ShardRange]:
+    def list_ranges(self) -> dict[Shard, ShardRange]:
         """Return the rows of each shard, with the bytes that `encode_index` uses."""
         answer: dict[Shard, ShardRange] = {}
         position = 0
@@ -175,7 +175,9 @@ def encode_index(index: SegmentIndex, segment: int, segment_bytes: int, segment_
     """Return the contents of an index file."""
     body = b"".join(each.to_bytes() for each in index.shards.values())
     header = msgspec.msgpack.encode(
-        SegmentIndexHeader(_VERSION, segment, segment_bytes, segment_crc, crc32c(body), tuple(index.ranges().values()))
+        SegmentIndexHeader(
+            _VERSION, segment, segment_bytes, segment_crc, crc32c(body), tuple(index.list_ranges().values())
+        )
     )
     length = len(header).to_bytes(_CRC_BYTES, "little")
     return b"".join((crc32c(header, crc32c(length)).to_bytes(_CRC_BYTES, "little"), length, header, body))
@@ -198,7 +200,7 @@ def decode_index(data: bytes, segment: int) -> tuple[SegmentIndexHeader, int] | 
     return (header, start) if is_valid else None
 
 
-def crc_of(parts: Iterable[bytes]) -> int:
+def compute_crc(parts: Iterable[bytes]) -> int:
     """Return the CRC32C of all parts, one after another."""
     crc = 0
     for part in parts:

@@ -92,17 +92,17 @@ TOPIC_OWNER = "topic"
 """The owner of the producers that read input topics. The log remembers them as long as the topics may exist."""
 
 
-def name_of_topic_producer(stream: str, topic_id: str, partition: int) -> str:
+def make_topic_producer_name(stream: str, topic_id: str, partition: int) -> str:
     """Return the name of the producer that reads a partition of the input topic of a stream."""
     return f"{stream}/{TOPIC_OWNER}/{topic_id}-{partition}"
 
 
-def topic_of(producer: str) -> str:
-    """Return the stream and the id of the topic that a producer of `name_of_topic_producer` reads."""
+def parse_topic_producer(producer: str) -> str:
+    """Return the stream and the id of the topic that a producer of `make_topic_producer_name` reads."""
     return producer.rsplit("-", 1)[0]
 
 
-def owner_of(producer: str) -> str:
+def parse_owner(producer: str) -> str:
     """Return the owner of a producer, whose name has the form `scope/owner/name` or `owner/name`."""
     parts = producer.split("/", 2)
     return parts[1] if len(parts) == 3 else parts[0]
@@ -223,10 +223,10 @@ class StreamLog(Protocol):
             it.
         """
 
-    def producer(self, name: str) -> StreamProducerState | None:
+    def find_producer(self, name: str) -> StreamProducerState | None:
         """Return the state of a producer, or None if the log does not know the producer."""
 
-    def watermarks(self, shards: Iterable[Shard]) -> dict[Shard, int]:
+    def read_watermarks(self, shards: Iterable[Shard]) -> dict[Shard, int]:
         """Return the watermarks at one moment; 0 for a shard without rows.
 
         An append is below all of its watermarks, or at or above all of them.
@@ -239,8 +239,8 @@ class StreamLog(Protocol):
 
         Args:
             limit_bytes: The maximum number of bytes of payload. At least one record is returned.
-            end: The offset below which the records begin, such as an offset from `watermarks` that the reader may not
-            pass.
+            end: The offset below which the records begin, such as an offset from `read_watermarks` that the reader may
+                not pass.
 
         Returns:
             No records if `offset` is the watermark or `end`.
@@ -253,13 +253,13 @@ class StreamLog(Protocol):
     async def wait(self, positions: Mapping[Shard, int], timeout_s: float) -> bool:
         """Wait until one of the shards has a row at or after its position; return False after `timeout_s`."""
 
-    async def offset_at(self, shard: Shard, time_ms: int) -> int:
+    async def find_offset(self, shard: Shard, time_ms: int) -> int:
         """Return the offset of the first record that the log received at or after `time_ms`.
 
         Return the watermark if there is no such record.
         """
 
-    def shards(self, stream: str | None = None) -> dict[Shard, ShardState]:
+    def list_shards(self, stream: str | None = None) -> dict[Shard, ShardState]:
         """Return the shards of one stream or of all streams."""
 
     async def release(self, offsets: Mapping[Shard, int]) -> None:

@@ -1,5 +1,6 @@
-"""Opens the files of a log: finds the durable entries and the end of the log, and checks that no acknowledged row
-is missing.
+"""Opens the files of a log.
+
+It finds the durable entries and the end of the log, and checks that no acknowledged row is missing.
 """
 
 from __future__ import annotations
@@ -19,14 +20,20 @@ from seamark.metaserver.log.frames import (
     check_tail,
     encode_frame,
     encode_meta,
-    frame_length,
     make_damage_error,
     read_frame,
+    read_frame_length,
     read_frames,
 )
 from seamark.metaserver.log.index import FramePlace, SegmentIndex
 from seamark.metaserver.log.port import Shard
-from seamark.metaserver.log.segment import INDEX_SUFFIX, SEGMENT_SUFFIX, LogSegment, number_of, segment_name
+from seamark.metaserver.log.segment import (
+    INDEX_SUFFIX,
+    SEGMENT_SUFFIX,
+    LogSegment,
+    make_segment_name,
+    parse_segment_number,
+)
 from seamark.metaserver.log.state import AppendEntry, Entry, LogState, ShardSummary
 
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
@@ -66,7 +73,7 @@ def recover(files: LogFiles, state: LogState, now_ms: int, *, segment_bytes: int
     try:
         _restore_starts(segments, state)
         _check_released(files, segments[:-1], state)
-        files.remove([name for name in files.names() if _is_orphan(name, numbers)])
+        files.remove([name for name in files.list_names() if _is_orphan(name, numbers)])
     except BaseException:
         file.close()
         raise
@@ -79,19 +86,21 @@ def _list_segment_numbers(files: LogFiles) -> list[int]:
     Raises:
         Corrupt: A segment between them is missing.
     """
-    numbers = sorted(number for name in files.names() if (number := number_of(name, SEGMENT_SUFFIX)) is not None)
+    numbers = sorted(
+        number for name in files.list_names() if (number := parse_segment_number(name, SEGMENT_SUFFIX)) is not None
+    )
     for previous, number in pairwise(numbers):
         if number != previous + 1:
             raise Corrupt(
-                f"The log has no file {files.describe(segment_name(previous + 1))}, and files before and after it. "
-                "Restore it from a copy, then start again"
+                f"The log has no file {files.describe(make_segment_name(previous + 1))}, and files before and after it."
+                " Restore it from a copy, then start again"
             )
     return numbers
 
 
 def _begin(files: LogFiles, state: LogState, now_ms: int, segment_bytes: int) -> RecoveredLog:
     state.time_ms = now_ms
-    files.remove([name for name in files.names() if number_of(name, INDEX_SUFFIX) is not None])
+    files.remove([name for name in files.list_names() if parse_segment_number(name, INDEX_SUFFIX) is not None])
     segment = create_segment(files, 1, state, segment_bytes=segment_bytes)
     return RecoveredLog(state, [segment], files.open(segment.name), 0)
 
@@ -109,7 +118,7 @@ def create_segment(files: LogFiles, number: int, state: LogState, *, segment_byt
 def create_segment_file(files: LogFiles, number: int, head: bytes, time_ms: int, *, segment_bytes: int) -> LogSegment:
     """Create a segment with an encoded state."""
     data = b"".join(encode_frame(number, 0, FrameKind.HEAD, head, ()))
-    files.create(segment_name(number), data, reserve_bytes=max(segment_bytes, len(data)))
+    files.create(make_segment_name(number), data, reserve_bytes=max(segment_bytes, len(data)))
     return LogSegment(number, len(data), len(data), time_ms, SegmentIndex())
 
 
@@ -127,7 +136,7 @@ def _open_segment(files: LogFiles, number: int, *, is_last: bool) -> LogSegment:
         decoded = segment.load_ranges(files)
     except OSError:
         decoded = None
-    if decoded is None or decoded[0].segment_bytes > files.size_bytes(segment.name):
+    if decoded is None or decoded[0].segment_bytes > files.measure_size(segment.name):
         _scan(files, segment)
         return segment
     segment.use_index_file(decoded)
@@ -155,7 +164,7 @@ def _index_frame(segment: LogSegment, frame: Frame) -> Entry | None:
     segment.size_bytes = frame.end
     if frame.kind is not FrameKind.ENTRY:
         return None
-    entry = frame.entry()
+    entry = frame.decode_entry()
     if isinstance(entry, AppendEntry) and segment.index is not None:
         segment.index.add(entry, FramePlace(frame.position, frame.end - frame.position))
     return entry
@@ -164,7 +173,7 @@ def _index_frame(segment: LogSegment, frame: Frame) -> Entry | None:
 def _read_head(files: LogFiles, segment: LogSegment) -> Frame:
     header = files.read(segment.name, 0, HEADER_BYTES)
     if len(header) == HEADER_BYTES:
-        frame = read_frame(segment.number, 0, files.read(segment.name, 0, frame_length(header)))
+        frame = read_frame(segment.number, 0, files.read(segment.name, 0, read_frame_length(header)))
         if frame is not None and frame.kind is FrameKind.HEAD:
             return frame
     raise make_damage_error(files.describe(segment.name), 0)
@@ -224,7 +233,7 @@ def _check_continuity(files: LogFiles, segments: list[LogSegment], state: LogSta
     """
     ends: dict[Shard, int] = {}
     for segment in segments[:-1]:
-        for shard in segment.shards():
+        for shard in segment.list_shards():
             first, end = segment.get_first_offset(shard), segment.end(shard)
             if shard in state.shards and ends.get(shard, first) != first:
                 raise make_damage_error(files.describe(segment.name), 0)
@@ -239,11 +248,11 @@ def _restore_starts(segments: list[LogSegment], state: LogState) -> None:
     for summary in state.shards.values():
         summary.start, summary.size_bytes = summary.watermark, 0
     for segment in reversed(segments):
-        for shard in segment.shards():
+        for shard in segment.list_shards():
             stored: ShardSummary | None = state.shards.get(shard)
             if stored is not None:
                 stored.start = segment.get_first_offset(shard) or 0
-                stored.size_bytes += segment.rows_bytes(shard)
+                stored.size_bytes += segment.measure_rows(shard)
 
 
 def _check_released(files: LogFiles, segments: list[LogSegment], state: LogState) -> None:
@@ -268,5 +277,5 @@ def _check_released(files: LogFiles, segments: list[LogSegment], state: LogState
 
 def _is_orphan(name: str, numbers: list[int]) -> bool:
     """Return whether a file is the index of a segment that was removed."""
-    number = number_of(name, INDEX_SUFFIX)
+    number = parse_segment_number(name, INDEX_SUFFIX)
     return number is not None and number < numbers[0]

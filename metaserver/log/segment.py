@@ -15,7 +15,7 @@ from seamark.metaserver.log.index import (
     SegmentIndexHeader,
     ShardIndex,
     ShardRange,
-    crc_of,
+    compute_crc,
     decode_index,
     encode_index,
 )
@@ -31,7 +31,7 @@ _SPAN_BYTES_MAX = 4 << 20
 _CHECK_BYTES = 1 << 20
 
 
-def segment_name(number: int) -> str:
+def make_segment_name(number: int) -> str:
     """Return the name of a segment file."""
     return f"{number:0{_DIGITS}}{SEGMENT_SUFFIX}"
 
@@ -41,7 +41,7 @@ def index_name(number: int) -> str:
     return f"{number:0{_DIGITS}}{INDEX_SUFFIX}"
 
 
-def number_of(name: str, suffix: str) -> int | None:
+def parse_segment_number(name: str, suffix: str) -> int | None:
     """Return the number in the name of a segment or index file, None for another file."""
     digits = name.removesuffix(suffix)
     return int(digits) if name.endswith(suffix) and len(digits) == _DIGITS and digits.isdecimal() else None
@@ -72,13 +72,13 @@ class LogSegment:
 
     @property
     def name(self) -> str:
-        return segment_name(self.number)
+        return make_segment_name(self.number)
 
     @property
     def has_entries(self) -> bool:
         return self.size_bytes > self.head_bytes
 
-    def shards(self) -> Iterable[Shard]:
+    def list_shards(self) -> Iterable[Shard]:
         """Return the shards that have rows here."""
         return self.ranges if self.index is None else self.index.shards
 
@@ -106,7 +106,7 @@ class LogSegment:
         rows = self.ranges.get(shard)
         return rows.last_time_ms if rows is not None else None
 
-    def rows_bytes(self, shard: Shard) -> int:
+    def measure_rows(self, shard: Shard) -> int:
         """Return the bytes of a shard's rows."""
         if self.index is not None:
             index = self.index.shards.get(shard)
@@ -122,7 +122,7 @@ class LogSegment:
 
     def is_released(self, released: Mapping[Shard, int]) -> bool:
         """Return whether retention may remove all rows. `released` has no shards of removed streams."""
-        return all((self.end(shard) or 0) <= released[shard] for shard in self.shards() if shard in released)
+        return all((self.end(shard) or 0) <= released[shard] for shard in self.list_shards() if shard in released)
 
     def load_index(self, files: LogFiles, shard: Shard) -> ShardIndex:
         """Return the places of the records of a shard that has rows here.
@@ -156,7 +156,7 @@ class LogSegment:
             Corrupt: A record is damaged, or it is not the expected one.
             OSError: The segment cannot be read.
         """
-        records = [record for span in _spans(places) for record in self._read_span(files, shard, span)]
+        records = [record for span in _split_into_runs(places) for record in self._read_span(files, shard, span)]
         next_offset = first_offset
         for place, record in zip(places, records, strict=True):
             end = record.offset + record.batch.rows
@@ -170,7 +170,7 @@ class LogSegment:
         data = files.read(self.name, start, places[-1].position + places[-1].length - start)
         for place in places:
             frame = read_frame(self.number, place.position, data, start)
-            entry = frame.entry() if frame is not None and frame.kind is FrameKind.ENTRY else None
+            entry = frame.decode_entry() if frame is not None and frame.kind is FrameKind.ENTRY else None
             if frame is None or not isinstance(entry, AppendEntry):
                 raise make_damage_error(files.describe(self.name), place.position)
             batch = find_batch(entry, frame.payloads, shard)
@@ -185,7 +185,7 @@ class LogSegment:
             OSError: The file cannot be written. The index then stays in memory.
         """
         assert self.index is not None
-        crc = crc_of(self._read_slices(files))
+        crc = compute_crc(self._read_slices(files))
         data = encode_index(self.index, self.number, self.size_bytes, crc)
         files.create(index_name(self.number), data)
 
@@ -203,7 +203,7 @@ class LogSegment:
 
     def is_intact(self, files: LogFiles, crc: int) -> bool:
         """Return whether the bytes have the checksum of the index file."""
-        return crc_of(self._read_slices(files)) == crc
+        return compute_crc(self._read_slices(files)) == crc
 
     def _read_slices(self, files: LogFiles) -> Iterator[bytes]:
         for position in range(0, self.size_bytes, _CHECK_BYTES):
@@ -219,12 +219,12 @@ def find_segment(segments: Sequence[LogSegment], shard: Shard, offset: int) -> L
     return None
 
 
-def segments_from(segments: Sequence[LogSegment], time_ms: int) -> Sequence[LogSegment]:
+def select_segments_from(segments: Sequence[LogSegment], time_ms: int) -> Sequence[LogSegment]:
     """Return the segments that may have records at or after a time."""
     return segments[bisect.bisect_left(segments, time_ms, key=LogSegment.time_ms) :]
 
 
-def _spans(places: Sequence[FramePlace]) -> Iterator[Sequence[FramePlace]]:
+def _split_into_runs(places: Sequence[FramePlace]) -> Iterator[Sequence[FramePlace]]:
     """Split places into runs that are read at once."""
     first = 0
     for number in range(1, len(places) + 1):

@@ -36,7 +36,7 @@ from seamark.formats.runtime.errors import (
 )
 from seamark.metaserver.log.compaction import is_worth_rewriting, list_unreleased_offsets, rewrite_segment
 from seamark.metaserver.log.files import FolderFiles, LogFiles, sync_folder
-from seamark.metaserver.log.frames import HEADER_BYTES, encode_meta, frame_bytes, payloads_of
+from seamark.metaserver.log.frames import HEADER_BYTES, encode_meta, frame_bytes, list_payloads
 from seamark.metaserver.log.index import ShardIndex
 from seamark.metaserver.log.port import (
     Acknowledgement,
@@ -50,7 +50,7 @@ from seamark.metaserver.log.port import (
     check_producer_name,
 )
 from seamark.metaserver.log.recovery import FULL, RecoveredLog, create_segment_file, recover
-from seamark.metaserver.log.segment import LogSegment, find_segment, index_name, segments_from
+from seamark.metaserver.log.segment import LogSegment, find_segment, index_name, select_segments_from
 from seamark.metaserver.log.state import AppendEntry, Group, LogState
 from seamark.metaserver.log.waiting import Waiters
 from seamark.metaserver.log.writer import SegmentWriter
@@ -58,7 +58,7 @@ from seamark.metaserver.log.writer import SegmentWriter
 _LOADED_INDEXES_MAX = 256
 """The maximum number of shard indexes of complete segments in memory."""
 _IDENTITY = "identity"
-READERS = 4
+READER_THREADS = 4
 """The number of threads that read."""
 
 T = TypeVar("T")
@@ -157,7 +157,7 @@ class SegmentLog:
         self._wake = asyncio.Event()
         self._wake_maintenance = asyncio.Event()
         self._maintaining = asyncio.Lock()
-        self._waiters = Waiters(self._state.watermark)
+        self._waiters = Waiters(self._state.read_watermark)
         self._loaded: OrderedDict[tuple[LogSegment, Shard], ShardIndex] = OrderedDict()
         self._failure: str | None = None
         self._is_closing = False
@@ -235,7 +235,7 @@ class SegmentLog:
                 request.future.set_exception(error)
                 continue
             if len(group.entries) > entries:
-                meta, payloads = encode_meta(group.entries[-1]), payloads_of(request.batches)
+                meta, payloads = encode_meta(group.entries[-1]), list_payloads(request.batches)
                 frames.append((meta, payloads))
                 size_bytes += frame_bytes(meta, payloads)
         try:
@@ -411,7 +411,7 @@ class SegmentLog:
         released = list_unreleased_offsets(segment, all_released)
         if all(
             shard in released and (segment.get_first_offset(shard) or 0) >= released[shard]
-            for shard in segment.shards()
+            for shard in segment.list_shards()
         ):
             return True
         if not is_worth_rewriting(segment, released):
@@ -425,28 +425,28 @@ class SegmentLog:
 
     def _move_starts(self, segment: LogSegment, released: Mapping[Shard, int]) -> None:
         """Make the rows of a segment unreadable before they are removed, except for those at or after `released`."""
-        for shard in segment.shards():
+        for shard in segment.list_shards():
             summary = self._state.shards.get(shard)
             if summary is not None:
                 summary.start = max(summary.start, released.get(shard, segment.end(shard) or 0))
 
     def _subtract_bytes(self, segment: LogSegment, replacement: LogSegment | None) -> None:
         """Subtract the bytes of removed rows from the sizes of shards, once the segment is replaced or removed."""
-        for shard in segment.shards():
+        for shard in segment.list_shards():
             summary = self._state.shards.get(shard)
             if summary is not None:
-                left_bytes = replacement.rows_bytes(shard) if replacement is not None else 0
-                summary.size_bytes -= segment.rows_bytes(shard) - left_bytes
+                left_bytes = replacement.measure_rows(shard) if replacement is not None else 0
+                summary.size_bytes -= segment.measure_rows(shard) - left_bytes
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def producer(self, name: str) -> StreamProducerState | None:
+    def find_producer(self, name: str) -> StreamProducerState | None:
         self._check_open()
-        return self._state.producer(name)
+        return self._state.find_producer(name)
 
-    def watermarks(self, shards: Iterable[Shard]) -> dict[Shard, int]:
+    def read_watermarks(self, shards: Iterable[Shard]) -> dict[Shard, int]:
         self._check_open()
-        return self._state.watermarks(shards)
+        return self._state.read_watermarks(shards)
 
     async def read(self, shard: Shard, offset: int, *, limit_bytes: int, end: int | None = None) -> Sequence[Record]:
         self._check_open()
@@ -488,13 +488,13 @@ class SegmentLog:
         self._check_open()
         return is_reached
 
-    async def offset_at(self, shard: Shard, time_ms: int) -> int:
+    async def find_offset(self, shard: Shard, time_ms: int) -> int:
         self._check_open()
-        for segment in segments_from(self._segments, time_ms):
+        for segment in select_segments_from(self._segments, time_ms):
             last_ms = segment.get_last_time_ms(shard)
             if last_ms is not None and last_ms >= time_ms:
                 try:
-                    offset = (await self._load_index(segment, shard)).offset_at(time_ms)
+                    offset = (await self._load_index(segment, shard)).find_offset(time_ms)
                 except (Corrupt, OSError) as error:
                     async with self._maintaining:
                         pass
@@ -503,14 +503,14 @@ class SegmentLog:
                             raise
                         raise LogUnavailable(f"The disk of the log failed ({error.strerror}); retry later") from error
                 if segment.is_gone:
-                    return await self.offset_at(shard, time_ms)
+                    return await self.find_offset(shard, time_ms)
                 if offset is not None:
                     return offset
-        return self._state.watermark(shard)
+        return self._state.read_watermark(shard)
 
-    def shards(self, stream: str | None = None) -> dict[Shard, ShardState]:
+    def list_shards(self, stream: str | None = None) -> dict[Shard, ShardState]:
         self._check_open()
-        return self._state.shard_states(stream)
+        return self._state.list_shard_states(stream)
 
     async def release(self, offsets: Mapping[Shard, int]) -> None:
         self._check_open()
@@ -587,7 +587,7 @@ async def open_segment_log(folder: Path, clock: Clock, limits: SegmentLimits) ->
         files = await asyncio.to_thread(FolderFiles, folder)
     except OSError as error:
         raise LogUnavailable(f"The folder {folder} of the log does not open: {error.strerror}") from error
-    runner = ThreadRunner(READERS)
+    runner = ThreadRunner(READER_THREADS)
     try:
         identity = await runner.read(partial(_read_identity, folder, clock))
         async with open_segments(files, runner, clock, limits, identity) as log:

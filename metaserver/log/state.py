@@ -33,11 +33,11 @@ from seamark.metaserver.log.port import (
     ShardState,
     StreamProducer,
     StreamProducerState,
-    owner_of,
-    topic_of,
+    parse_owner,
+    parse_topic_producer,
 )
 
-REMEMBERED_APPENDS = 5
+REMEMBERED_APPENDS_PER_PRODUCER = 5
 """The number of appends of a producer whose positions the log remembers, to answer a repetition."""
 REMEMBERED_MS = 600_000
 """The minimum time for which the log remembers these positions."""
@@ -128,7 +128,7 @@ class ProducerSummary(msgspec.Struct, frozen=True, array_like=True):
     sequence: int
     time_ms: int
     appends: tuple[AppendSummary, ...] = ()
-    """The last appends, oldest first, at most `REMEMBERED_APPENDS`."""
+    """The last appends, oldest first, at most `REMEMBERED_APPENDS_PER_PRODUCER`."""
 
 
 class StateSummary(msgspec.Struct, array_like=True):
@@ -186,14 +186,14 @@ class LogState:
 
     def _set_producer(self, name: str, summary: ProducerSummary) -> None:
         if name not in self.producers:
-            self.producer_counts[owner_of(name)] += 1
+            self.producer_counts[parse_owner(name)] += 1
         self.producers[name] = summary
 
     def _drop_producer(self, name: str) -> None:
         del self.producers[name]
-        self.producer_counts[owner_of(name)] -= 1
-        if not self.producer_counts[owner_of(name)]:
-            del self.producer_counts[owner_of(name)]
+        self.producer_counts[parse_owner(name)] -= 1
+        if not self.producer_counts[parse_owner(name)]:
+            del self.producer_counts[parse_owner(name)]
 
     def check_producer_room(self, name: str, *, limit: int, pending: Counter[str] | None = None) -> None:
         """Check that the log may remember a new producer.
@@ -211,7 +211,7 @@ class LogState:
         """
         pending = Counter() if pending is None else pending
         free = limit - len(self.producers) - pending.total()
-        owned = self.producer_counts[owner_of(name)] + pending[owner_of(name)]
+        owned = self.producer_counts[parse_owner(name)] + pending[parse_owner(name)]
         if free <= 0 or owned >= free:
             reason = "" if free <= 0 else f", {owned} of them of the owner of {name!r}"
             raise TooManyRequests(
@@ -219,16 +219,16 @@ class LogState:
                 "fewer names of producers, or raise the limit"
             )
 
-    def watermarks(self, shards: Iterable[Shard]) -> dict[Shard, int]:
+    def read_watermarks(self, shards: Iterable[Shard]) -> dict[Shard, int]:
         """Return the watermarks; 0 for a shard without rows."""
-        return {shard: self.watermark(shard) for shard in shards}
+        return {shard: self.read_watermark(shard) for shard in shards}
 
-    def watermark(self, shard: Shard) -> int:
+    def read_watermark(self, shard: Shard) -> int:
         """Return the watermark of a shard."""
         summary = self.shards.get(shard)
         return summary.watermark if summary is not None else 0
 
-    def shard_states(self, stream: str | None) -> dict[Shard, ShardState]:
+    def list_shard_states(self, stream: str | None) -> dict[Shard, ShardState]:
         """Return the shards of one stream or of all streams."""
         return {
             shard: ShardState(each.start, each.watermark, each.released, each.size_bytes)
@@ -236,7 +236,7 @@ class LogState:
             if stream is None or shard.stream == stream
         }
 
-    def producer(self, name: str) -> StreamProducerState | None:
+    def find_producer(self, name: str) -> StreamProducerState | None:
         """Return the session and the last sequence number of a producer."""
         summary = self.producers.get(name)
         return StreamProducerState(summary.epoch, summary.sequence) if summary is not None else None
@@ -279,7 +279,7 @@ class LogState:
         limit = now_ms - self.keep_ms
         replaced = self._find_replaced_topics()
         for name, each in list(self.producers.items()):
-            is_needed = owner_of(name) == TOPIC_OWNER and topic_of(name) not in replaced
+            is_needed = parse_owner(name) == TOPIC_OWNER and parse_topic_producer(name) not in replaced
             if each.time_ms < limit and not is_needed:
                 self._drop_producer(name)
             elif each.appends and each.time_ms < now_ms - REMEMBERED_MS:
@@ -296,9 +296,9 @@ class LogState:
         """
         last_ms: dict[str, dict[str, int]] = {}  # The time of the last entry of each topic, by stream.
         for name, each in self.producers.items():  # Producers are in the order of their first entries.
-            if owner_of(name) == TOPIC_OWNER:
+            if parse_owner(name) == TOPIC_OWNER:
                 topics = last_ms.setdefault(name.split("/", 1)[0], {})
-                topics[topic_of(name)] = max(topics.get(topic_of(name), 0), each.time_ms)
+                topics[parse_topic_producer(name)] = max(topics.get(parse_topic_producer(name), 0), each.time_ms)
         return {
             topic
             for topics in last_ms.values()
@@ -315,7 +315,7 @@ class LogState:
         self.time_ms = summary.time_ms
         self.shards = {Shard(each.stream, each.number): each for each in summary.shards}
         self.producers = summary.producers
-        self.producer_counts = Counter(map(owner_of, summary.producers))
+        self.producer_counts = Counter(map(parse_owner, summary.producers))
         self.removed = summary.removed
 
     def check_invariants(self) -> None:
@@ -325,7 +325,7 @@ class LogState:
             assert 0 <= each.start <= each.watermark, each
             assert 0 <= each.released <= each.watermark, each
             assert shard.stream not in self.removed, shard
-        assert self.producer_counts == Counter(map(owner_of, self.producers))
+        assert self.producer_counts == Counter(map(parse_owner, self.producers))
         for name, producer in self.producers.items():
             numbers = [append.sequence for append in producer.appends]
             assert numbers == sorted(set(numbers)), (name, numbers)
@@ -336,7 +336,7 @@ def follow(previous: ProducerSummary | None, entry: AppendEntry) -> ProducerSumm
     """Return the state of a producer after one of its appends."""
     positions = tuple((batch.stream, batch.number, batch.offset, batch.offset + batch.rows) for batch in entry.batches)
     earlier = previous.appends if previous is not None else ()
-    appends = (*earlier, AppendSummary(entry.sequence, positions))[-REMEMBERED_APPENDS:]
+    appends = (*earlier, AppendSummary(entry.sequence, positions))[-REMEMBERED_APPENDS_PER_PRODUCER:]
     return ProducerSummary(entry.epoch, entry.sequence, entry.time_ms, appends)
 
 
@@ -427,14 +427,14 @@ class Group:
 
     def _end(self, shard: Shard) -> int:
         end = self._ends.get(shard)
-        return end if end is not None else self._state.watermark(shard)
+        return end if end is not None else self._state.read_watermark(shard)
 
     def _find_producer(self, name: str) -> ProducerSummary | None:
         return self._producers.get(name) or self._state.producers.get(name)
 
     def _set_producer(self, name: str, summary: ProducerSummary) -> None:
         if self._find_producer(name) is None:
-            self._new_producers[owner_of(name)] += 1
+            self._new_producers[parse_owner(name)] += 1
         self._producers[name] = summary
 
     def _check_room(self, name: str, previous: ProducerSummary | None) -> None:

@@ -26,7 +26,7 @@ async def read_storage_time_ms(objects: ObjectStore, clock: Clock, folder: str) 
         BadRequest: The time differs too much from the server's time.
         StorageError: The storage does not list the object.
     """
-    probe = f"{folder}/{clock.random_bytes(16).hex()}"
+    probe = f"{folder}/{clock.draw_bytes(16).hex()}"
     before_ms = clock.now_ms()
     await objects.create(probe, b"")
     try:

@@ -40,15 +40,15 @@ class FolderObjects(ForwardingObjects):
         super().__init__(local)
         self._folder = folder.rstrip("/")
 
-    def _at(self, location: str) -> str:
+    def _map_location(self, location: str) -> str:
         return map_to_file_location(location, self._folder)
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         before = f"file://{self._folder}/"
-        async for info in self._stored.list(self._at(prefix)):
+        async for info in self._stored.list(self._map_location(prefix)):
             yield ObjectInfo(f"s3://{info.location.removeprefix(before)}", info.size_bytes, info.modified_ms)
 
-    def uploads(self, prefix: str) -> AsyncIterator[Upload]:
+    def list_uploads(self, prefix: str) -> AsyncIterator[Upload]:
         # Unfinished uploads are deleted by the objects gateway.
         return yield_no_uploads()
 

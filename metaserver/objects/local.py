@@ -52,8 +52,8 @@ TEMPORARY_PREFIX = ".seamark-tmp-"
 An incomplete file remains only if the process dies in `create`.
 """
 
-_LIST_BATCH = 1000
-_CHECKED_IN_LOOP = 8
+_OBJECTS_PER_BATCH = 1000
+_CHECKED_IN_LOOP_MAX = 8
 _FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 _BUSY = frozenset((errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS))
 _NOT_FILES = frozenset((errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV))
@@ -132,7 +132,7 @@ class LocalObjects:
         return await self.run(location, lambda place: _read_range(place, start, length))
 
     async def create(self, location: str, data: bytes, *, durable: bool = True) -> None:
-        temporary = TEMPORARY_PREFIX + self._clock.random_bytes(12).hex()
+        temporary = TEMPORARY_PREFIX + self._clock.draw_bytes(12).hex()
 
         def create(place: LocalPlace) -> None:
             try:
@@ -155,7 +155,7 @@ class LocalObjects:
             raise _explain(error, location) from error
 
     async def check_links(self, locations: Sequence[str]) -> None:
-        if len(locations) <= _CHECKED_IN_LOOP:
+        if len(locations) <= _CHECKED_IN_LOOP_MAX:
             self._check_links(locations)
         else:
             await self.run(locations[0], lambda _: self._check_links(locations))
@@ -166,13 +166,13 @@ class LocalObjects:
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         walk = await self.run(prefix, _walk)
         while True:
-            batch = await self.run(prefix, lambda _: tuple(islice(walk, _LIST_BATCH)))
+            batch = await self.run(prefix, lambda _: tuple(islice(walk, _OBJECTS_PER_BATCH)))
             for info in batch:
                 yield info
-            if len(batch) < _LIST_BATCH:
+            if len(batch) < _OBJECTS_PER_BATCH:
                 return
 
-    def uploads(self, prefix: str) -> AsyncIterator[Upload]:
+    def list_uploads(self, prefix: str) -> AsyncIterator[Upload]:
         # Incomplete files have temporary names, which `list` leaves out.
         return yield_no_uploads()
 

@@ -102,7 +102,7 @@ class ObjectStore(Protocol):
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         """Yield all objects below the folder `prefix`, recursively and unordered. A missing folder is empty."""
 
-    def uploads(self, prefix: str) -> AsyncIterator[Upload]:
+    def list_uploads(self, prefix: str) -> AsyncIterator[Upload]:
         """Yield all unfinished uploads of objects below the folder `prefix`, unordered.
 
         There are none if the storage does not support uploads.

@@ -28,8 +28,8 @@ async def report_unreachable(objects: ObjectStore, settings: Settings) -> None:
     warned = False
     while (error := await _ping(objects)) is not None:
         if not warned:
-            warehouse = settings.warehouse_uri()
-            address = find_storage(warehouse).endpoint(settings)
+            warehouse = settings.make_warehouse_uri()
+            address = find_storage(warehouse).get_endpoint(settings)
             endpoint = {"endpoint": address} if address else {}
             reason = error.message if isinstance(error, SeamarkError) else str(error)
             reason = reason or f"no answer within {TIMEOUT_S:g} s"
@@ -38,7 +38,7 @@ async def report_unreachable(objects: ObjectStore, settings: Settings) -> None:
             warned = True
         await asyncio.sleep(INTERVAL_S)
     if warned:
-        _log.info("the warehouse is usable", warehouse=settings.warehouse_uri())
+        _log.info("the warehouse is usable", warehouse=settings.make_warehouse_uri())
 
 
 async def _ping(objects: ObjectStore) -> SeamarkError | OSError | None:

@@ -1,7 +1,7 @@
 """The ObjectStore of a server: the scheme of a location selects the storage (`metaserver/objects/storages.py`).
 
 Every location is checked here again, even if its caller has checked it. So no code path reads, writes or
-deletes outside the warehouse and the allowed locations. At most `CONCURRENCY` requests run at the same time.
+deletes outside the warehouse and the allowed locations. At most `CONCURRENT_REQUESTS_MAX` requests run at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from seamark.metaserver.objects.storages import SERVER_STORAGES
 from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.settings.settings import Settings
 
-CONCURRENCY = 64
+CONCURRENT_REQUESTS_MAX = 64
 """The maximum number of concurrent storage requests of one process.
 
 Other requests wait; the setting requests_limit limits their number.
@@ -83,9 +83,9 @@ class RoutedObjects:
         store, checked = self._find_route(prefix, root_ok=True)
         return store.list(checked)
 
-    def uploads(self, prefix: str) -> AsyncIterator[Upload]:
+    def list_uploads(self, prefix: str) -> AsyncIterator[Upload]:
         store, checked = self._find_route(prefix, root_ok=True)
-        return store.uploads(checked)
+        return store.list_uploads(checked)
 
     async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
         by_scheme: dict[str, list[Upload]] = {}
@@ -116,7 +116,7 @@ async def open_objects(settings: Settings, clock: Clock) -> AsyncIterator[Object
     Raises:
         ConfigError: The warehouse or an allowed location is invalid.
     """
-    warehouse = Warehouse(settings.warehouse_uri(), settings.allowed_locations)
+    warehouse = Warehouse(settings.make_warehouse_uri(), settings.allowed_locations)
     roots: dict[str, list[Location]] = {}
     for root in warehouse.roots:
         roots.setdefault(root.scheme, []).append(root)
@@ -125,7 +125,7 @@ async def open_objects(settings: Settings, clock: Clock) -> AsyncIterator[Object
             scheme: await stack.enter_async_context(SERVER_STORAGES[scheme].open(of_scheme, settings, clock))
             for scheme, of_scheme in roots.items()
         }
-        yield RoutedObjects(warehouse, stores, concurrency=CONCURRENCY)
+        yield RoutedObjects(warehouse, stores, concurrency=CONCURRENT_REQUESTS_MAX)
 
 
 def check_warehouse_root(settings: Settings) -> None:
@@ -136,5 +136,5 @@ def check_warehouse_root(settings: Settings) -> None:
     Raises:
         ConfigError: No objects can be created in the warehouse.
     """
-    root = Warehouse(settings.warehouse_uri(), settings.allowed_locations).roots[0]
+    root = Warehouse(settings.make_warehouse_uri(), settings.allowed_locations).roots[0]
     SERVER_STORAGES[root.scheme].check_root(root, settings)

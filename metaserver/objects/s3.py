@@ -42,7 +42,7 @@ class S3Objects(CloudObjects[S3Store]):
     def open_bucket(self, bucket: str) -> S3Store:
         return open_bucket(bucket, self._settings)
 
-    async def uploads(self, prefix: str) -> AsyncIterator[Upload]:
+    async def list_uploads(self, prefix: str) -> AsyncIterator[Upload]:
         _, at = self._open(prefix, whole_bucket=True)
         async for upload in s3_uploads.list_uploads(at, self._settings):
             yield upload

@@ -49,7 +49,7 @@ _LIST_VALUES = {
 }
 _OPAQUE = frozenset(("continuation-token", "uploadId", "versionId", "part-number-marker", "partNumber", "max-parts"))
 _DOTS = re.compile(r"(?:^|[/\\])\.{1,2}(?:$|[/\\])")
-_DECODE_ROUNDS = 4
+_DECODE_ROUNDS_MAX = 4
 _NOT_ENCODED = re.compile(r'[^\x21-\x7e]|[\\"<>^`{|}]')
 _HEADERS_ALLOWED = frozenset(
     (
@@ -263,7 +263,7 @@ def _check_opaque(query: dict[str, str]) -> None:
     """
     for name in _OPAQUE & query.keys():
         text = query[name]
-        for _ in range(_DECODE_ROUNDS):
+        for _ in range(_DECODE_ROUNDS_MAX):
             if not text.isprintable() or _DOTS.search(text):
                 raise Forbidden(f"The query {name} holds a '.' or '..' segment or a control character")
             text = unquote(text)

@@ -67,7 +67,7 @@ class S3Storage(ServerStorage):
         finally:
             await files.close()
 
-    def endpoint(self, settings: Settings) -> str:
+    def get_endpoint(self, settings: Settings) -> str:
         return settings.s3_backend or settings.s3_endpoint
 
     def suggest_fix(self, error: Exception, settings: Settings) -> str:
@@ -125,7 +125,7 @@ class S3Storage(ServerStorage):
     def compute_keys_stamp(self, settings: Settings, now_ms: int) -> int | None:
         return now_ms // REUSE_MS if settings.s3_client_access == "sts" else None
 
-    def access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
+    def compute_access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
         return (
             # Use the mechanism instead of the header. A client could change the header each time, and each tag has a
             # compressed answer.

@@ -30,9 +30,9 @@ else:
     aws_errors = LazyModule("botocore.exceptions")
 
 _log = structlog.get_logger("seamark.objects")
-_PAGE = 1000
+_UPLOADS_PER_PAGE = 1000
 _GONE = "NoSuchUpload"
-_OVERLOADED = 500
+_SERVER_ERROR_STATUS_MIN = 500
 """The lowest HTTP status of errors that may be temporary."""
 
 
@@ -47,7 +47,7 @@ async def list_uploads(folder: Location, settings: Settings) -> AsyncIterator[Up
         after: dict[str, str] = {}
         while True:
             prefix = f"{folder.path}/" if folder.path else ""
-            options = {"Bucket": folder.bucket, "Prefix": prefix, "MaxUploads": _PAGE, **after}
+            options = {"Bucket": folder.bucket, "Prefix": prefix, "MaxUploads": _UPLOADS_PER_PAGE, **after}
             page = await asyncio.to_thread(_call_s3, client.list_multipart_uploads, str(folder), **options)
             for upload in page.get("Uploads", ()):
                 begun_ms = int(upload["Initiated"].timestamp() * 1000)
@@ -116,7 +116,9 @@ def _call_s3(request: Any, location: str, **options: Any) -> dict[str, Any]:
         code, status = error.response["Error"].get("Code"), error.response["ResponseMetadata"]["HTTPStatusCode"]
         if code == _GONE:
             return {}
-        raise _to_error(location, f"{code} (status {status})", is_temporary=status >= _OVERLOADED) from error
+        raise _to_error(
+            location, f"{code} (status {status})", is_temporary=status >= _SERVER_ERROR_STATUS_MIN
+        ) from error
     except aws_errors.BotoCoreError as error:
         raise _to_error(location, type(error).__name__, is_temporary=True) from error
     return answer

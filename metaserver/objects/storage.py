@@ -1,5 +1,6 @@
-"""The part of the server that depends on the storage: it stores objects, gives access to clients and jobs, and explains
-failures.
+"""The part of the server that depends on the storage.
+
+It stores objects, gives access to clients and jobs, and explains failures.
 
 Each storage is a subclass of `ServerStorage`, registered in `metaserver/objects/storages.py`. Its schemes and the
 form of its locations are in `formats/storage/storages.py`, and clients open its objects with
@@ -48,7 +49,7 @@ class ServerStorage(ABC):
     def suggest_fix(self, error: Exception, settings: Settings) -> str:
         """Return advice for an operator whose warehouse fails with this error."""
 
-    def endpoint(self, settings: Settings) -> str:
+    def get_endpoint(self, settings: Settings) -> str:
         """Return the configured URL of the store, or an empty text."""
         return ""
 
@@ -87,7 +88,7 @@ class ServerStorage(ABC):
         """
         return {}, []
 
-    def access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
+    def compute_access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
         """Return the values, other than the table, that determine the result of `grant_client_access`.
 
         If they change, clients must not reuse an answer.

@@ -28,7 +28,7 @@ def find_storage(location: str, subject: str = "The location") -> ServerStorage:
 
 def list_storages(settings: Settings) -> list[ServerStorage]:
     """Return the storages of the warehouse and of the allowed locations, each once."""
-    storages = [find_storage(location) for location in (settings.warehouse_uri(), *settings.allowed_locations)]
+    storages = [find_storage(location) for location in (settings.make_warehouse_uri(), *settings.allowed_locations)]
     return list(dict.fromkeys(storages))
 
 
@@ -46,6 +46,8 @@ def compute_keys_stamp(settings: Settings, now_ms: int) -> str:
     return ",".join(str(stamp) for stamp in stamps if stamp is not None)
 
 
-def access_stamp(settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
+def compute_access_stamp(settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
     """Return the values, other than the table, that determine the access of clients, for all storages."""
-    return tuple(part for storage in SERVER_STORAGES.values() for part in storage.access_stamp(settings, delegation))
+    return tuple(
+        part for storage in SERVER_STORAGES.values() for part in storage.compute_access_stamp(settings, delegation)
+    )

@@ -74,7 +74,7 @@ class Warehouse:
         """The folders of this machine in which tables may be stored, as the operator names them."""
         return tuple(folder.path for folder in self._folders)
 
-    def key(self, location: Location) -> str:
+    def make_key(self, location: Location) -> str:
         """Return the key of a location, as `make_location_key` does.
 
         Below a root, the path itself is the key, with the links of the root resolved. Links below a root are not

@@ -25,7 +25,7 @@ DIGEST_BYTES = 32
 _THREADS = 2
 _INLINE_BYTES = 128 << 10
 """The maximum size of data whose digest is computed without a thread. Switching threads would take longer."""
-_MAPPED_SHARE = 8
+_MAPPED_SIZE_DIVISOR = 8
 """The fraction of a mapped file's size that counts. Its pages belong to the kernel, which can reclaim them."""
 
 
@@ -79,21 +79,21 @@ class FileCache:
 
     async def _fetch(self, location: str) -> tuple[bytes, bytes]:
         content = await self._stored.read(location, limit_bytes=self.limit_bytes)
-        return await asyncio.to_thread(digest_of, content), content
+        return await asyncio.to_thread(compute_digest, content), content
 
-    def stats(self) -> StackStats:
-        return self._stack.stats()
+    def read_stats(self) -> StackStats:
+        return self._stack.read_stats()
 
 
-def digest_of(content: bytes | memoryview) -> bytes:
+def compute_digest(content: bytes | memoryview) -> bytes:
     return hashlib.sha256(content).digest()
 
 
 async def is_intact(file: StoredFile) -> bool:
     """Return whether the content matches its digest. Large content is checked in a thread."""
     if len(file.content) <= _INLINE_BYTES:
-        return digest_of(file.content) == file.sha256
-    return await asyncio.to_thread(digest_of, file.content) == file.sha256
+        return compute_digest(file.content) == file.sha256
+    return await asyncio.to_thread(compute_digest, file.content) == file.sha256
 
 
 def _make_key(location: str) -> str:
@@ -113,7 +113,7 @@ async def open_file_cache(settings: Settings, stored: ObjectStore) -> AsyncItera
     async with open_stack(
         memory,
         weigh=lambda file: file.size_bytes,
-        weigh_mapped=lambda file: file.size_bytes // _MAPPED_SHARE,
+        weigh_mapped=lambda file: file.size_bytes // _MAPPED_SIZE_DIVISOR,
         pending_bytes_max=max(settings.peer_memory_bytes, 1 << 20),
         folder=folder,
         disk_bytes=settings.peer_disk_bytes,

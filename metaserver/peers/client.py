@@ -25,7 +25,7 @@ from seamark.metaserver.peers.protocol import (
 )
 from seamark.metaserver.settings.settings import Settings
 
-_CONNECTIONS_EACH = 32
+_CONNECTIONS_PER_REPLICA_MAX = 32
 _READ_BYTES = 512 << 10
 
 
@@ -149,7 +149,7 @@ async def open_peer_client(settings: Settings, tickets: PeerTickets) -> AsyncIte
     except ValueError as error:
         raise ConfigError(str(error)) from None
     connector = aiohttp.TCPConnector(
-        limit_per_host=_CONNECTIONS_EACH, keepalive_timeout=30, ssl=True if trusted is None else trusted
+        limit_per_host=_CONNECTIONS_PER_REPLICA_MAX, keepalive_timeout=30, ssl=True if trusted is None else trusted
     )
     async with aiohttp.ClientSession(
         connector=connector,

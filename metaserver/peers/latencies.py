@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections import deque
 
-SAMPLES = 128
-_RECOMPUTED_EVERY = 16
+LATENCY_SAMPLES = 128
+_SAMPLES_PER_COMPUTATION = 16
 
 
 class Percentile:
-    """The 95th percentile of the last `SAMPLES` durations, times `factor`, limited to `min_s` to `max_s`."""
+    """The 95th percentile of the last `LATENCY_SAMPLES` durations, times `factor`, limited to `min_s` to `max_s`."""
 
     def __init__(self, first_s: float, *, min_s: float, max_s: float, factor: float = 1.5) -> None:
-        self._samples: deque[float] = deque(maxlen=SAMPLES)
+        self._samples: deque[float] = deque(maxlen=LATENCY_SAMPLES)
         self._min_s = min_s
         self._max_s = max_s
         self._factor = factor
@@ -25,7 +25,7 @@ class Percentile:
     def add(self, seconds: float) -> None:
         self._samples.append(seconds)
         self._since += 1
-        if self._since >= _RECOMPUTED_EVERY:
+        if self._since >= _SAMPLES_PER_COMPUTATION:
             self._since = 0
             ordered = sorted(self._samples)
             percentile = ordered[min(len(ordered) - 1, int(len(ordered) * 0.95))]

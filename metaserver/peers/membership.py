@@ -57,7 +57,7 @@ class Membership:
         """Renew the lease until the task is cancelled."""
         while True:
             await self.renew()
-            await asyncio.sleep(self._lease_s / 3 * (0.75 + self._clock.random_bytes(1)[0] / 510))
+            await asyncio.sleep(self._lease_s / 3 * (0.75 + self._clock.draw_bytes(1)[0] / 510))
 
     async def renew(self) -> None:
         """Renew the lease and read the list. Errors of the database are not raised."""

@@ -19,7 +19,7 @@ from seamark.metaserver.peers.client import PeerClient, open_peer_client
 from seamark.metaserver.peers.files import PeerObjects
 from seamark.metaserver.peers.membership import Membership
 from seamark.metaserver.peers.protocol import VERSION, PeerTickets
-from seamark.metaserver.peers.serving import PeerServer, RequestObserver, serving_peers
+from seamark.metaserver.peers.serving import PeerServer, RequestObserver, serve_peers
 from seamark.metaserver.peers.used_tickets import UsedTickets
 from seamark.metaserver.settings.fleet import split_address
 from seamark.metaserver.settings.settings import Settings
@@ -83,14 +83,14 @@ class Peers:
         return {**self.objects.counts.as_dict(), "damaged": damaged}
 
     @asynccontextmanager
-    async def serving(
+    async def serve(
         self, limits: ConnectionLimits, tls: ssl.SSLContext | None, observer: RequestObserver
     ) -> AsyncIterator[None]:
         """Answer other replicas while the context is active, and add this replica to their list.
 
         `membership.run` keeps this replica in the list.
         """
-        async with serving_peers(
+        async with serve_peers(
             self._server,
             self._sock,
             limits,
@@ -150,7 +150,7 @@ async def open_peers(
             protocol=VERSION,
             started_ms=clock.now_ms(),
         )
-        warehouse = Warehouse(settings.warehouse_uri(), settings.allowed_locations)
+        warehouse = Warehouse(settings.make_warehouse_uri(), settings.allowed_locations)
         used = stack.enter_context(closing(_open_used_tickets(settings, clock)))
         tickets = PeerTickets(keyring, clock, used, leeway_s=settings.clock_leeway_s)
         membership = Membership(store, clock, replica, lease_s=settings.peer_lease_s)

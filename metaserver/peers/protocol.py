@@ -99,9 +99,9 @@ class PeerTickets:
 
     def issue(self, address: str, location: str) -> tuple[dict[str, str], bytes]:
         """Return (headers, HMAC) of a request to the replica at `address`."""
-        key_id, key = self._keyring.signing_key(_PURPOSE)
+        key_id, key = self._keyring.find_signing_key(_PURPOSE)
         expires_ms = self._clock.now_ms() + int(TICKET_S * 1000)
-        nonce = self._clock.random_bytes(NONCE_BYTES)
+        nonce = self._clock.draw_bytes(NONCE_BYTES)
         mac = _request_mac(key, expires_ms, nonce, address, location)
         ticket = base64.urlsafe_b64encode(_TICKET.pack(key_id, expires_ms, nonce, mac)).decode()
         return {LOCATION_HEADER: quote(location, safe="/:"), TICKET_HEADER: ticket}, key_id + mac

@@ -129,7 +129,7 @@ class PeerServer:
         response = web.StreamResponse(
             headers={SOURCE_HEADER: source, "Content-Type": "application/octet-stream", "Server": "seamark"}
         )
-        result = self._result(reading) if reading.done() else None
+        result = self._await_result(reading) if reading.done() else None
         if result is not None:
             # With a known length, the content needs no framing in chunks, which would copy it on both sides.
             response.content_length = HEAD_BYTES + len(result[1])
@@ -137,7 +137,7 @@ class PeerServer:
         await response.prepare(request)
         if result is None:
             await asyncio.wait((reading,))
-            result = self._result(reading)
+            result = self._await_result(reading)
         head, content = result
         await response.write(self._tickets.seal(mac, head))
         for start in range(0, len(content), _PIECE_BYTES):
@@ -150,7 +150,7 @@ class PeerServer:
         if not reading.cancelled():
             reading.exception()  # The requester may have disconnected, and no other request retrieves the error.
 
-    def _result(self, reading: asyncio.Task[StoredFile]) -> tuple[AnswerHead, memoryview]:
+    def _await_result(self, reading: asyncio.Task[StoredFile]) -> tuple[AnswerHead, memoryview]:
         try:
             file = reading.result()
         except ObjectMissing:
@@ -169,7 +169,7 @@ class PeerServer:
 
 
 @asynccontextmanager
-async def serving_peers(
+async def serve_peers(
     server: PeerServer,
     sock: socket.socket,
     limits: ConnectionLimits,

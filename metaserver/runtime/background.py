@@ -43,12 +43,12 @@ async def run_in_background(name: str, work: Callable[[], Awaitable[None]]) -> A
                 report(_log.exception, "background work failed unexpectedly", work=name)
             await asyncio.sleep(RESTART_S)
 
-    async with _task(name, forever()):
+    async with _run_task(name, forever()):
         yield
 
 
 @asynccontextmanager
-async def running_once(name: str, work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+async def run_once(name: str, work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
     """Run `work` once in the background, at most until the context ends.
 
     A failure is logged.
@@ -60,12 +60,12 @@ async def running_once(name: str, work: Callable[[], Awaitable[None]]) -> AsyncI
         except Exception:  # noqa: BLE001  the server does not depend on it
             report(_log.exception, "background work failed unexpectedly", work=name)
 
-    async with _task(name, once()):
+    async with _run_task(name, once()):
         yield
 
 
 @asynccontextmanager
-async def _task(name: str, work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+async def _run_task(name: str, work: Coroutine[None, None, None]) -> AsyncIterator[None]:
     """Run a task while the context is active. When the context ends, cancel the task, and wait until it has ended."""
     task = asyncio.create_task(work, name=name)
     try:

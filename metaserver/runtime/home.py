@@ -30,7 +30,7 @@ from seamark.formats.runtime.errors import ConfigError
 from seamark.metaserver.settings.settings import Settings
 
 PRIVATE_UMASK = 0o077
-_OTHERS = 0o077
+_GROUP_AND_OTHERS_MODE = 0o077
 LOCK_NAME = "server.lock"
 SERVER_FILE_NAME = "server.json"
 _OWN_FOLDERS = frozenset(("cache", "metrics", "logs"))
@@ -77,7 +77,7 @@ def make_private(settings: Settings) -> list[Path]:
             repaired += _tighten_contents(settings.home)
             if not used:
                 repaired.clear()  # The server has never run with this new folder, so it contained no data.
-        database = sqlite_file(settings)
+        database = find_sqlite_file(settings)
         if database is not None:
             for suffix in _SQLITE_SUFFIXES:
                 repaired += _tighten_file(database.with_name(database.name + suffix))
@@ -168,7 +168,7 @@ def _tighten(path: Path) -> list[Path]:
     # Use a path, not a descriptor: closing a descriptor of a database would release SQLite's locks in this process.
     try:
         mode = path.lstat().st_mode
-        if stat.S_ISLNK(mode) or not mode & _OTHERS:
+        if stat.S_ISLNK(mode) or not mode & _GROUP_AND_OTHERS_MODE:
             return []
         path.chmod(stat.S_IMODE(mode) & 0o700)
     except FileNotFoundError:
@@ -176,8 +176,8 @@ def _tighten(path: Path) -> list[Path]:
     return [path]
 
 
-def sqlite_file(settings: Settings) -> Path | None:
-    parts = urlsplit(settings.database_url())
+def find_sqlite_file(settings: Settings) -> Path | None:
+    parts = urlsplit(settings.make_database_url())
     path = Path("/" + unquote(parts.path).lstrip("/"))
     return path if parts.scheme == "sqlite" and not parts.netloc and path.name else None
 

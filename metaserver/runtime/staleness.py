@@ -41,14 +41,14 @@ class Staleness:
 _CURRENT: ContextVar[Staleness | None] = ContextVar("staleness", default=None)
 
 
-def current_staleness() -> Staleness | None:
+def get_current_staleness() -> Staleness | None:
     """Return the staleness that the current request allows, or None if the request needs current values."""
     return _CURRENT.get()
 
 
 @contextmanager
 def allow_staleness(staleness: Staleness | None) -> Iterator[None]:
-    """Set the value of `current_staleness` while the context is active, in this task and the tasks that it starts."""
+    """Set the current staleness while the context is active, in this task and the tasks that it starts."""
     token = _CURRENT.set(staleness)
     try:
         yield

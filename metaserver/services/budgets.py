@@ -22,7 +22,7 @@ PRIORITIES = {"high": -10, NORMAL: 0, "low": 10}
 The priorities of services are 5 to 11.
 """
 _WINDOW = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)")
-_DAY = 24 * 60
+_DAY_MINUTES = 24 * 60
 _WINDOWS_MAX = 24
 
 Window = tuple[int, int]
@@ -42,9 +42,9 @@ def parse_windows(text: str) -> tuple[Window, ...] | None:
             return None
         hour, minute, end_hour, end_minute = map(int, match.groups())
         first, end = 60 * hour + minute, 60 * end_hour + end_minute
-        if end > _DAY or first == end:
+        if end > _DAY_MINUTES or first == end:
             return None
-        windows.append((first, end if end > first else end + _DAY))
+        windows.append((first, end if end > first else end + _DAY_MINUTES))
     return tuple(windows)
 
 
@@ -56,12 +56,12 @@ def wait_s(windows: str, now_ms: int) -> float:
     parsed = parse_windows(windows)
     if not parsed:
         return 0.0
-    second = now_ms / 1000 % (60 * _DAY)
+    second = now_ms / 1000 % (60 * _DAY_MINUTES)
     waits = []
     for first, end in parsed:
-        if any(60 * first <= second + 60 * days < 60 * end for days in (0, _DAY)):
+        if any(60 * first <= second + 60 * days < 60 * end for days in (0, _DAY_MINUTES)):
             return 0.0
-        waits.append((60 * first - second) % (60 * _DAY))
+        waits.append((60 * first - second) % (60 * _DAY_MINUTES))
     return min(waits)
 
 

@@ -37,7 +37,7 @@ from seamark.metaserver.services.running import ServicesState
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Instant
 
-_MANY_SNAPSHOTS = 100
+_SNAPSHOTS_ALERT_COUNT = 100
 """With at least this many snapshots, metadata files are noticeably large.
 
 A snapshot takes about 1 KB, and each query of an engine reads the file.
@@ -106,7 +106,7 @@ def measure_health(
     return msgspec.structs.replace(health, problems=tuple(timed))
 
 
-def problems_of_services(
+def find_service_problems(
     metadata: TableMetadata, health: TableHealth, state: ServicesState, failed: Mapping[str, Instant]
 ) -> Iterator[Problem]:
     """Yield the reasons why table services do not do the work that the table's policy and indexes require.
@@ -135,7 +135,7 @@ def problems_of_services(
 
 def _measure_files(view: TableView, target_bytes: int, small_bytes_max: float) -> _Sizes:
     files = lookup(view)
-    records, bytes_of = files.longs("record_count").clip(0), files.longs("file_size_in_bytes").clip(0)
+    records, bytes_of = files.read_longs("record_count").clip(0), files.read_longs("file_size_in_bytes").clip(0)
     grouped = group_by_partition(files)
     small = bytes_of < small_bytes_max
     small_bytes = np.zeros(len(grouped.partitions), dtype=np.int64)
@@ -164,7 +164,7 @@ def _find_launcher_problems(metadata: TableMetadata, settings: Settings) -> Iter
 
 
 def _find_snapshot_problems(health: TableHealth) -> Iterator[Problem]:
-    if not health.expired_snapshots and health.snapshots > _MANY_SNAPSHOTS:
+    if not health.expired_snapshots and health.snapshots > _SNAPSHOTS_ALERT_COUNT:
         yield Problem(
             "many snapshots",
             f"{health.snapshots:,} snapshots are within the retention of the table",

@@ -21,7 +21,7 @@ from seamark.metaserver.store.passed_time import Gap, look_at_clock
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
 
-_PRUNE_BATCH = 1000
+_PRUNED_ROWS_PER_BATCH = 1000
 _log = structlog.get_logger("seamark.server")
 
 
@@ -64,7 +64,7 @@ class Housekeeping:
         lease = Lease(self._store, self._clock, "housekeeping", holder, lasts_s=3 * interval_s)
         while True:
             # Jitter prevents that replicas that start together always try to take the lease at the same time.
-            await asyncio.sleep(interval_s * (0.75 + self._clock.random_bytes(1)[0] / 510))
+            await asyncio.sleep(interval_s * (0.75 + self._clock.draw_bytes(1)[0] / 510))
             try:
                 await lease.hold()
             except LeaseLost:
@@ -110,11 +110,11 @@ class Housekeeping:
         total = 0
         while True:
             count = await self._store.prune(
-                passed.ago(idempotency_ms) + idempotency_ms,
-                audit_before_ms=passed.ago(settings.audit_retention_s * 1000),
-                metrics_before_ms=passed.ago(settings.metrics_retention_s * 1000),
-                limit=_PRUNE_BATCH,
+                passed.find_time_ago(idempotency_ms) + idempotency_ms,
+                audit_before_ms=passed.find_time_ago(settings.audit_retention_s * 1000),
+                metrics_before_ms=passed.find_time_ago(settings.metrics_retention_s * 1000),
+                limit=_PRUNED_ROWS_PER_BATCH,
             )
             total += count
-            if count < _PRUNE_BATCH:
+            if count < _PRUNED_ROWS_PER_BATCH:
                 return total

@@ -93,5 +93,5 @@ class Launcher(Protocol):
 class JobRunner(Launcher, Protocol):
     """Runs one job at a time, with the launcher that suits the job."""
 
-    def name_of(self, job: Job) -> str:
+    def find_launcher_name(self, job: Job) -> str:
         """Return the name of the launcher that will run the job."""

@@ -4,8 +4,8 @@ A tenant is a top-level namespace. The next job is from the tenant whose recent 
 time. Among the jobs of a tenant, priority and then age decide. Idle time gives a tenant no advantage
 later. So a tenant with thousands of tables delays only its own jobs.
 
-A tenant may have at most `_SHARE` times as many waiting jobs as there are free places, so some places
-always stay free for other tenants. A refused job is proposed again when its table is examined again.
+A tenant may have at most `_WAITING_JOBS_PER_FREE_PLACE` times as many waiting jobs as there are free places, so some
+places always stay free for other tenants. A refused job is proposed again when its table is examined again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from seamark.metaserver.services.job import Job
 from seamark.metaserver.store.model import NamespacePath
 
 BACKOFF_S, BACKOFF_MAX_S = 5.0, 3600.0
-_SHARE = 4
+_WAITING_JOBS_PER_FREE_PLACE = 4
 _STARTED_S = 1.0
 """The time that a tenant is charged for a job that is running. The real time replaces it when the job ends."""
 _STALE_MIN = 1000
@@ -86,7 +86,7 @@ class JobQueue:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._running)
 
-    def waiting_namespaces(self) -> Counter[NamespacePath]:
+    def count_waiting_by_namespace(self) -> Counter[NamespacePath]:
         """Return the number of jobs that wait in each namespace."""
         return Counter(entry.job.namespace for entry in self._waiting.values())
 
@@ -143,7 +143,7 @@ class JobQueue:
             if not is_same:
                 self._push(waiting)
             return True
-        if self._counts[job.tenant] >= _SHARE * (self._limit - len(self._waiting)):
+        if self._counts[job.tenant] >= _WAITING_JOBS_PER_FREE_PLACE * (self._limit - len(self._waiting)):
             return False
         self._orders += 1
         self._waiting[key] = entry = _Entry(job, due_s, self._orders, self._now())

@@ -36,7 +36,7 @@ _SCHEDULING = (
 """The properties that control the jobs of all services."""
 PROPERTIES: dict[str, ServiceProperty] = {
     declared.name: declared
-    for properties in (*(service.policy() for service in SERVICES.values()), _SCHEDULING)
+    for properties in (*(service.list_policy_properties() for service in SERVICES.values()), _SCHEDULING)
     for declared in properties
 }
 """The properties of a policy, by name."""
@@ -51,7 +51,7 @@ def is_policy_property(name: str) -> bool:
     return name.startswith(PREFIXES) and not name.startswith("seamark.cache.")
 
 
-def similar_properties(name: str) -> str:
+def find_similar_properties(name: str) -> str:
     """Return properties of a policy with similar names, joined by "or"; empty if there are none.
 
     The most similar name is first.
@@ -67,7 +67,7 @@ def check_policy(properties: Mapping[str, str]) -> str | None:
     for name, value in properties.items():
         declared = PROPERTIES.get(name)
         if declared is None:
-            similar_names = similar_properties(name)
+            similar_names = find_similar_properties(name)
             hint = (
                 f"did you mean {similar_names}?"
                 if similar_names
@@ -110,7 +110,7 @@ class TablePolicy(msgspec.Struct, frozen=True, rename="kebab"):
     properties: tuple[PolicyProperty, ...]
 
 
-def policy_of(metadata: TableMetadata, inherited: Policies, settings: Settings) -> TablePolicy:
+def build_policy(metadata: TableMetadata, inherited: Policies, settings: Settings) -> TablePolicy:
     """Return the effective values for a table. Values that the services ignore are returned unchanged."""
 
     def find(declared: ServiceProperty) -> PolicyProperty:

@@ -57,7 +57,7 @@ from seamark.metaserver.planner.lookup.lookup import RequestedColumn, lookup
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.services.job import Job
-from seamark.metaserver.services.launching.launchers import bytes_since, launcher_of
+from seamark.metaserver.services.launching.launchers import read_launcher, sum_bytes_since
 from seamark.metaserver.services.proposer import (
     NEVER,
     RECHECK_S,
@@ -72,7 +72,7 @@ from seamark.metaserver.store.model import Entry
 
 _FILES_PER_MANIFEST_MIN = 100
 """If manifests have fewer data files than this on average, engines that plan on the client open many manifests."""
-_MANY_MANIFESTS = 20
+_MANIFESTS_REWRITE_MIN = 20
 
 
 class Indexing(JobProposer):
@@ -119,7 +119,7 @@ class Compaction(RewriteProposer):
             )  # The average size counts.
             if files < min_files or is_large:
                 return None
-        size_bytes, launcher = bytes_since(metadata, COMPACTED_BY), launcher_of(properties)
+        size_bytes, launcher = sum_bytes_since(metadata, COMPACTED_BY), read_launcher(properties)
         return self.make_job(entry, rewrite_pause_s(files), size_bytes=size_bytes, launcher=launcher)
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
@@ -158,7 +158,7 @@ class TableClustering(RewriteProposer):
         snapshot = metadata.current_snapshot
         if snapshot is None or not self.is_on(metadata):
             return None
-        size_bytes, launcher = bytes_since(metadata, CLUSTERED_BY), launcher_of(metadata.properties)
+        size_bytes, launcher = sum_bytes_since(metadata, CLUSTERED_BY), read_launcher(metadata.properties)
         return self.make_job(
             entry, rewrite_pause_s(_count_data_files(snapshot)), size_bytes=size_bytes, launcher=launcher
         )
@@ -178,7 +178,7 @@ class TableClustering(RewriteProposer):
             return
         if layout is None:
             return
-        paths = lookup(state.view).texts("file_path").values()
+        paths = lookup(state.view).read_texts("file_path").list_values()
         layers = Counter(parse_layer((path or b"").decode()) for path in paths)
         files, unclustered = layers.total(), layers.pop(None, 0)
         if unclustered < max(2, parse_count(state.metadata.properties, MIN_FILES, MIN_FILES_DEFAULT)):
@@ -233,7 +233,7 @@ class ColumnTtl(RewriteProposer):
             return None
         try:
             policy = TtlPolicy.of(metadata.properties)
-            if policy is None or not policy.rules(metadata, self._clock.now_ms()):
+            if policy is None or not policy.list_rules(metadata, self._clock.now_ms()):
                 return None
         except BadRequest:  # A property is invalid; `seamark run column-ttl` reports it.
             return None
@@ -253,7 +253,7 @@ class ColumnTtl(RewriteProposer):
         metadata = state.metadata
         try:
             policy = TtlPolicy.of(metadata.properties)
-            rules = [] if policy is None else policy.rules(metadata, state.now_ms)
+            rules = [] if policy is None else policy.list_rules(metadata, state.now_ms)
             expired_by_rule = [_find_expired_files(state.view, metadata, rule) for rule in rules]
         except BadRequest as error:
             yield Problem("invalid property", error.message, "no column expires")
@@ -296,7 +296,7 @@ def _find_expired_files(view: TableView, metadata: TableMetadata, rule: TtlRule)
         if spec is not None:
             residual = residuals.setdefault(partition.spec_id, Residuals(expression, spec))
             expired[number] = residual({field.field_id: field.value for field in partition.fields}) == TRUE
-    is_expired, rows = expired[grouped.numbers], files.longs("record_count")
+    is_expired, rows = expired[grouped.numbers], files.read_longs("record_count")
     has_any_values, size_bytes = np.zeros(files.files, dtype=np.bool_), 0
     for name in rule.columns:
         column = schema.find_column_by_name(name)
@@ -307,7 +307,7 @@ def _find_expired_files(view: TableView, metadata: TableMetadata, rule: TtlRule)
                 leaf.id,
                 *(outer.id for outer in schema.list_ancestors(leaf)),
             }:
-                stats = files.stats(RequestedColumn(leaf.id, leaf.type))
+                stats = files.find_statistics(RequestedColumn(leaf.id, leaf.type))
                 sizes = stats.counts("column_sizes")
                 has_values = is_expired & (sizes > 0) & (stats.counts("null_value_counts") != rows)
                 has_any_values |= has_values
@@ -461,7 +461,7 @@ class ManifestRewriting(RewriteProposer):
     def find_problems(self, state: TableState) -> Iterator[Problem]:
         """Yield a problem if there are many manifests with few files each."""
         health = state.health
-        if health.manifests >= _MANY_MANIFESTS and health.files < _FILES_PER_MANIFEST_MIN * health.manifests:
+        if health.manifests >= _MANIFESTS_REWRITE_MIN and health.files < _FILES_PER_MANIFEST_MIN * health.manifests:
             yield self.make_problem(
                 state,
                 "small manifests",

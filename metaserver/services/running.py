@@ -20,9 +20,9 @@ from seamark.metaserver.store.port import PointerStore
 
 NOT_STARTED = "no server runs them at this moment; a server takes a minute to start or to replace another"
 OFF = "the setting services_workers is 0 on this server, and no other server runs them"
-WAITING_LISTED = 50
+WAITING_JOBS_LISTED_MAX = 50
 """The maximum number of waiting jobs in the lease. The jobs take about 10 kB, which are written at each renewal."""
-NAMESPACES_LISTED = 500
+NAMESPACES_LISTED_MAX = 500
 """The maximum number of namespaces that the lease lists for the remaining waiting jobs."""
 
 
@@ -68,8 +68,8 @@ class JobsState(msgspec.Struct, frozen=True, rename="kebab"):
     that it may read.
 
     Attributes:
-        waiting: The jobs that start next, at most `WAITING_LISTED`.
-        unlisted: The namespaces of the other waiting jobs, at most `NAMESPACES_LISTED`.
+        waiting: The jobs that start next, at most `WAITING_JOBS_LISTED_MAX`.
+        unlisted: The namespaces of the other waiting jobs, at most `NAMESPACES_LISTED_MAX`.
         more: Whether some of these namespaces are missing in `unlisted`.
     """
 
@@ -126,7 +126,7 @@ class RunningJobs:
         return iter(self._jobs.values())
 
     @contextmanager
-    def running(self, job: Job, launcher: str, started_ms: int) -> Iterator[Report]:
+    def track(self, job: Job, launcher: str, started_ms: int) -> Iterator[Report]:
         """List the job as running while the context is active.
 
         The yielded function receives the progress of the job.
@@ -153,17 +153,17 @@ class RunningJobs:
                 now_ms + round(entry.due_in_s * 1000),
                 entry.failures,
             )
-            for entry in queue.list_next(WAITING_LISTED)
+            for entry in queue.list_next(WAITING_JOBS_LISTED_MAX)
         ]
-        namespaces = queue.waiting_namespaces()
+        namespaces = queue.count_waiting_by_namespace()
         namespaces.subtract(job.namespace for job in waiting)
         unlisted = sorted(+namespaces)
         return encode_state(
             JobsState(
                 tuple(self),
                 tuple(waiting),
-                tuple(unlisted[:NAMESPACES_LISTED]),
-                more=len(unlisted) > NAMESPACES_LISTED,
+                tuple(unlisted[:NAMESPACES_LISTED_MAX]),
+                more=len(unlisted) > NAMESPACES_LISTED_MAX,
             )
         )
 

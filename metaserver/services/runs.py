@@ -15,7 +15,7 @@ from seamark.metaserver.timeline.instants import MAINTENANCE
 from seamark.metaserver.timeline.timeline import Timeline
 
 _ERROR_MAX = 1000
-_RUNS = 50
+_SEARCHED_RUNS_MAX = 50
 """The number of latest runs of a table that are searched for the last run of each service."""
 FAILED_MS = 26 * 3_600_000
 """The time after which a failure is ignored.
@@ -36,7 +36,7 @@ async def find_failed_runs(timeline: Timeline, table_uuid: str | None, since_ms:
     """
     run_filter = InstantFilter(uuid=table_uuid, action=MAINTENANCE, newest_first=True, archived=False)
     last: dict[str, Instant] = {}
-    for run in await timeline.read(run_filter, _RUNS):
+    for run in await timeline.read(run_filter, _SEARCHED_RUNS_MAX):
         last.setdefault(str(run.summary.get("service")), run)
     return {service: run for service, run in last.items() if "error" in run.summary and run.requested_ms >= since_ms}
 

@@ -49,15 +49,15 @@ _log = structlog.get_logger("seamark.services")
 class JobObserver(Protocol):
     """Receives data about jobs for metrics."""
 
-    def job_ended(self, service: str, outcome: str, seconds: float, totals: Mapping[str, Any]) -> None: ...
+    def count_ended_job(self, service: str, outcome: str, seconds: float, totals: Mapping[str, Any]) -> None: ...
 
-    def jobs_queued(self, count: int) -> None: ...
+    def set_queued_jobs(self, count: int) -> None: ...
 
-    def jobs_lag(self, service: str, lag_s: float, failing: int) -> None: ...
+    def set_job_lag(self, service: str, lag_s: float, failing: int) -> None: ...
 
-    def jobs_running(self, service: str, count: int, bytes_done: int, bytes_total: int) -> None: ...
+    def set_running_jobs(self, service: str, count: int, bytes_done: int, bytes_total: int) -> None: ...
 
-    def services_state(self, *, leading: bool, blocked: bool) -> None: ...
+    def set_services_state(self, *, leading: bool, blocked: bool) -> None: ...
 
 
 class Scheduler:
@@ -121,13 +121,13 @@ class Scheduler:
                         await self._run_as_leader()
                 finally:
                     await self._lease.release()
-                    self._observer.services_state(leading=False, blocked=bool(self._status.problem))
+                    self._observer.set_services_state(leading=False, blocked=bool(self._status.problem))
                 await asyncio.sleep(self._blocked_s)  # Another replica may be able to run jobs.
             except LeaseLost:
-                self._observer.jobs_queued(0)
+                self._observer.set_queued_jobs(0)
                 await asyncio.sleep(self._lease.lasts_s / 3)
             except SeamarkError as error:
-                self._observer.jobs_queued(0)
+                self._observer.set_queued_jobs(0)
                 _log.warning("table services wait for the store", error=error.message)
                 await asyncio.sleep(_RETRY_S)
 
@@ -155,7 +155,7 @@ class Scheduler:
         if not problem:
             return True
         _log.error("table services cannot run here", problem=problem)
-        self._observer.services_state(leading=False, blocked=True)
+        self._observer.set_services_state(leading=False, blocked=True)
         self._lease.forget()
         await self._lease.hold(encode_state(JobsState(problem=problem)))
         await asyncio.sleep(self._blocked_s)
@@ -177,7 +177,7 @@ class Scheduler:
 
     async def _run_as_leader(self) -> None:
         """Examine tables and run jobs until the lease is lost, or the store fails."""
-        self._observer.services_state(leading=True, blocked=False)
+        self._observer.set_services_state(leading=True, blocked=False)
         queue = JobQueue(self._clock.monotonic, limit=self._queue_limit)
         self._watch.forget()
         refused = 0
@@ -195,7 +195,7 @@ class Scheduler:
                 if not queue.put(job, delay_s=wait_s(job.window, self._clock.now_ms())):
                     refused += 1
                     recheck_after_s = 0.0
-            self._observer.jobs_queued(len(queue))
+            self._observer.set_queued_jobs(len(queue))
             return recheck_after_s
 
         async def sweep() -> None:
@@ -228,7 +228,7 @@ class Scheduler:
 
     def _report_lag(self, lags: Mapping[str, float], failing: Mapping[str, int]) -> None:
         for proposer in self._proposers:
-            self._observer.jobs_lag(proposer.name, lags.get(proposer.name, 0.0), failing.get(proposer.name, 0))
+            self._observer.set_job_lag(proposer.name, lags.get(proposer.name, 0.0), failing.get(proposer.name, 0))
 
     def _report_running(self, jobs: Iterable[RunningJob]) -> None:
         counts: Counter[str] = Counter()
@@ -240,7 +240,7 @@ class Scheduler:
             total[job.service] += job.progress.bytes_total
         for proposer in self._proposers:
             name = proposer.name
-            self._observer.jobs_running(name, counts[name], done_bytes[name], total[name])
+            self._observer.set_running_jobs(name, counts[name], done_bytes[name], total[name])
 
     async def _run_jobs(self, queue: JobQueue, launcher: JobRunner) -> None:
         try:
@@ -258,7 +258,7 @@ class Scheduler:
                 except Exception:  # noqa: BLE001  what a table's writer causes must not end the jobs of other tables
                     report(_log.exception, "a job failed unexpectedly", service=job.service, table=job.table)
                     queue.fail(job)
-                self._observer.jobs_queued(len(queue))
+                self._observer.set_queued_jobs(len(queue))
         finally:
             await launcher.close()
 
@@ -306,7 +306,7 @@ class Scheduler:
             queue.finish(job, failed=False)
             queue.put(job, delay_s=closed_s)
             return
-        where = launcher.name_of(job)
+        where = launcher.find_launcher_name(job)
         log = _log.bind(service=job.service, namespace=".".join(job.namespace), table=job.table, launcher=where)
         began_s, began_ms = self._clock.monotonic(), self._clock.now_ms()
         totals: dict[str, Any] = {}
@@ -314,7 +314,7 @@ class Scheduler:
         try:
             if forbidden is not None:
                 raise JobFailed(forbidden)
-            with self._running.running(job, where, began_ms) as progress:
+            with self._running.track(job, where, began_ms) as progress:
                 totals = await launcher.run(msgspec.structs.replace(job, fence=self._lease.fence), progress)
         except JobFailed as failed:
             error = str(failed)
@@ -322,7 +322,7 @@ class Scheduler:
         if (later_s := totals.pop(RECHECK_AFTER, 0.0)) > 0:
             queue.put(job, delay_s=later_s)
         seconds = self._clock.monotonic() - began_s
-        self._observer.job_ended(job.service, "failed" if error else "completed", seconds, totals)
+        self._observer.count_ended_job(job.service, "failed" if error else "completed", seconds, totals)
         if error:
             log.warning("job failed", error=error, seconds=round(seconds, 3), again_in_s=again_in_s)
         else:

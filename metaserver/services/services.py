@@ -25,8 +25,8 @@ from seamark.metaserver.services.launching.launchers import (
     LauncherChoice,
     has_local_spark,
 )
-from seamark.metaserver.services.launching.spark_submit import SparkSubmit, local_limits
-from seamark.metaserver.services.launching.worker_process import WorkerProcess, job_variables
+from seamark.metaserver.services.launching.spark_submit import SparkSubmit, compute_local_limits
+from seamark.metaserver.services.launching.worker_process import WorkerProcess, list_job_variables
 from seamark.metaserver.services.proposers import make_proposers
 from seamark.metaserver.services.running import ServicesStatus
 from seamark.metaserver.services.runs import RunLog
@@ -91,7 +91,7 @@ async def open_scheduler(
         issue = partial(tokens.issue, ttl_s=JOB_S_MAX)
     storages = list_storages(settings)
     environment = {
-        **job_variables(storages),
+        **list_job_variables(storages),
         "SEAMARK_LOG_LEVEL": settings.log_level,
         "SEAMARK_LOG_FORMAT": settings.log_format,
         "OMP_NUM_THREADS": "1",
@@ -99,7 +99,7 @@ async def open_scheduler(
         "SEAMARK_PARQUET_KMS": settings.parquet_kms,
     }
     umask = int(settings.warehouse_umask or "022", 8)
-    folders = Warehouse(settings.warehouse_uri(), settings.allowed_locations).local_folders
+    folders = Warehouse(settings.make_warehouse_uri(), settings.allowed_locations).local_folders
     login = JobLogin(
         settings.services_url or url,
         issue,
@@ -137,7 +137,7 @@ def _make_launcher(
     launchers: dict[str, Launcher] = {WORKER: worker}
     options = settings.services_spark_options
     if LOCAL in settings.services_launchers:
-        limits = local_limits(settings.services_local_memory_bytes)
+        limits = compute_local_limits(settings.services_local_memory_bytes)
         launchers[LOCAL] = SparkSubmit(
             limits.master, options, login, environment, extensions.spark_driver, process_bytes=limits.process_bytes
         )

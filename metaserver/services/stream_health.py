@@ -9,14 +9,14 @@ from pathlib import Path
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.services.proposer import Problem
 from seamark.metaserver.settings.settings import Settings
-from seamark.metaserver.streams.pauses import pause_of
+from seamark.metaserver.streams.pauses import read_pause
 from seamark.metaserver.streams.streams import Streams
 
-_LATE_INTERVALS = 3
+_LATE_AFTER_INTERVALS = 3
 """The age of the oldest row, in flush intervals, from which the flushes of a table are late."""
 _LATE_MS_MIN = 5_000
-_FULL_MEMORY = 0.5
-_FULL_DISK = 0.95
+_MEMORY_ALERT_FRACTION = 0.5
+_DISK_ALERT_FRACTION = 0.95
 
 
 def stream_problems(
@@ -31,7 +31,7 @@ def stream_problems(
         settings: The settings of the server.
         now_ms: The time.
     """
-    reason = pause_of(metadata)
+    reason = read_pause(metadata)
     if reason is not None:
         yield Problem("paused stream", f"the table takes no rows: {reason}", "writers of rows are refused")
     report = streams.report_flushes(table_uuid)
@@ -43,7 +43,7 @@ def stream_problems(
             "message says",
         )
     elif report is not None and report.oldest_ms is not None:
-        late_ms = max(_LATE_MS_MIN, _LATE_INTERVALS * report.interval_ms)
+        late_ms = max(_LATE_MS_MIN, _LATE_AFTER_INTERVALS * report.interval_ms)
         age_ms = now_ms - report.oldest_ms
         if age_ms > late_ms:
             why = f"; the last flush failed: {report.error}" if report.failures else ""
@@ -67,7 +67,7 @@ def stream_problems(
             "again",
             "delete the input topic and create it again, and send these messages again",
         )
-    if streams.size_bytes > _FULL_MEMORY * settings.stream_memory_bytes:
+    if streams.size_bytes > _MEMORY_ALERT_FRACTION * settings.stream_memory_bytes:
         yield Problem(
             "full stream memory",
             f"rows of all stream tables take {streams.size_bytes:,} of {settings.stream_memory_bytes:,} bytes",
@@ -81,7 +81,7 @@ def _find_disk_problems(folder: Path) -> Iterator[Problem]:
         usage = shutil.disk_usage(folder)
     except OSError:
         return  # The log reports failures of its disk itself.
-    if usage.used > _FULL_DISK * usage.total:
+    if usage.used > _DISK_ALERT_FRACTION * usage.total:
         yield Problem(
             "full log disk",
             f"the disk of the log has {usage.free:,} of {usage.total:,} bytes free",

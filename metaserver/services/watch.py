@@ -26,9 +26,9 @@ from seamark.metaserver.timeline.timeline import Timeline
 
 SWEEP_S = 3600.0
 """The time between two examinations of all tables."""
-_PAGE = 100
-_BATCH = 500
-_CPU_SHARE = 0.015
+_TABLES_PER_PAGE = 100
+_INSTANTS_PER_BATCH = 500
+_CPU_MAX_FRACTION = 0.015
 """The maximum share of time for which a sweep uses the event loop, so that requests do not wait."""
 _FREE_TABLES = 200
 """The number of tables of a sweep that are examined without pauses."""
@@ -72,14 +72,14 @@ class TableWatch:
         """
         async with self._timeline.watch_instants(InstantFilter(since=since), counted=False) as watcher:
             while True:
-                instants = await self._timeline.read_next(watcher, _BATCH)
+                instants = await self._timeline.read_next(watcher, _INSTANTS_PER_BATCH)
                 changed = {
                     (instant.namespace, instant.name)
                     for instant in instants
                     if instant.kind is EntryKind.TABLE and instant.action not in _JOB_ACTIONS and instant.name
                 }
                 for namespace, name in changed:
-                    entry = await self._store.entry(EntryKind.TABLE, namespace, name)
+                    entry = await self._store.load_entry(EntryKind.TABLE, namespace, name)
                     if entry is not None:
                         await self._examine(entry, await load_policies(self._store, namespace), examine)
 
@@ -102,7 +102,7 @@ class TableWatch:
                 if len(self._due_by_state) < _KNOWN_MAX:
                     self._due_by_state[state] = due_s
             if pause and examined > _FREE_TABLES:
-                await asyncio.sleep((self._clock.monotonic() - began_s) / _CPU_SHARE)
+                await asyncio.sleep((self._clock.monotonic() - began_s) / _CPU_MAX_FRACTION)
         return examined
 
     def forget(self) -> None:
@@ -111,7 +111,7 @@ class TableWatch:
 
     async def find(self, namespace: NamespacePath, name: str) -> tuple[Entry, TableMetadata] | None:
         """Return the table's current state, or None if the table does not exist, or its metadata cannot be read."""
-        entry = await self._store.entry(EntryKind.TABLE, namespace, name)
+        entry = await self._store.load_entry(EntryKind.TABLE, namespace, name)
         if entry is None:
             return None
         try:
@@ -154,12 +154,12 @@ class TableWatch:
             if path is None:
                 parents.pop()
                 continue
-            namespace = await self._store.namespace(path)
+            namespace = await self._store.load_namespace(path)
             if namespace is None:  # The namespace was dropped meanwhile.
                 continue
             policies = add_policies(parents[-1].policies, path, namespace.properties)
             last: str | None = None
-            while entries := await self._store.entries(EntryKind.TABLE, path, last, _PAGE):
+            while entries := await self._store.list_entries(EntryKind.TABLE, path, last, _TABLES_PER_PAGE):
                 yield entries, policies
                 last = entries[-1].name
             parents.append(_Parent(path, policies))
@@ -176,7 +176,7 @@ class _Parent:
 
     async def read_next(self, store: PointerStore) -> NamespacePath | None:
         if not self._children:
-            self._children += await store.namespaces(self._path, self._last, _PAGE)
+            self._children += await store.list_namespaces(self._path, self._last, _TABLES_PER_PAGE)
         if not self._children:
             return None
         child = self._children.popleft()

@@ -536,11 +536,11 @@ class Settings(
     )
     otel_endpoint: str = setting("", "OTLP/HTTP endpoint for traces; empty for none.", schemes=("http", "https"))
 
-    def warehouse_uri(self) -> str:
+    def make_warehouse_uri(self) -> str:
         """Return the warehouse as a URI without a trailing slash."""
         return (self.warehouse or f"file://{self.home.absolute() / 'warehouse'}").rstrip("/")
 
-    def database_url(self) -> str:
+    def make_database_url(self) -> str:
         return self.database or f"sqlite:///{self.home.absolute() / 'seamark.db'}"
 
     def list_changed(self) -> dict[str, Any]:
@@ -558,7 +558,7 @@ class Settings(
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name == "database":
-                value = redact_url(self.database_url())
+                value = redact_url(self.make_database_url())
             elif field.metadata["secret"]:
                 value = "***" if value else ""
             elif isinstance(value, str) and "://" in value:
@@ -581,12 +581,12 @@ def redact_url(url: str) -> str:
     return f"{parts.scheme}://{netloc}{parts.path}"
 
 
-def environment_name(name: str) -> str:
+def make_variable_name(name: str) -> str:
     """Return the environment variable of a setting: `SEAMARK_PORT` for `port`."""
     return ENVIRONMENT_PREFIX + name.upper()
 
 
-def flag_name(name: str) -> str:
+def make_flag_name(name: str) -> str:
     """Return the command-line flag of a setting: `--s3-endpoint` for `s3_endpoint`."""
     return "--" + name.replace("_", "-")
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from seamark.formats.runtime.errors import ConfigError
 from seamark.formats.storage.storages import LOCAL, find_rules
 from seamark.metaserver.settings.fleet import split_address
-from seamark.metaserver.settings.settings import FIELDS, Settings, environment_name, flag_name
+from seamark.metaserver.settings.settings import FIELDS, Settings, make_flag_name, make_variable_name
 
 CONFIG_VARIABLE = "SEAMARK_CONFIG"
 """The variable that names the TOML file if `--config` does not."""
@@ -44,11 +44,11 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], config: Path 
     for name, value in (_read_toml(config) if config is not None else {}).items():
         values[name] = convert(name, value, f"key {name!r} of {config}")
     for name in FIELDS:
-        variable = environment_name(name)
+        variable = make_variable_name(name)
         if variable in environment:
             values[name] = convert(name, environment[variable], f"the variable {variable}")
         if flags.get(name) is not None:
-            values[name] = convert(name, flags[name], f"the flag {flag_name(name)}")
+            values[name] = convert(name, flags[name], f"the flag {make_flag_name(name)}")
     settings = Settings(**values)
     check(settings)
     return settings

@@ -262,7 +262,7 @@ class ColumnReads(msgspec.Struct, frozen=True):
 
 
 EVERY_COLUMN, UNKNOWN_COLUMNS, NAMED_COLUMNS = 0, -1, -2
-"""In the place of a column: the read named all columns, or very many; it did not say which; it said which."""
+"""Values in place of a column: the read named all or very many columns, did not name them, or named them."""
 ALL_AGES = 1 << 30
 
 
@@ -484,7 +484,7 @@ class ClaimedLocation(msgspec.Struct, frozen=True):
     display_form: str = ""
     """The location as the client wrote it, for messages."""
     subject: str = "The location"
-    """What the client calls the location, for messages."""
+    """The client's word for the location, for messages."""
 
     def make_overlap_error(self) -> BadRequest:
         """Return the error for a location that overlaps a location of another entry."""

@@ -64,7 +64,7 @@ class PassedTime(msgspec.Struct, frozen=True):
         uncounted = (max(0, min(end, end_ms) - max(start, start_ms)) for start, end in self.gaps)
         return end_ms - start_ms - sum(uncounted)
 
-    def ago(self, age_ms: int) -> int:
+    def find_time_ago(self, age_ms: int) -> int:
         """Return the latest time since which at least `age_ms` have passed.
 
         Files from before this time may be deleted.
@@ -83,7 +83,7 @@ async def look_at_clock(store: PointerStore, clock: Clock) -> PassedTime:
 
     Unless the clock has jumped, a look is recorded at most once a minute.
     """
-    text = await store.cursor(_CURSOR)
+    text = await store.load_cursor(_CURSOR)
     last = None if text is None else convert_json(text, _Look)
     look = _add_look(last, clock.now_ms(), clock.monotonic(), clock.machine)
     is_news = last is None or look.gaps != last.gaps or not 0 <= look.now_ms - last.now_ms < _SAVED_EVERY_MS

@@ -113,9 +113,9 @@ class PointerStore(Protocol):
             RetryLater: The database does not answer.
         """
 
-    async def namespace(self, path: NamespacePath) -> Namespace | None: ...
+    async def load_namespace(self, path: NamespacePath) -> Namespace | None: ...
 
-    async def namespaces(self, parent: NamespacePath, after: str | None, limit: int) -> list[NamespacePath]:
+    async def list_namespaces(self, parent: NamespacePath, after: str | None, limit: int) -> list[NamespacePath]:
         """Return the paths of the direct children of `parent` that come after `after`.
 
         The paths are in code-point order of their last level. The properties are not read, because each namespace may
@@ -128,7 +128,7 @@ class PointerStore(Protocol):
         The paths are in code-point order of their last level. `names` has at most `NAMED_NAMESPACES_MAX` names.
         """
 
-    async def namespace_size(self, top: str) -> tuple[int, int]:
+    async def measure_namespace(self, top: str) -> tuple[int, int]:
         """Return the size of a namespace of the first level, including all namespaces below it.
 
         Returns:
@@ -136,9 +136,11 @@ class PointerStore(Protocol):
             properties)
         """
 
-    async def entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry | None: ...
+    async def load_entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry | None: ...
 
-    async def entries(self, kind: EntryKind, namespace: NamespacePath, after: str | None, limit: int) -> list[Entry]:
+    async def list_entries(
+        self, kind: EntryKind, namespace: NamespacePath, after: str | None, limit: int
+    ) -> list[Entry]:
         """Return the entries after `after`, in code-point order of name."""
 
     async def list_dropped(self, namespace: NamespacePath | None, after: str | None, limit: int) -> list[DroppedEntry]:
@@ -155,13 +157,13 @@ class PointerStore(Protocol):
     async def list_unchecked(self, before_ms: int, limit: int) -> list[DroppedEntry]:
         """Return the retained entries whose files were last checked before `before_ms`, oldest first."""
 
-    async def names_of(self, uuid: str, *, dropped: bool = True, namespace: NamespacePath | None = None) -> int:
+    async def count_names(self, uuid: str, *, dropped: bool = True, namespace: NamespacePath | None = None) -> int:
         """Return the number of names of the table with this UUID, in all namespaces or in one namespace.
 
         Dropped names count if `dropped` is set. If there are several names, they share the table's files.
         """
 
-    async def entries_of(self, uuid: str) -> list[Entry]:
+    async def list_entries_by_uuid(self, uuid: str) -> list[Entry]:
         """Return the live entries of the table with this UUID.
 
         There are several if several names refer to the table.
@@ -215,7 +217,7 @@ class PointerStore(Protocol):
     async def index_files(self, uuid: str) -> list[RegisteredIndexFile]:
         """Return the index files of the table in every state, oldest first."""
 
-    async def producer(self, uuid: str, producer: str) -> ProducerState | None:
+    async def load_producer(self, uuid: str, producer: str) -> ProducerState | None:
         """Return the state of a producer, or None if the producer has committed nothing to this table."""
 
     async def plan_table(self, namespace: NamespacePath, name: str) -> StoredPlanTable | None:
@@ -238,12 +240,12 @@ class PointerStore(Protocol):
     async def list_retired_plan_tables(self, after: str | None, limit: int) -> list[StoredPlanTable]:
         """Return the retired plans after `after`, in order of id."""
 
-    async def instant(self, instant_id: str) -> Instant | None: ...
+    async def load_instant(self, instant_id: str) -> Instant | None: ...
 
-    async def instant_by_fingerprint(self, uuid: str, fingerprint: str) -> Instant | None:
+    async def find_instant_by_fingerprint(self, uuid: str, fingerprint: str) -> Instant | None:
         """Return the newest completed instant with this fingerprint."""
 
-    async def instants(self, where: InstantFilter, limit: int) -> list[Instant]:
+    async def list_instants(self, where: InstantFilter, limit: int) -> list[Instant]:
         """Return instants in order of position.
 
         A reader that continues from the last position misses no instant, even if other transactions write
@@ -257,18 +259,18 @@ class PointerStore(Protocol):
             The number of archived instants.
         """
 
-    async def idempotency(self, key: str, now_ms: int) -> IdempotencyRecord | None:
+    async def find_idempotency_record(self, key: str, now_ms: int) -> IdempotencyRecord | None:
         """Return the record of an idempotency key, or None if no unexpired record exists."""
 
-    async def metrics_reports(self, uuid: str | None, since: str | None, limit: int) -> list[MetricsReport]:
+    async def list_metrics_reports(self, uuid: str | None, since: str | None, limit: int) -> list[MetricsReport]:
         """Return the reports after `since`, in order of id (UUIDv7)."""
 
-    async def token_by_digest(self, digest: str) -> AccessToken | None: ...
+    async def find_token_by_digest(self, digest: str) -> AccessToken | None: ...
 
-    async def token_named(self, name: str) -> AccessToken | None:
+    async def find_token_by_name(self, name: str) -> AccessToken | None:
         """Return the token of this name that is not revoked; it may have expired."""
 
-    async def tokens(self) -> list[AccessToken]: ...
+    async def list_tokens(self) -> list[AccessToken]: ...
 
     async def grants(self, principal: str | None) -> list[Grant]:
         """Return the grants of a principal without those that make it the owner of a table, view or function.
@@ -306,9 +308,9 @@ class PointerStore(Protocol):
     async def audit(self, since: str | None, limit: int) -> list[AuditRecord]:
         """Return the audit records after `since`, in order of id."""
 
-    async def cursor(self, consumer: str) -> str | None: ...
+    async def load_cursor(self, consumer: str) -> str | None: ...
 
-    async def secret(self, name: str) -> bytes | None:
+    async def load_secret(self, name: str) -> bytes | None:
         """Return the named secret that all replicas share, encrypted as stored."""
 
     async def swap_secret(self, name: str, expected: bytes | None, value: bytes) -> bytes:
@@ -322,16 +324,16 @@ class PointerStore(Protocol):
     async def replicas(self) -> list[Replica]:
         """Return the replicas with live leases, by address."""
 
-    async def warehouse(self, name: str) -> StoredWarehouse | None:
+    async def load_warehouse(self, name: str) -> StoredWarehouse | None:
         """Return the further warehouse with this name."""
 
-    async def warehouses(self) -> list[StoredWarehouse]:
+    async def list_warehouses(self) -> list[StoredWarehouse]:
         """Return all further warehouses, by name. Their number is limited when they are created."""
 
-    async def catalog_id(self) -> str:
+    async def load_catalog_id(self) -> str:
         """Return the id of the warehouse to which this database belongs; empty for the database of a server."""
 
-    async def column_reads(self, uuid: str, since_day: int, limit: int) -> list[ColumnReads]:
+    async def list_column_reads(self, uuid: str, since_day: int, limit: int) -> list[ColumnReads]:
         """Return the reads of the table's columns since `since_day`, by column and age of the oldest partition."""
 
     async def prune_column_reads(self, before_day: int, limit: int) -> int:

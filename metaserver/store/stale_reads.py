@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import RetryLater
-from seamark.metaserver.runtime.staleness import current_staleness
+from seamark.metaserver.runtime.staleness import get_current_staleness
 from seamark.metaserver.store.operations import (
     DropEntry,
     DropNamespace,
@@ -66,7 +66,7 @@ class StaleReads:
         The last result is returned if the request allows its age and `run` raises RetryLater or takes longer than the
         request waits.
         """
-        staleness = current_staleness()
+        staleness = get_current_staleness()
         cached = self._known.get(key)
         if staleness is None or cached is None or not staleness.allows(self._clock.monotonic() - cached[1]):
             return await self._read(key, run)

@@ -18,7 +18,7 @@ class TableRows(NamedTuple):
 
     Attributes:
         loaded: The table, which `check_stream_table` accepts.
-        rows: The rows: one batch for a table without a key, batches by the shard of the keys (`shards_of`) for a table
+        rows: The rows: one batch for a table without a key, batches by the shard of the keys for a table
             with a key.
     """
 
@@ -57,7 +57,7 @@ class TopicProducer(NamedTuple):
     """The producer of the rows of a partition of an input topic.
 
     Attributes:
-        name: The name of the producer (`name_of_topic_producer`).
+        name: The name of the producer (`make_topic_producer_name`).
         offset: Kafka's offset of the last message of the append.
         epoch: The session of the process that reads the partition.
     """

@@ -74,7 +74,7 @@ class ShardBlocks:
         for offset in [offset for offset in self._early if offset < self.end]:
             self.size_bytes -= self._early.pop(offset).batch.size_bytes
 
-    def slices(self, start: int, end: int) -> list[RowSlice]:
+    def list_slices(self, start: int, end: int) -> list[RowSlice]:
         """Return the rows from `start` to `end`, exclusive, in the order of the log.
 
         Raises:

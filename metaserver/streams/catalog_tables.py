@@ -10,7 +10,7 @@ from msgspec import UNSET, Raw, structs
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
-from seamark.formats.index.definitions import of_id
+from seamark.formats.index.definitions import parse_definition
 from seamark.formats.protocol.wire import FLUSH_LOG, FLUSH_MARK, FLUSH_OFFSETS, FLUSH_TABLE, INDEX_FOLDER
 from seamark.formats.runtime.errors import BadRequest, NoSuchTable, SeamarkError
 from seamark.metaserver.catalog.catalog import Catalog
@@ -23,9 +23,9 @@ from seamark.metaserver.index.files.headers import IndexReader
 from seamark.metaserver.index.files.registration import read_index_file
 from seamark.metaserver.store.model import Entry, EntryKind, RegisteredIndexFile
 from seamark.metaserver.store.operations import FlushedRange
-from seamark.metaserver.streams.keys import key_of
+from seamark.metaserver.streams.keys import find_key_columns
 from seamark.metaserver.streams.log_opening import LogSource
-from seamark.metaserver.streams.positions import encode_ranges, hash_of_log
+from seamark.metaserver.streams.positions import encode_ranges, hash_log
 from seamark.metaserver.streams.row_files import EncodedDeletes, EncodedFile, EncodedIndexFile
 from seamark.metaserver.streams.stored_rows import RowSearch, StoredRows
 
@@ -51,7 +51,7 @@ class CatalogTables:
             NoSuchTable: No name refers to the table.
             BadRequest: Several names refer to the table: only one of their pointers would get the rows.
         """
-        entries = await self._context.store.entries_of(uuid)
+        entries = await self._context.store.list_entries_by_uuid(uuid)
         tables = [entry for entry in entries if entry.kind is EntryKind.TABLE]
         if not tables:
             raise NoSuchTable(f"No table has the uuid {uuid}")
@@ -84,7 +84,7 @@ class CatalogTables:
                 FLUSH_MARK: "true",
                 FLUSH_OFFSETS: encode_ranges(ranges),
                 FLUSH_TABLE: entry.uuid,
-                FLUSH_LOG: hash_of_log((await self._logs.open()).identity),
+                FLUSH_LOG: hash_log((await self._logs.open()).identity),
             },
         )
         if deletes is not None and deletes.scope:
@@ -120,20 +120,20 @@ class CatalogTables:
                     snapshot_id=None,
                     now_ms=self._context.clock.now_ms(),
                 )
-                of_id(read.definition, metadata.current_schema, metadata.schemas)
+                parse_definition(read.definition, metadata.current_schema, metadata.schemas)
             except SeamarkError as error:
                 _log.warning("an index file of a flush is not used", table=entry.uuid, error=error.message)
                 continue
             registered.append(read)
         return registered
 
-    def key_of(self, metadata: TableMetadata) -> tuple[str, ...]:
+    def find_key_columns(self, metadata: TableMetadata) -> tuple[str, ...]:
         """Return the names of the key columns; empty for a table without a valid key.
 
         Waiting rows state the key that was valid when they were accepted.
         """
         try:
-            return key_of(metadata)
+            return find_key_columns(metadata)
         except BadRequest:
             return ()
 

@@ -1,5 +1,6 @@
-"""The fresh files of one shard: their ranges of offsets, the files to write next, and the files to remove. The module
-is pure.
+"""The fresh files of one shard: their ranges of offsets, the files to write next, and the files to remove.
+
+The module is pure.
 
 A part is a range of offsets and the fresh files that have exactly its rows. The parts of a shard follow each other
 without a gap. A new part replaces small parts before it, as in a log-structured merge: so a plan names few files, and

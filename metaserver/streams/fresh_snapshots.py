@@ -72,7 +72,7 @@ def encode_fresh_snapshot(
         deletes: The ContentFiles of the delete files of the rows that rows of the fresh files replace, as JSON.
     """
     current = metadata.current_snapshot
-    snapshot_id = _ID_MIN | int.from_bytes(clock.random_bytes(8), "big") & (1 << 62) - 1
+    snapshot_id = _ID_MIN | int.from_bytes(clock.draw_bytes(8), "big") & (1 << 62) - 1
     sequence_number = metadata.last_sequence_number + 1
     by_spec: defaultdict[tuple[int, int], list[ManifestEntry]] = defaultdict(list)
     contents: dict[int, list[ContentFile]] = {DATA_MANIFEST: [], DELETE_MANIFEST: []}
@@ -94,7 +94,7 @@ def encode_fresh_snapshot(
         first_row_id = metadata.next_row_id
         manifests, end = assign_first_row_ids(manifests, first_row_id)
         added_rows = end - first_row_id
-    location = location_of_fresh(folder, snapshot_id)
+    location = make_fresh_location(folder, snapshot_id)
     snapshot = Snapshot(
         snapshot_id=snapshot_id,
         timestamp_ms=max(clock.now_ms(), metadata.last_updated_ms, 0 if current is None else current.timestamp_ms),
@@ -119,7 +119,7 @@ def encode_fresh_snapshot(
     return EncodedSnapshot(snapshot, (*stored, (location, manifest_list)))
 
 
-def location_of_fresh(folder: str, snapshot_id: int) -> str:
+def make_fresh_location(folder: str, snapshot_id: int) -> str:
     """Return the location of the manifest list of a fresh snapshot."""
     return f"{folder}/{snapshot_id}-snap.avro"
 

@@ -14,7 +14,7 @@ KEY = "seamark.stream.key"
 """The property with the names of the key columns. If it is absent, the identifier fields are the key."""
 
 
-def key_of(metadata: TableMetadata) -> tuple[str, ...]:
+def find_key_columns(metadata: TableMetadata) -> tuple[str, ...]:
     """Return the names of the key columns; empty for a table without a key.
 
     Raises:
@@ -54,7 +54,7 @@ def identify_key(metadata: TableMetadata) -> RowKey | None:
         The key; empty for a table without a key, None for a key that is not valid.
     """
     try:
-        names = key_of(metadata)
+        names = find_key_columns(metadata)
     except BadRequest:
         return None
     by_name = {field.name: field for field in metadata.current_schema.fields}

@@ -91,9 +91,9 @@ class LogSource:
         assert self._address is not None
         return topic_reads.open_topics(self._address)
 
-    def input_topic_of(self, uuid: str) -> str | None:
+    def find_input_topic(self, uuid: str) -> str | None:
         """Return the name of the input topic of a table; None if the log is in files."""
-        return None if self._address is None else self._address.input_topic_of(uuid)
+        return None if self._address is None else self._address.find_input_topic(uuid)
 
 
 @asynccontextmanager

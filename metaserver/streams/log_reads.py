@@ -75,7 +75,7 @@ async def read_log(
     return rows
 
 
-def shards_of(log: StreamLog, table_uuid: str, numbers: Iterable[int]) -> dict[int, ShardState]:
+def read_shard_states(log: StreamLog, table_uuid: str, numbers: Iterable[int]) -> dict[int, ShardState]:
     """Return the state of each shard of a table; a shard without rows begins and ends at 0."""
-    states = {shard.number: state for shard, state in log.shards(table_uuid).items()}
+    states = {shard.number: state for shard, state in log.list_shards(table_uuid).items()}
     return {number: states.get(number) or ShardState(0, 0, 0, 0) for number in numbers}

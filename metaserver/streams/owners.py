@@ -25,7 +25,7 @@ from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import STREAM_OWNER_PROTOCOL, Replica
 from seamark.metaserver.store.port import PointerStore
 
-_LEASE_SHARE = 0.6
+_LEASE_USE_FRACTION = 0.6
 """The fraction of `peer_lease_s` for which a lease lasts.
 
 In the remaining time, other processes notice its end at their next renewal.
@@ -102,7 +102,7 @@ async def open_owners(
         protocol=STREAM_OWNER_PROTOCOL,
         started_ms=clock.now_ms(),
     )
-    membership = Membership(store, clock, replica, lease_s=_LEASE_SHARE * settings.peer_lease_s)
+    membership = Membership(store, clock, replica, lease_s=_LEASE_USE_FRACTION * settings.peer_lease_s)
     await membership.renew()
     try:
         async with run_in_background("stream owners", membership.run):

@@ -1,5 +1,6 @@
-"""Pauses of stream tables: a paused table refuses rows, and its flushes continue. A pause is a property of the
-table.
+"""Pauses of stream tables: a paused table refuses rows, and its flushes continue.
+
+A pause is a property of the table.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ class StreamPaused(RetryLater):
     """The table is paused, and accepts no rows until it is resumed."""
 
 
-def pause_of(metadata: TableMetadata) -> str | None:
+def read_pause(metadata: TableMetadata) -> str | None:
     """Return the reason of the pause, or None if the table accepts rows."""
     return metadata.properties.get(PAUSED)
 
@@ -52,7 +53,7 @@ class Pauses:
         Raises:
             StreamPaused: The table is paused.
         """
-        reason = pause_of(metadata)
+        reason = read_pause(metadata)
         paused_ms = self._updated_ms.get(table_uuid)
         if reason is None and paused_ms is not None:
             if metadata.last_updated_ms > paused_ms:  # Another server has resumed the table.

@@ -63,14 +63,14 @@ class ReadPosition(msgspec.Struct, frozen=True):
     is_scan: bool = False
     log: str = ""
 
-    def offset(self, shard: int) -> int:
+    def get_offset(self, shard: int) -> int:
         """Return the offset of the next row of a shard."""
         return self.offsets[shard] if shard < len(self.offsets) else 0
 
     def advance(self, offsets: Mapping[int, int]) -> ReadPosition:
         """Return the position with later offsets of some shards. No offset moves back."""
         count = max(len(self.offsets), *(shard + 1 for shard in offsets), 0)
-        moved = tuple(max(self.offset(shard), offsets.get(shard, 0)) for shard in range(count))
+        moved = tuple(max(self.get_offset(shard), offsets.get(shard, 0)) for shard in range(count))
         return msgspec.structs.replace(self, offsets=moved)
 
     def encode(self) -> str:
@@ -132,7 +132,7 @@ def _parse_hash(version: str, parts: Sequence[str]) -> str:
     return bytes.fromhex(parts[0]).hex()
 
 
-def hash_of_log(identity: str) -> str:
+def hash_log(identity: str) -> str:
     """Return the hash of a log's identity. Positions and summaries of flushes state it, because it is short."""
     return hashlib.sha256(identity.encode()).hexdigest()[:_HASH_CHARACTERS]
 
@@ -248,7 +248,7 @@ def choose_next_step(
     for snapshot in _list_snapshots_after(position, table, until):
         flushed = parse_ranges(snapshot, table)
         if flushed is not None and (missing := _find_in_log(ahead, flushed, table.shards)) is not None:
-            ranges |= {moved.shard: (position.offset(moved.shard), moved.end) for moved in missing}
+            ranges |= {moved.shard: (position.get_offset(moved.shard), moved.end) for moved in missing}
             ahead = ahead.advance({moved.shard: moved.end for moved in missing})
         elif ranges:  # The next request reads this snapshot.
             return LogRows(ranges, position)
@@ -263,10 +263,10 @@ def choose_next_step(
     if until is None or until.snapshot_id == table.metadata.current_snapshot_id:
         if not ranges:
             position = ahead = _skip_rolled_back(position, table.flushed, skips_changes)
-        elif any(ahead.offset(shard) < offset for shard, offset in table.flushed.items()):
+        elif any(ahead.get_offset(shard) < offset for shard, offset in table.flushed.items()):
             return LogRows(ranges, position)  # The next request reports the rollback.
     for shard, (_, end) in _find_unflushed(ahead, table.shards, until).items():
-        ranges[shard] = (position.offset(shard), end)
+        ranges[shard] = (position.get_offset(shard), end)
     return LogRows(ranges, position) if ranges else End(position)
 
 
@@ -329,14 +329,14 @@ def _skip_rolled_back(position: ReadPosition, starts: Mapping[int, int], skips_c
     Raises:
         BadRequest: There are such rows, and the reader does not skip changes.
     """
-    missing = {shard: start for shard, start in starts.items() if position.offset(shard) < start}
+    missing = {shard: start for shard, start in starts.items() if position.get_offset(shard) < start}
     if not missing:
         return position
     if not skips_changes:
         shard, start = next(iter(missing.items()))
         raise BadRequest(
-            f"The rows {position.offset(shard)} to {start} of shard {shard} were flushed, and a rollback has removed "
-            "them. Skip such changes with skip-changes=true, or begin at the current snapshot"
+            f"The rows {position.get_offset(shard)} to {start} of shard {shard} were flushed, and a rollback has "
+            "removed them. Skip such changes with skip-changes=true, or begin at the current snapshot"
         )
     return position.advance(missing)
 
@@ -345,12 +345,12 @@ def _find_in_log(
     position: ReadPosition, ranges: Sequence[FlushedRange], shards: Mapping[int, ShardState]
 ) -> list[FlushedRange] | None:
     """Return the ranges of a flush that were not read, or None if the log does not have all of their rows."""
-    if any(position.offset(moved.shard) < moved.start for moved in ranges):
+    if any(position.get_offset(moved.shard) < moved.start for moved in ranges):
         return None  # A rollback has removed rows before this flush.
-    unread = [moved for moved in ranges if position.offset(moved.shard) < moved.end]
+    unread = [moved for moved in ranges if position.get_offset(moved.shard) < moved.end]
     for moved in unread:
         state = shards.get(moved.shard)
-        if state is None or not state.start <= position.offset(moved.shard) or state.watermark < moved.end:
+        if state is None or not state.start <= position.get_offset(moved.shard) or state.watermark < moved.end:
             return None
     return unread
 
@@ -380,7 +380,7 @@ def _read_files(
             )
         position = _skip_rolled_back(passed, {moved.shard: moved.start for moved in flushed}, skips_changes)
         for moved in flushed:
-            if position.offset(moved.shard) != moved.start:
+            if position.get_offset(moved.shard) != moved.start:
                 raise OffsetOutOfRange(
                     f"The log has removed rows before the offset {moved.end} of shard {moved.shard}, and the files of "
                     f"snapshot {snapshot.snapshot_id} also have rows that were read before. To read these rows again, "
@@ -412,8 +412,8 @@ def _find_unflushed(
     """
     ranges: dict[int, tuple[int, int]] = {}
     for shard, state in sorted(shards.items()):
-        start = position.offset(shard)
-        end = state.watermark if until is None else min(state.watermark, until.offset(shard))
+        start = position.get_offset(shard)
+        end = state.watermark if until is None else min(state.watermark, until.get_offset(shard))
         if start > state.watermark:
             raise BadRequest(
                 f"The position has the offset {start} of shard {shard}, and the log ends at {state.watermark}; it is a "
@@ -432,19 +432,19 @@ def _find_unflushed(
 # The positions at which readers begin
 
 
-def position_earliest(table_uuid: str, table: ReadableTable) -> ReadPosition:
+def find_earliest_position(table_uuid: str, table: ReadableTable) -> ReadPosition:
     """Return the position of a reader that reads the present rows first, and then all later rows."""
     start = ReadPosition(table_uuid, table.metadata.current_snapshot_id, (), is_scan=True, log=table.log)
     return start.advance(table.flushed)
 
 
-def position_latest(table_uuid: str, table: ReadableTable) -> ReadPosition:
+def find_latest_position(table_uuid: str, table: ReadableTable) -> ReadPosition:
     """Return the position after all present rows."""
     start = ReadPosition(table_uuid, table.metadata.current_snapshot_id, (), log=table.log).advance(table.flushed)
     return start.advance({shard: state.watermark for shard, state in table.shards.items()})
 
 
-def position_after_snapshot(table_uuid: str, table: ReadableTable, snapshot_id: int | None) -> ReadPosition:
+def find_position_after_snapshot(table_uuid: str, table: ReadableTable, snapshot_id: int | None) -> ReadPosition:
     """Return the position after all rows of a snapshot.
 
     Args:
@@ -466,7 +466,7 @@ def position_after_snapshot(table_uuid: str, table: ReadableTable, snapshot_id: 
     return start.advance(offsets)
 
 
-def snapshot_at(table: ReadableTable, time_ms: int) -> int | None:
+def find_snapshot_at(table: ReadableTable, time_ms: int) -> int | None:
     """Return the last ancestor of the current snapshot that was committed before a time, or None if all are later."""
     snapshot = table.metadata.current_snapshot
     while snapshot is not None and snapshot.timestamp_ms >= time_ms:
@@ -491,6 +491,6 @@ def move_to_time(position: ReadPosition, shards: Mapping[int, ShardState], offse
     exact = {
         shard: offset
         for shard, offset in offsets.items()
-        if offset > shards[shard].start or shards[shard].start <= position.offset(shard)
+        if offset > shards[shard].start or shards[shard].start <= position.get_offset(shard)
     }
     return position.advance(exact)

@@ -118,7 +118,9 @@ class RowFiles(Protocol):
                 value.
         """
 
-    def shards(self, rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str], count: int) -> list[int]:
+    def compute_shards(
+        self, rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str], count: int
+    ) -> list[int]:
         """Return the shard of each row of `conform`, from 0 to `count`: rows with the same key are in one shard."""
 
     def pack(self, rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str] = ()) -> bytes:
@@ -236,7 +238,9 @@ class ImportedRowFiles:
     ) -> pa.RecordBatch:
         return self._module.conform_rows(rows, metadata, kinds, key)
 
-    def shards(self, rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str], count: int) -> list[int]:
+    def compute_shards(
+        self, rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str], count: int
+    ) -> list[int]:
         numbers: list[int] = self._module.shard_rows(rows, metadata, key, count)
         return numbers
 

@@ -22,7 +22,7 @@ from seamark.metaserver.index.files.usage import Usage
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
 from seamark.metaserver.planner.indexes.resolver import IndexResolver
-from seamark.metaserver.planner.lookup.lookup import files_at
+from seamark.metaserver.planner.lookup.lookup import find_files_at
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.rows.lookup_keys import build_keys, extract_term_arrays
 from seamark.metaserver.planner.rows.record_lookup import Locator
@@ -102,7 +102,7 @@ class StoredRows:
         if files_max is not None and len(scan.entry_ids) > files_max:
             raise TooLarge(f"The rows may be in {len(scan.entry_ids):,} files; the limit is {files_max:,}")
         writer = ScanTaskWriter(scan, form=TaskForm(residuals=False))
-        tasks = b"".join(writer.tasks(scan.entry_ids))
+        tasks = b"".join(writer.write_tasks(scan.entry_ids))
         deletes = b"".join(writer.delete_files())
         return b'{"file-scan-tasks":[' + tasks + b'],"delete-files":[' + deletes + b"]}"
 
@@ -143,5 +143,9 @@ class StoredRows:
 
 def _list_paths(view: TableView, positions: Any) -> list[str]:
     """Return the paths of the data files at these positions in the view. The positions are ascending."""
-    texts = files_at(view, view.find_entry_ids(positions)).texts("file_path").values() if len(positions) else []
+    texts = (
+        find_files_at(view, view.find_entry_ids(positions)).read_texts("file_path").list_values()
+        if len(positions)
+        else []
+    )
     return [(text or b"").decode("utf-8", "replace") for text in texts]

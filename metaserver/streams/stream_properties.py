@@ -1,5 +1,6 @@
-"""The properties of a stream table: whether rows can be appended, its shards, and the interval of its flushes. The
-module is pure.
+"""The properties of a stream table: whether rows can be appended, its shards, and the interval of its flushes.
+
+The module is pure.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ SHARDS_MAX = 64
 _FORMAT_VERSION_MIN = 2
 
 
-def shards_of(loaded: LoadedTable) -> int:
+def read_shard_count(loaded: LoadedTable) -> int:
     """Return the number of shards that a table has, or gets with its first row."""
     assert loaded.entry is not None
     shards = parse_int(loaded.metadata.properties, SHARDS, 1)
@@ -52,12 +53,12 @@ def check_stream_table(metadata: TableMetadata, subject: str) -> None:
         )
 
 
-def interval_ms_of(metadata: TableMetadata) -> int | None:
+def read_interval_ms(metadata: TableMetadata) -> int | None:
     """Return the table's own flush interval, or None if it has no valid interval."""
     text = metadata.properties.get(FLUSH_INTERVAL, "")
     return max(FLUSH_INTERVAL_MS_MIN, int(text)) if text.isdecimal() and len(text) < 10 else None
 
 
-def fresh_folder_of(metadata: TableMetadata) -> str:
+def make_fresh_folder_location(metadata: TableMetadata) -> str:
     """Return the location of the folder for fresh files and fresh snapshots."""
     return f"{metadata.location.rstrip('/')}/{FRESH_FOLDER}"

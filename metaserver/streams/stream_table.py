@@ -87,7 +87,7 @@ class StreamTables(Protocol):
             CommitUnknown: The outcome is unknown.
         """
 
-    def key_of(self, metadata: TableMetadata) -> tuple[str, ...]:
+    def find_key_columns(self, metadata: TableMetadata) -> tuple[str, ...]:
         """Return the names of the key columns; empty for a table without a valid key."""
 
     def open_stored_rows(self, entry: Entry, metadata: TableMetadata) -> StoredRows:
@@ -123,7 +123,7 @@ class FreshRows(NamedTuple):
 T = TypeVar("T")
 _SLOW_WRITE_S = 1.0
 """The time after which the error of a write of fresh files is that of all readers that wait for it."""
-_PARTS_AT_ONCE = 4
+_CONCURRENT_PARTS_MAX = 4
 """The maximum number of parts of a shard that are written at the same time, each in a thread."""
 KEYED_COMMITS_MAX = 20
 """The maximum number of commits of one flush of a keyed table, while other commits change the rows that it replaces."""
@@ -227,17 +227,17 @@ class StreamTable:
 
     @property
     def unflushed_rows(self) -> int:
-        return sum(mark - self._flushed[number] for number, mark in self.watermarks().items())
+        return sum(mark - self._flushed[number] for number, mark in self.read_watermarks().items())
 
-    def watermarks(self) -> dict[int, int]:
+    def read_watermarks(self) -> dict[int, int]:
         """Return the offset after the last durable row of each shard, at one moment."""
-        marks = self._log.watermarks([Shard(self.uuid, number) for number in self._blocks])
+        marks = self._log.read_watermarks([Shard(self.uuid, number) for number in self._blocks])
         return {shard.number: max(mark, self._flushed[shard.number]) for shard, mark in marks.items()}
 
     async def load_watermarks(self) -> dict[int, int]:
         """Return watermarks after all rows that any process acknowledged before the call."""
         await self._log.catch_up()
-        return self.watermarks()
+        return self.read_watermarks()
 
     def list_fresh_files(self) -> list[EncodedFile]:
         """Return the files that the next plan may name."""
@@ -267,7 +267,7 @@ class StreamTable:
             SeveralKeys: The rows replace others by several keys. Flush the table, and read the pointer again.
         """
         await self._log.catch_up()
-        asked, last_write = self.watermarks(), self._writes
+        asked, last_write = self.read_watermarks(), self._writes
         async with self._fresh_lock:
             self._observe(flushed)
             if self._is_behind(asked) or self._is_behind(self._written_marks):
@@ -280,7 +280,7 @@ class StreamTable:
                 self._writes += 1
                 begun_s = self._clock.monotonic()
                 try:
-                    await self._write_parts(self.watermarks())
+                    await self._write_parts(self.read_watermarks())
                 except FlushedBefore:
                     raise
                 except SeamarkError as error:
@@ -317,7 +317,7 @@ class StreamTable:
         _, metadata = await self._tables.load(self.uuid)
         self._written_s = self._clock.monotonic()
         self._written_marks = marks
-        names = self._tables.key_of(metadata)
+        names = self._tables.find_key_columns(metadata)
         ranges: dict[int, list[tuple[int, int]]] = {}
         for number, mark in marks.items():
             await self._read_rows(number, mark)
@@ -327,8 +327,8 @@ class StreamTable:
             blocks, parts = self._blocks[number], self._parts[number]
             written: list[FreshPart] = []
             try:
-                for first in range(0, len(shard_ranges), _PARTS_AT_ONCE):
-                    pieces = shard_ranges[first : first + _PARTS_AT_ONCE]
+                for first in range(0, len(shard_ranges), _CONCURRENT_PARTS_MAX):
+                    pieces = shard_ranges[first : first + _CONCURRENT_PARTS_MAX]
                     written += await self._write_ranges(number, pieces, metadata, key, names)
             finally:
                 # The parts that were written before a failure are the first of the ranges. They are valid without the
@@ -412,7 +412,7 @@ class StreamTable:
         """
         if start < self._blocks[number].start:
             raise FlushedBefore("Another process has flushed these rows; read the pointer again")
-        return self._blocks[number].slices(start, end)
+        return self._blocks[number].list_slices(start, end)
 
     async def _store(
         self, rows: Sequence[RowSlice], metadata: TableMetadata, folder: str | None, key: tuple[str, ...]
@@ -489,7 +489,7 @@ class StreamTable:
             self._advance(entry.parse_flushed_offsets())
             if only_first and any(self._flushed.values()):
                 return 0
-            cut = self.watermarks()
+            cut = self.read_watermarks()
             ranges = [
                 FlushedRange(number, self._flushed[number], mark)
                 for number, mark in sorted(cut.items())
@@ -502,7 +502,7 @@ class StreamTable:
                 for moved in ranges:
                     await self._read_rows(moved.shard, moved.end)
                 rows = [rows for moved in ranges for rows in self._read_slices(moved.shard, moved.start, moved.end)]
-                files, keyed = await self._store(rows, metadata, None, self._tables.key_of(metadata))
+                files, keyed = await self._store(rows, metadata, None, self._tables.find_key_columns(metadata))
                 index_files = await self._store_index_files(files, metadata)
                 try:
                     if keyed is None:

@@ -58,7 +58,7 @@ from seamark.metaserver.streams.snapshots.named_snapshots import NamedSnapshots
 from seamark.metaserver.streams.snapshots.shared_snapshots import SharedSnapshots
 from seamark.metaserver.streams.stored_rows import RowSearch
 from seamark.metaserver.streams.stream_counts import FlushReport, StreamCounts, TopicCounts
-from seamark.metaserver.streams.stream_properties import fresh_folder_of, interval_ms_of, shards_of
+from seamark.metaserver.streams.stream_properties import make_fresh_folder_location, read_interval_ms, read_shard_count
 from seamark.metaserver.streams.stream_table import (
     FlushedBefore,
     SeveralKeys,
@@ -75,9 +75,9 @@ _RETRY_S = 1.0
 _RETRY_MAX_S = 60.0
 _DOUBLINGS_MAX = 10
 """The maximum number of doublings of the pause."""
-_FLUSH_TRIES = 5
+_FLUSH_TRIES_MAX = 5
 """The maximum number of attempts of a flush that a request waits for."""
-_STALE_TRIES = 20
+_STALE_TRIES_MAX = 20
 """The maximum number of flushes that may overtake one plan request."""
 _FOREIGN_FILES_MS = 86_400_000
 """The age after which no plan of another process names a fresh file."""
@@ -190,16 +190,16 @@ class Streams:
         """The memory of rows that are not flushed."""
         return sum(table.size_bytes for table in self._tables.values())
 
-    def input_topic_of(self, uuid: str) -> str | None:
+    def find_input_topic(self, uuid: str) -> str | None:
         """Return the name of the input topic of a table; None if the log is not in Kafka."""
-        return self._logs.input_topic_of(uuid)
+        return self._logs.find_input_topic(uuid)
 
     @property
     def has_log(self) -> bool:
         """Whether this server has, or had, rows of stream tables."""
         return self._logs.exists
 
-    async def durable_offsets(self) -> dict[str, dict[int, int]]:
+    async def list_durable_offsets(self) -> dict[str, dict[int, int]]:
         """Return the offset after the last durable row of each shard in the log, by the UUID of the table.
 
         Raises:
@@ -210,7 +210,7 @@ class Streams:
         log = await self._logs.open()
         await log.catch_up()
         offsets: dict[str, dict[int, int]] = {}
-        for shard, state in log.shards().items():
+        for shard, state in log.list_shards().items():
             offsets.setdefault(shard.stream, {})[shard.number] = state.watermark
         return offsets
 
@@ -249,7 +249,7 @@ class Streams:
             self.pauses.check(table.uuid, loaded.metadata, show(loaded.entry.namespace, loaded.entry.name))
             if isinstance(rows, Batch):
                 batches[table] = {self._choose_shard(table, named): rows}
-            elif shards_of(loaded) == table.shards:
+            elif read_shard_count(loaded) == table.shards:
                 batches[table] = rows
             else:
                 raise RetryLater("The number of shards of the table has changed; send the rows again")
@@ -264,7 +264,7 @@ class Streams:
             assert loaded.entry is not None
             state = self._flushes.get(loaded.entry.uuid)
             if state is not None:  # else the table was dropped meanwhile
-                state.interval_ms = interval_ms_of(loaded.metadata)
+                state.interval_ms = read_interval_ms(loaded.metadata)
                 # Engines do not ask for a plan of a table without a snapshot. A running flush gives it one.
                 if loaded.metadata.current_snapshot_id is None and state.task is None:
                     state.is_due = True
@@ -287,7 +287,7 @@ class Streams:
 
     async def find_last_sequence(self, producer: ProducerKey) -> int | None:
         """Return the number of the producer's last append, if it is later than the number in `producer`."""
-        state = (await self._logs.open()).producer(producer.to_producer().name)
+        state = (await self._logs.open()).find_producer(producer.to_producer().name)
         return state.sequence if state is not None and state.sequence > producer.sequence else None
 
     def _choose_shard(self, table: StreamTable, producer: StreamProducer | None) -> int:
@@ -380,7 +380,7 @@ class Streams:
             SeveralKeys: Rows wait that replace others by several keys, and this server may not flush them.
         """
         documents = self._context.documents
-        for _ in range(_STALE_TRIES):
+        for _ in range(_STALE_TRIES_MAX):
             if metadata is None:
                 metadata = await documents.table(entry.metadata_location)
             flushed = entry.parse_flushed_offsets()
@@ -395,19 +395,19 @@ class Streams:
                         raise
                     await self.flush(entry.uuid)
                 namespace, name, uuid = entry.namespace, entry.name, entry.uuid
-                entry, metadata = await self._catalog.tables.entry(namespace, name), None
+                entry, metadata = await self._catalog.tables.load_entry(namespace, name), None
                 if entry.uuid != uuid:
                     raise NoSuchTable("The name refers to another table now; load the table again") from None
                 continue
             if not fresh.parts:
                 return FreshTable(LoadedTable(entry, metadata), None, fresh.offsets)
-            snapshot = await self.snapshots.make(table, entry, metadata, fresh, fresh_folder_of(metadata))
+            snapshot = await self.snapshots.make(table, entry, metadata, fresh, make_fresh_folder_location(metadata))
             return FreshTable(LoadedTable(entry, with_fresh_snapshot(metadata, snapshot)), snapshot, fresh.offsets)
         raise RetryLater("The table was flushed again and again while the plan was made; try again")
 
     async def find_fresh_snapshot(self, entry: Entry, metadata: TableMetadata, snapshot_id: int) -> Snapshot | None:
         """Return a fresh snapshot that an earlier answer of any process had; None if it can no longer be named."""
-        return await self.snapshots.find(entry.uuid, snapshot_id, fresh_folder_of(metadata))
+        return await self.snapshots.find(entry.uuid, snapshot_id, make_fresh_folder_location(metadata))
 
     async def open(self, entry: Entry) -> StreamTable:
         """Return the open stream of a table that has flushed offsets.
@@ -435,14 +435,14 @@ class Streams:
     async def _make(self, entry: Entry, metadata: TableMetadata) -> StreamTable:
         log = await self._logs.open()
         await check_writable(self._context, entry.uuid, metadata)
-        shards = shards_of(LoadedTable(entry, metadata))
+        shards = read_shard_count(LoadedTable(entry, metadata))
         try:
             await self._context.store.transact([OpenStream(entry.uuid, shards, log.identity)])
         except LogUnavailable as error:
             raise LogElsewhere(error.message) from None
         entry, metadata = await self.stream_tables.load(entry.uuid)
         settings = self._context.settings
-        folder = fresh_folder_of(metadata)
+        folder = make_fresh_folder_location(metadata)
         table = StreamTable(
             entry,
             log,
@@ -461,7 +461,7 @@ class Streams:
         )
         table.keeps_rows = self._owners.is_owner(entry.uuid)
         await log.catch_up()
-        stored = log.watermarks([Shard(entry.uuid, number) for number in table.flushed])
+        stored = log.read_watermarks([Shard(entry.uuid, number) for number in table.flushed])
         for shard, watermark in stored.items():
             if watermark < table.flushed[shard.number]:
                 # New rows would get the offsets of rows that were flushed, and no reader would see them.
@@ -478,7 +478,7 @@ class Streams:
             await table.release()  # The process that has flushed the rows may have ended before their release.
         self._tables[entry.uuid] = table
         state = self._flushes.setdefault(entry.uuid, _FlushState())
-        state.interval_ms = interval_ms_of(metadata)
+        state.interval_ms = read_interval_ms(metadata)
         # Engines do not ask for a plan of a table without a snapshot, so its first rows are flushed at once.
         has_first_rows = metadata.current_snapshot_id is None and table.unflushed_rows > 0
         state.is_due = has_first_rows and self._owners.is_owner(entry.uuid)
@@ -500,11 +500,11 @@ class Streams:
         table = await self._open(entry, metadata)
         if (state := self._flushes.get(uuid)) is not None:
             state.is_due = False
-        for attempt in range(1, _FLUSH_TRIES + 1):
+        for attempt in range(1, _FLUSH_TRIES_MAX + 1):
             try:
                 return await self._flush_and_count(table)
             except CommitConflict:  # Another process has flushed the rows, or has committed at the same time.
-                if attempt == _FLUSH_TRIES:
+                if attempt == _FLUSH_TRIES_MAX:
                     raise
             await asyncio.sleep(_TICK_S)
         raise AssertionError("the loop returns or raises")

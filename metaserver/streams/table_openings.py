@@ -105,7 +105,7 @@ class TableOpenings:
             return
         log, now_s, now_ms = await self._logs.open(), self._clock.monotonic(), self._clock.now_ms()
         waiting: dict[str, dict[int, int]] = {}  # The released offsets of tables with waiting rows.
-        for shard, state in log.shards().items():
+        for shard, state in log.list_shards().items():
             if state.watermark > state.released:
                 waiting.setdefault(shard.stream, {})[shard.number] = state.released
         closed = waiting.keys() - self._open_tables.keys()
@@ -149,11 +149,11 @@ class TableOpenings:
         if not self._logs.exists:
             return
         log = await self._logs.open()
-        shards = log.shards()
+        shards = log.list_shards()
         unflushed = {shard.stream for shard, state in shards.items() if state.watermark > state.released}
         for uuid in sorted({shard.stream for shard in shards} - self._open_tables.keys() - unflushed):
             try:
-                if self._owners.is_owner(uuid) and not await self._store.names_of(uuid):
+                if self._owners.is_owner(uuid) and not await self._store.count_names(uuid):
                     await log.remove(uuid)
             except SeamarkError as error:
                 _log.warning("the rows of a purged table were not removed", table=uuid, error=error.message)

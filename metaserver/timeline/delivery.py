@@ -24,7 +24,7 @@ from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.events import Event, make_event
 from seamark.metaserver.timeline.timeline import Timeline
 
-BATCH = 100
+INSTANTS_PER_BATCH = 100
 """The number of instants that are read together. At most this many are delivered again after a crash."""
 LEASE_S = 30.0
 SEND_TIMEOUT_S = 10.0
@@ -67,10 +67,10 @@ class EventTarget(Protocol):
 class DeliveryObserver(Protocol):
     """Receives the numbers that the metrics show."""
 
-    def delivery_failed(self, kind: str) -> None:
+    def count_failed_delivery(self, kind: str) -> None:
         """Count a failed call of a target."""
 
-    def delivery_lags(self, kind: str, name: str, seconds: float) -> None:
+    def set_delivery_lag(self, kind: str, name: str, seconds: float) -> None:
         """Record the age of the oldest event that the target `name` has not confirmed, or 0 if all are confirmed."""
 
 
@@ -111,7 +111,7 @@ class Deliverer:
         """Deliver until this replica loses the lease, or the store fails; then pause."""
         try:
             await self._lease.hold()
-            await self._deliver_from(await self._store.cursor(self._target.name))
+            await self._deliver_from(await self._store.load_cursor(self._target.name))
         except LeaseLost:
             self._report_lag(0.0)
             await asyncio.sleep(self._draw_jitter_s(LEASE_S / 3))
@@ -121,7 +121,7 @@ class Deliverer:
 
     async def _deliver_from(self, position: str | None) -> None:
         while True:
-            batch = await self._timeline.read(InstantFilter(since=position), BATCH)
+            batch = await self._timeline.read(InstantFilter(since=position), INSTANTS_PER_BATCH)
             if not batch:
                 self._report_lag(0.0)
                 await self._lease.hold()
@@ -166,7 +166,7 @@ class Deliverer:
             else:
                 return
             attempt += 1
-            self._observer.delivery_failed(self._target.kind)
+            self._observer.count_failed_delivery(self._target.kind)
             pause_s = self._draw_jitter_s(min(BACKOFF_S_MAX, 0.25 * 2 ** min(attempt, 16)))
             _log.warning(
                 "event not delivered",
@@ -188,8 +188,8 @@ class Deliverer:
             raise LeaseLost from None
 
     def _report_lag(self, seconds: float) -> None:
-        self._observer.delivery_lags(self._target.kind, self._target.name, max(0.0, seconds))
+        self._observer.set_delivery_lag(self._target.kind, self._target.name, max(0.0, seconds))
 
     def _draw_jitter_s(self, seconds: float) -> float:
         """Return a time between half of `seconds` and `seconds`, so that replicas and targets do not send together."""
-        return seconds * (0.5 + self._clock.random_bytes(1)[0] / 510)
+        return seconds * (0.5 + self._clock.draw_bytes(1)[0] / 510)

@@ -41,10 +41,10 @@ class Event:
 
 def make_event(instant: Instant, source: str) -> Event:
     """Return the event of an instant. `source` identifies the catalog."""
-    return Event(instant, encode_json(cloud_event(instant, source)))
+    return Event(instant, encode_json(build_cloud_event(instant, source)))
 
 
-def cloud_event(instant: Instant, source: str) -> dict[str, Any]:
+def build_cloud_event(instant: Instant, source: str) -> dict[str, Any]:
     """Return the event for one state of an instant.
 
     `source` identifies the catalog.

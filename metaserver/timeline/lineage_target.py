@@ -22,7 +22,7 @@ LoadMetadata = Callable[[str], Awaitable[TableMetadata]]
 BODY_BYTES_MAX = 4 << 20
 """The size of a body with the columns of the table. A larger event is sent without them."""
 _REFUSED = (400, 413, 422)
-_TOO_LARGE = 413
+_TOO_LARGE_STATUS = 413
 _log = structlog.get_logger("seamark.lineage")
 
 
@@ -66,7 +66,7 @@ class LineageTarget:
             metadata = await self._find_metadata(event.instant)
             for run_event in list_run_events(event.instant, metadata, self._catalog):
                 body = encode_json(run_event)
-                if len(body) > BODY_BYTES_MAX or await self._post(body, event.instant) == _TOO_LARGE:
+                if len(body) > BODY_BYTES_MAX or await self._post(body, event.instant) == _TOO_LARGE_STATUS:
                     await self._post(encode_json(remove_columns(run_event)), event.instant)
 
     async def _find_metadata(self, instant: Instant) -> TableMetadata | None:
@@ -79,7 +79,7 @@ class LineageTarget:
         try:
             location = instant.metadata_location
             if location is None:
-                entry = await self._store.entry(EntryKind.TABLE, instant.namespace, instant.name)
+                entry = await self._store.load_entry(EntryKind.TABLE, instant.namespace, instant.name)
                 if entry is None or entry.uuid != instant.uuid:
                     return None
                 location = entry.metadata_location

@@ -51,7 +51,7 @@ async def open_delivery(
             stack.push_async_callback(target.close)
             deliverer = Deliverer(
                 target,
-                source=settings.warehouse_uri(),
+                source=settings.make_warehouse_uri(),
                 store=store,
                 timeline=timeline,
                 clock=clock,
@@ -76,7 +76,7 @@ async def _open_targets(
         opened = aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar())
         session = await stack.enter_async_context(opened)
         if settings.openlineage_url:
-            catalog = CatalogName(settings.openlineage_namespace, settings.warehouse_uri())
+            catalog = CatalogName(settings.openlineage_namespace, settings.make_warehouse_uri())
             url, api_key = settings.openlineage_url, settings.openlineage_api_key
             targets.append(LineageTarget(url, api_key, catalog, store, load_metadata, session))
         urls = dict.fromkeys(settings.webhook_urls)

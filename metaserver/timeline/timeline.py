@@ -24,8 +24,8 @@ from seamark.metaserver.store.model import Instant
 from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.instants import matches
 
-_BATCH = 500
-_ARCHIVE_BATCH = 1000
+_INSTANTS_PER_BATCH = 500
+_ARCHIVED_INSTANTS_PER_BATCH = 1000
 _log = structlog.get_logger("seamark.timeline")
 
 
@@ -84,11 +84,11 @@ class Timeline:
 
     async def read(self, where: InstantFilter, limit: int) -> list[Instant]:
         """Return at most `limit` instants in the order of position. To continue, use the last position as `since`."""
-        return await self._store.instants(where, limit)
+        return await self._store.list_instants(where, limit)
 
     async def head(self) -> str | None:
         """Return the position of the newest instant, or None if there are no instants."""
-        newest = await self._store.instants(InstantFilter(newest_first=True), 1)
+        newest = await self._store.list_instants(InstantFilter(newest_first=True), 1)
         return newest[0].position if newest else None
 
     async def watch(self, where: InstantFilter, limit: int, timeout_s: float) -> list[Instant]:
@@ -145,7 +145,7 @@ class Timeline:
         await watcher.woken.wait()
         watcher.woken.clear()
         try:
-            instants = await self._store.instants(watcher.where, limit)
+            instants = await self._store.list_instants(watcher.where, limit)
         except BaseException:
             watcher.woken.set()  # An interrupted read must not lose the wake-up that caused it.
             raise
@@ -163,9 +163,9 @@ class Timeline:
         """
         moved = 0
         while True:
-            count = await self._store.archive_instants(self._settings.timeline_keep, _ARCHIVE_BATCH)
+            count = await self._store.archive_instants(self._settings.timeline_keep, _ARCHIVED_INSTANTS_PER_BATCH)
             moved += count
-            if count < _ARCHIVE_BATCH:
+            if count < _ARCHIVED_INSTANTS_PER_BATCH:
                 return moved
 
     async def close(self) -> None:
@@ -202,18 +202,20 @@ class Timeline:
 
     async def _look(self) -> None:
         while True:
-            batch = await self._store.instants(InstantFilter(since=self._head, archived=False), _BATCH)
+            batch = await self._store.list_instants(
+                InstantFilter(since=self._head, archived=False), _INSTANTS_PER_BATCH
+            )
             for watcher in self._watchers:
                 if not watcher.woken.is_set() and any(matches(watcher.where, instant) for instant in batch):
                     watcher.woken.set()
             if batch:
                 self._head = batch[-1].position
-            if len(batch) < _BATCH:
+            if len(batch) < _INSTANTS_PER_BATCH:
                 return
 
     def _pause_s(self) -> float:
         """Return a time between 0.75 and 1.25 times the setting."""
-        jitter = self._clock.random_bytes(1)[0] / 255
+        jitter = self._clock.draw_bytes(1)[0] / 255
         return self._settings.watch_poll_s * (0.75 + jitter / 2)
 
 

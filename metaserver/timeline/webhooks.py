@@ -19,7 +19,7 @@ from seamark.metaserver.timeline.delivery import SEND_TIMEOUT_S, NotDelivered
 from seamark.metaserver.timeline.events import CONTENT_TYPE, Event
 
 
-def signature(secret: str, at_s: int, body: bytes) -> str:
+def compute_signature(secret: str, at_s: int, body: bytes) -> str:
     """Return the value of the header Seamark-Signature.
 
     A receiver computes v1 again, and refuses an old `t`, because it may be a replay.
@@ -53,7 +53,7 @@ class Webhook:
             headers = {"Content-Type": CONTENT_TYPE, "User-Agent": "seamark"}
             if self._secret:
                 at_s = self._clock.now_ms() // 1000
-                headers["Seamark-Signature"] = signature(self._secret, at_s, event.body)
+                headers["Seamark-Signature"] = compute_signature(self._secret, at_s, event.body)
             await self._post(event.body, headers)
 
     async def _post(self, body: bytes, headers: dict[str, str]) -> None:

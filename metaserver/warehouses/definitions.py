@@ -22,9 +22,9 @@ from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest, ConfigError, StorageError
 from seamark.formats.storage.locations import Location, make_location_key, parse_location
-from seamark.metaserver.access.protectors import KeyProtector, WrongKey, key_file, open_protector
+from seamark.metaserver.access.protectors import KeyProtector, WrongKey, find_key_file, open_protector
 from seamark.metaserver.objects.storages import SERVER_STORAGES
-from seamark.metaserver.runtime.home import is_in_home, sqlite_file
+from seamark.metaserver.runtime.home import find_sqlite_file, is_in_home
 from seamark.metaserver.settings.settings import FIELDS, Settings
 from seamark.metaserver.settings.sources import check, convert
 from seamark.metaserver.store.model import StoredWarehouse
@@ -190,7 +190,7 @@ def check_apart_from_server(location: Location, settings: Settings, server_roots
         if do_overlap(key, make_location_key(root)):
             raise BadRequest(f"The location {str(location)!r} overlaps {str(root)!r} of the server; choose another")
     if location.is_local:
-        database = sqlite_file(settings)
+        database = find_sqlite_file(settings)
         own_files = [str(settings.home.absolute()), *([] if database is None else [str(database)])]
         folder = os.path.realpath(location.file_path)
         if is_in_home(settings, folder) or any(_is_inside(os.path.realpath(path), folder) for path in own_files):
@@ -285,7 +285,7 @@ def make_settings(
         "database": make_database_url(settings, warehouse.id),
         "warehouse": warehouse.location,
         "prefix": warehouse.name,
-        "encryption_key_file": str(key_file(settings).absolute()),
+        "encryption_key_file": str(find_key_file(settings).absolute()),
         "allowed_locations": (),
         "warehouse_roots": (),
         "federation_uri": "",
@@ -333,10 +333,10 @@ def make_database_url(settings: Settings, warehouse_id: str) -> str:
 
     It is a file beside the SQLite database of the server, or a schema in the PostgreSQL database of the server.
     """
-    file = sqlite_file(settings)
+    file = find_sqlite_file(settings)
     if file is not None:
         return f"sqlite:///{quote(str(file.with_name(f'{file.stem}-{warehouse_id}.db')).lstrip('/'))}"
-    parts = urlsplit(settings.database_url())
+    parts = urlsplit(settings.make_database_url())
     query = "&".join(part for part in (parts.query, urlencode({"search_path": f"seamark_{warehouse_id}"})) if part)
     return urlunsplit(parts._replace(query=query))
 
@@ -414,6 +414,6 @@ async def load_settings(settings: Settings, clock: Clock, warehouse: StoredWareh
     return make_settings(settings, warehouse, own_settings, credentials)
 
 
-def home_of(settings: Settings) -> Path:
+def find_warehouse_homes(settings: Settings) -> Path:
     """Return the folder that has the homes of the further warehouses."""
     return settings.home / "warehouses"

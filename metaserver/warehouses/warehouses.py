@@ -138,11 +138,11 @@ class Warehouses:
     # Records ---------------------------------------------------------------------------------------------------------
 
     async def list(self) -> list[StoredWarehouse]:
-        return await self._store.warehouses()
+        return await self._store.list_warehouses()
 
     async def find(self, name: str) -> StoredWarehouse | None:
         """Return the further warehouse with this name, or None."""
-        stored = await self._store.warehouse(name) if is_warehouse_name(name) else None
+        stored = await self._store.load_warehouse(name) if is_warehouse_name(name) else None
         if stored is not None:
             self._names.add(name)
         return stored
@@ -199,7 +199,7 @@ class Warehouses:
         own_settings = check_settings(own_settings, WAREHOUSE_SETTINGS, self._settings)
         credentials = check_settings(credentials, CREDENTIALS, self._settings)
         check_definition(self._settings, own_settings, credentials)
-        if await self._store.warehouse(name) is not None:
+        if await self._store.load_warehouse(name) is not None:
             raise AlreadyExists(f"Warehouse already exists: {name}")
         warehouse_id = self._clock.uuid4().hex
         stored = StoredWarehouse(
@@ -218,7 +218,7 @@ class Warehouses:
         await asyncio.to_thread(prepare_home, settings)
         try:
             # The database exists before its record, so that a recorded warehouse without a database has lost it.
-            async with open_store(settings.database_url(), clock=self._clock, pool_max=1) as store:
+            async with open_store(settings.make_database_url(), clock=self._clock, pool_max=1) as store:
                 grant = Grant(principal_name, Role.ADMIN.value)
                 await store.transact([NameCatalog(warehouse_id), SaveGrant(grant)])
             await self._store.transact([CreateWarehouse(stored, self._settings.warehouses_limit)])
@@ -271,7 +271,7 @@ class Warehouses:
         """
         stored = await self.require(name)
         settings = make_settings(self._settings, stored, {}, {})
-        async with open_store(settings.database_url(), clock=self._clock, pool_max=1) as store:
+        async with open_store(settings.make_database_url(), clock=self._clock, pool_max=1) as store:
             await check_database(store, stored)
             if stored.settings.get("federation_uri"):
                 await remove_mirrors(store)
@@ -280,7 +280,7 @@ class Warehouses:
         self._retire(stored.id)
 
     def _list_server_roots(self) -> tuple[Location, ...]:
-        return Warehouse(self._settings.warehouse_uri(), self._settings.allowed_locations).roots
+        return Warehouse(self._settings.make_warehouse_uri(), self._settings.allowed_locations).roots
 
     # Open warehouses -------------------------------------------------------------------------------------------------
 
@@ -452,7 +452,7 @@ async def check_database(store: PointerStore, stored: StoredWarehouse) -> None:
     Raises:
         ConfigError: It belongs to another warehouse, or it is empty because the database of the warehouse is lost.
     """
-    if await store.catalog_id() != stored.id:
+    if await store.load_catalog_id() != stored.id:
         raise ConfigError(
             f"The database of the warehouse {stored.name} is missing; restore its backup, or create the warehouse "
             "again at another location"
@@ -465,7 +465,7 @@ async def check_server_database(store: PointerStore) -> None:
     Raises:
         ConfigError: The database belongs to a further warehouse.
     """
-    warehouse_id = await store.catalog_id()
+    warehouse_id = await store.load_catalog_id()
     if warehouse_id:
         raise ConfigError(
             f"The setting database names the database of the further warehouse with the id {warehouse_id}; name the "
@@ -479,14 +479,14 @@ async def check_prefix(settings: Settings, store: PointerStore) -> None:
     Raises:
         ConfigError: Requests for this warehouse would reach the server's own warehouse.
     """
-    if settings.prefix and await store.warehouse(settings.prefix) is not None:
+    if settings.prefix and await store.load_warehouse(settings.prefix) is not None:
         raise ConfigError(f"The setting prefix is {settings.prefix!r}, the name of a further warehouse; choose another")
 
 
 def _remove_database(settings: Settings) -> None:
     """Remove the SQLite database and the home of a warehouse that was not recorded. A schema in PostgreSQL stays."""
-    if parse_scheme(settings.database_url()) == SQLITE_SCHEME:
-        file = parse_sqlite_path(settings.database_url())
+    if parse_scheme(settings.make_database_url()) == SQLITE_SCHEME:
+        file = parse_sqlite_path(settings.make_database_url())
         for suffix in _SQLITE_SUFFIXES:
             Path(f"{file}{suffix}").unlink(missing_ok=True)
     with suppress(OSError):
@@ -505,8 +505,8 @@ async def find_warehouse_settings(settings: Settings, clock: Clock, name: str) -
         NoSuchWarehouse: The warehouse does not exist.
         ConfigError: Its credentials cannot be decrypted.
     """
-    async with open_store(settings.database_url(), clock=clock, pool_max=1) as store:
-        stored = await store.warehouse(name)
+    async with open_store(settings.make_database_url(), clock=clock, pool_max=1) as store:
+        stored = await store.load_warehouse(name)
     if stored is None:
         raise NoSuchWarehouse(f"Warehouse does not exist: {name[:80]}")
     return await load_settings(settings, clock, stored)

@@ -48,7 +48,7 @@ class LocalIssuer:
     def publish(self, *keys: AnyKey) -> None:
         self.published = [key.as_dict(private=False) for key in keys]
 
-    def settings(self, **options: Any) -> Settings:
+    def make_settings(self, **options: Any) -> Settings:
         return Settings(**{"auth": "oidc", "oidc_issuer": self.url, "oidc_audience": AUDIENCE, **options})
 
     def claims(self, **options: Any) -> dict[str, Any]:
@@ -59,7 +59,9 @@ class LocalIssuer:
         }  # fmt: skip
         return {name: value for name, value in all_claims.items() if value is not None}
 
-    def token(self, key: AnyKey, algorithm: str = "RS256", header: dict[str, Any] | None = None, **claims: Any) -> str:
+    def make_token(
+        self, key: AnyKey, algorithm: str = "RS256", header: dict[str, Any] | None = None, **claims: Any
+    ) -> str:
         options = {"alg": algorithm, "kid": key.kid, **(header or {})}
         names = {name: value for name, value in options.items() if value is not None}
         payload = json.dumps(self.claims(**claims)).encode()

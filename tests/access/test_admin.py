@@ -14,7 +14,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import Answer, Api
 from tests.api.plans.planned import append, build_data_file
-from tests.server.rig import RunningServer, build_settings, running
+from tests.server.rig import RunningServer, build_settings, run_server
 
 
 class AdminServer:
@@ -38,11 +38,11 @@ async def admin_server(tmp_path: Path) -> AsyncIterator[AdminServer]:
     The principal root is an admin of the catalog, ns an admin of namespace `a`, and bob a writer of the catalog.
     """
     clock, secrets = SystemClock(), {}
-    async with open_store(build_settings(tmp_path).database_url(), clock=clock) as store:
+    async with open_store(build_settings(tmp_path).make_database_url(), clock=clock) as store:
         for name, grant in (("root", Grant("root", "admin")), ("ns", Grant("ns", "admin", ("a",)))):
             secrets[name] = await create_token(store, clock, name, None, [grant])
         secrets["bob"] = await create_token(store, clock, "bob", None, [Grant("bob", "writer")])
-    async with running(tmp_path, auth="token", page_limit=100) as server:
+    async with run_server(tmp_path, auth="token", page_limit=100) as server:
         yield AdminServer(server, secrets)
 
 
@@ -184,7 +184,7 @@ async def test_invalid_request_is_a_400_with_the_reason(admin_server: AdminServe
         assert answer["error"]["message"], path
 
 
-class UserApi(Api):
+class AdminUserApi(Api):
     def __init__(self, admin_server: AdminServer, principal: str) -> None:
         super().__init__(admin_server.server)
         self.login = {"Authorization": f"Bearer {admin_server.secrets[principal]}"}
@@ -196,7 +196,7 @@ class UserApi(Api):
 
 async def test_view_of_a_plan_belongs_to_the_principal_that_asks_first(admin_server: AdminServer) -> None:
     """The planner evicts views of a principal with more than half of its budget."""
-    root, bob = UserApi(admin_server, "root"), UserApi(admin_server, "bob")
+    root, bob = AdminUserApi(admin_server, "root"), AdminUserApi(admin_server, "bob")
     await root.table()
     await append(root, "t", [build_data_file("file:///t/data/0.parquet", 0, 9)], snapshot_id=1)
     for item in (bob, root):

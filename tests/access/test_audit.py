@@ -11,13 +11,13 @@ import structlog
 
 from seamark.formats.runtime.clock import SimulatedClock
 from seamark.formats.runtime.errors import CommitUnknown, RetryLater
-from seamark.metaserver.access.audit import REFUSED, AuditLog, open_audit, outcome_of
+from seamark.metaserver.access.audit import REFUSED, AuditLog, classify_outcome, open_audit
 from seamark.metaserver.store.model import AuditRecord
 from seamark.metaserver.store.operations import Operation, SaveAudit
 from seamark.metaserver.store.port import PointerStore
 
 
-class FailingStore:
+class GatedStore:
     """A store whose transactions wait for the gate, and fail a given number of times, before or after their
     execution.
     """
@@ -46,7 +46,7 @@ class FailingStore:
 @pytest.fixture
 def failing_store(store: PointerStore, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr("seamark.metaserver.access.audit._RETRY_S", 0.01)
-    return FailingStore(store)
+    return GatedStore(store)
 
 
 async def record_operation(audit: AuditLog, operation: str = "createTable", status: int = 200, **options: Any) -> None:
@@ -82,7 +82,7 @@ async def test_changes_and_refusals_are_recorded_and_reads_are_not(store: Pointe
         ("listTables", "denied", 401, "anonymous", ""),
         ("dropTable", "failed:500", 500, "ann", "10.0.0.1"),
     ]
-    assert outcome_of(304, None) == "allowed"
+    assert classify_outcome(304, None) == "allowed"
 
 
 async def test_reads_are_recorded_if_the_setting_enables_it(store: PointerStore, clock: SimulatedClock) -> None:

@@ -16,7 +16,7 @@ from seamark.formats.runtime.clock import SimulatedClock
 from seamark.formats.runtime.errors import Forbidden, Unauthenticated
 from seamark.metaserver.access.authenticator import Authenticator, open_authenticator
 from seamark.metaserver.access.issued import ISSUER, PURPOSE
-from seamark.metaserver.access.tokens import create_token, digest_of, revoke_token
+from seamark.metaserver.access.tokens import compute_digest, create_token, revoke_token
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
@@ -169,7 +169,7 @@ async def test_revoked_token_is_rejected_on_every_replica(
 ) -> None:
     secret = await create_token(store, clock, "ann", None, None)
     authenticator = await make_authenticator()
-    issued_token, _ = authenticator.issuer.issue((await authenticator.login(secret)).token)
+    issued_token, _ = authenticator.issuer.issue((await authenticator.find_login(secret)).token)
     async with (
         open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=clock) as other,
         open_authenticator(Settings(auth="token"), other, make_fixed_keyring(clock=clock), clock) as replica,
@@ -189,7 +189,7 @@ async def test_expired_token_and_tokens_issued_from_it_are_rejected(
 ) -> None:
     secret = await create_token(store, clock, "ann", 100, None)
     authenticator = await make_authenticator(oauth_token_ttl_s=3600)
-    issued_token, ttl_s = authenticator.issuer.issue((await authenticator.login(secret)).token)
+    issued_token, ttl_s = authenticator.issuer.issue((await authenticator.find_login(secret)).token)
     assert ttl_s == 100
     clock.advance(99_999)
     await authenticator.authenticate(build_bearer_headers(secret), None)
@@ -205,7 +205,7 @@ async def test_issued_token_lives_as_long_as_the_setting_says(
 ) -> None:
     secret = await create_token(store, clock, "ann", None, [Grant("ann", "writer")])
     authenticator = await make_authenticator(oauth_token_ttl_s=10)
-    issued_token, ttl_s = authenticator.issuer.issue((await authenticator.login(secret)).token)
+    issued_token, ttl_s = authenticator.issuer.issue((await authenticator.find_login(secret)).token)
     assert ttl_s == 10
     assert secret not in issued_token
     principal = await authenticator.authenticate(build_bearer_headers(issued_token), None)
@@ -219,7 +219,7 @@ async def test_issued_token_with_a_foreign_signature_is_rejected(
 ) -> None:
     secret = await create_token(store, clock, "ann", None, None)
     authenticator = await make_authenticator()
-    login = await authenticator.login(secret)
+    login = await authenticator.find_login(secret)
     assert login.token is not None
     claims = {"iss": ISSUER, "aud": ISSUER, "sub": "ann", "exp": 9_999_999_999, "token": login.token.digest}
     for algorithm in ("none", "HS256", "RS256", "HS512"):
@@ -238,9 +238,9 @@ async def test_signature_for_another_purpose_is_not_an_access_token(
 ) -> None:
     secret = await create_token(store, clock, "ann", None, None)
     authenticator = await make_authenticator()
-    key_id, secret_key = make_fixed_keyring(clock=clock).signing_key(PURPOSE)
+    key_id, secret_key = make_fixed_keyring(clock=clock).find_signing_key(PURPOSE)
     key, header = OctKey.import_key(secret_key), {"alg": "HS256", "kid": key_id.hex()}
-    claims = {"iss": ISSUER, "aud": ISSUER, "sub": "ann", "exp": 9_999_999_999, "token": digest_of(secret)}
+    claims = {"iss": ISSUER, "aud": ISSUER, "sub": "ann", "exp": 9_999_999_999, "token": compute_digest(secret)}
     await authenticator.authenticate(build_bearer_headers(jwt.encode(header, claims, key)), None)
     for invalid_claims in ({"aud": "else"}, {"sub": 7}, {"token": None}):
         await check_rejected(authenticator, jwt.encode(header, claims | invalid_claims, key), "not an access token")
@@ -265,15 +265,15 @@ async def test_each_mode_accepts_only_its_own_kinds_of_login(
         options = {"oidc_issuer": issuer.url, "oidc_audience": "seamark-test"}
         tokens, oidc = await make_authenticator(), await make_authenticator(auth="oidc", **options)
         both_methods = await make_authenticator(auth="token+oidc", **options)
-        issued_token, _ = tokens.issuer.issue((await tokens.login(secret)).token)
-        foreign = issuer.token(get_rsa_key())
+        issued_token, _ = tokens.issuer.issue((await tokens.find_login(secret)).token)
+        foreign = issuer.make_token(get_rsa_key())
         await check_rejected(tokens, foreign, "only its own")
         await check_rejected(oidc, secret, "only tokens of its OIDC issuer")
         await check_rejected(oidc, issued_token, "only tokens of its OIDC issuer")
         for secret_text, name in ((secret, "ann"), (issued_token, "ann"), (foreign, "oidc:ann")):
             assert (await both_methods.authenticate(build_bearer_headers(secret_text), None)).name == name
         # Our issuer's name with its own key: such a token is not ours to accept.
-        await check_rejected(both_methods, issuer.token(get_rsa_key(), iss=ISSUER), "signed with HS256")
+        await check_rejected(both_methods, issuer.make_token(get_rsa_key(), iss=ISSUER), "signed with HS256")
 
 
 @pytest.mark.parametrize(("behind_s", "believed"), [(1, True), (30, True), (31, False)])
@@ -289,8 +289,8 @@ async def test_replica_with_a_slow_clock_accepts_a_new_token(
     ):
         early.advance(clock.now_ms() - early.now_ms())
         clock.advance(behind_s * 1000)
-        issued_token, _ = issuing_authenticator.issuer.issue((await issuing_authenticator.login(secret)).token)
+        issued_token, _ = issuing_authenticator.issuer.issue((await issuing_authenticator.find_login(secret)).token)
         if believed:
-            assert (await authenticator.login(issued_token)).principal.name == "ann"
+            assert (await authenticator.find_login(issued_token)).principal.name == "ann"
         else:
             await check_rejected(authenticator, issued_token, "not valid yet")

@@ -26,7 +26,7 @@ from seamark.metaserver.access.principal import (
 from seamark.metaserver.access.rights import decisions
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.app import add_routes
-from seamark.metaserver.api.http.describe import description_of
+from seamark.metaserver.api.http.describe import get_description
 from seamark.metaserver.store.model import Grant, NamespacePath
 
 AUTHORIZER = GrantAuthorizer(None)
@@ -137,7 +137,7 @@ def test_more_grants_never_allow_less(
 def test_every_route_that_needs_a_login_has_a_rule() -> None:
     app = web.Application()
     add_routes(app, EXTENSIONS)
-    described = [description_of(route.handler) for route in app.router.routes()]
+    described = [get_description(route.handler) for route in app.router.routes()]
     operations = {item.operation for item in described if not item.public}
     assert operations == set(RULES)
 

@@ -30,7 +30,7 @@ def authenticate_secret(home: Path, secret: str) -> Principal:
     async def ask() -> Principal:
         settings, clock = Settings(home=home, auth="token"), SystemClock()
         async with (
-            open_store(settings.database_url(), clock=clock) as store,
+            open_store(settings.make_database_url(), clock=clock) as store,
             open_authenticator(settings, store, make_fixed_keyring(clock=clock), clock) as authenticator,
         ):
             return await authenticator.authenticate({"Authorization": f"Bearer {secret}"}, None)
@@ -40,7 +40,7 @@ def authenticate_secret(home: Path, secret: str) -> Principal:
 
 def read_audit(home: Path) -> list[AuditRecord]:
     async def read() -> list[AuditRecord]:
-        async with open_store(Settings(home=home).database_url(), clock=SystemClock()) as store:
+        async with open_store(Settings(home=home).make_database_url(), clock=SystemClock()) as store:
             return await store.audit(None, 100)
 
     return asyncio.run(read())

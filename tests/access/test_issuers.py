@@ -44,7 +44,7 @@ async def second(clock: SimulatedClock) -> AsyncIterator[LocalIssuer]:
         yield issuer
 
 
-class Fleet:
+class AuthenticatorFactory:
     """Opens authenticators that accept the first issuer by the settings, and others by a file."""
 
     def __init__(self, stack: AsyncExitStack, store: PointerStore, clock: SimulatedClock, folder: Path) -> None:
@@ -57,9 +57,9 @@ class Fleet:
 
 
 @pytest.fixture
-async def fleet(store: PointerStore, clock: SimulatedClock, tmp_path: Path) -> AsyncIterator[Fleet]:
+async def fleet(store: PointerStore, clock: SimulatedClock, tmp_path: Path) -> AsyncIterator[AuthenticatorFactory]:
     async with AsyncExitStack() as stack:
-        yield Fleet(stack, store, clock, tmp_path)
+        yield AuthenticatorFactory(stack, store, clock, tmp_path)
 
 
 def build_issuer_table(url: str, name: str = "corp", **keys: str) -> str:
@@ -72,39 +72,41 @@ async def log_in(authenticator: Authenticator, token: str) -> Principal:
 
 
 async def test_same_subject_of_two_issuers_is_two_principals(
-    fleet: Fleet, first: LocalIssuer, second: LocalIssuer
+    fleet: AuthenticatorFactory, first: LocalIssuer, second: LocalIssuer
 ) -> None:
     fleet.file.write_text(build_issuer_table(second.url))
-    authenticator = await fleet.open(first.settings(oidc_issuers_file=str(fleet.file)))
-    assert (await log_in(authenticator, first.token(get_rsa_key()))).name == "oidc:ann"
-    assert (await log_in(authenticator, second.token(get_rsa_key(1)))).name == "corp:ann"
+    authenticator = await fleet.open(first.make_settings(oidc_issuers_file=str(fleet.file)))
+    assert (await log_in(authenticator, first.make_token(get_rsa_key()))).name == "oidc:ann"
+    assert (await log_in(authenticator, second.make_token(get_rsa_key(1)))).name == "corp:ann"
 
 
 async def test_keys_of_one_issuer_do_not_sign_for_another(
-    fleet: Fleet, first: LocalIssuer, second: LocalIssuer
+    fleet: AuthenticatorFactory, first: LocalIssuer, second: LocalIssuer
 ) -> None:
     fleet.file.write_text(build_issuer_table(second.url))
-    authenticator = await fleet.open(first.settings(oidc_issuers_file=str(fleet.file)))
+    authenticator = await fleet.open(first.make_settings(oidc_issuers_file=str(fleet.file)))
     for issuer, foreign_key in ((first, get_rsa_key(1)), (second, get_rsa_key())):
         for kid in ("rsa-0", "rsa-1"):
             with pytest.raises(Unauthenticated):
-                await log_in(authenticator, issuer.token(foreign_key, header={"kid": kid}))
+                await log_in(authenticator, issuer.make_token(foreign_key, header={"kid": kid}))
     with pytest.raises(Unauthenticated, match="not from the issuer"):
-        await log_in(authenticator, first.token(get_rsa_key(), iss="https://unknown.example"))
+        await log_in(authenticator, first.make_token(get_rsa_key(), iss="https://unknown.example"))
 
 
 async def test_unavailable_issuer_does_not_delay_users_of_another(
-    fleet: Fleet, first: LocalIssuer, unused_tcp_port: int
+    fleet: AuthenticatorFactory, first: LocalIssuer, unused_tcp_port: int
 ) -> None:
     removed_url = f"http://127.0.0.1:{unused_tcp_port}"
     fleet.file.write_text(build_issuer_table(removed_url))
-    authenticator = await fleet.open(first.settings(oidc_issuers_file=str(fleet.file)))
+    authenticator = await fleet.open(first.make_settings(oidc_issuers_file=str(fleet.file)))
     with pytest.raises(RetryLater):
-        await log_in(authenticator, first.token(get_rsa_key(), iss=removed_url))
-    assert (await log_in(authenticator, first.token(get_rsa_key()))).name == "oidc:ann"
+        await log_in(authenticator, first.make_token(get_rsa_key(), iss=removed_url))
+    assert (await log_in(authenticator, first.make_token(get_rsa_key()))).name == "oidc:ann"
 
 
-async def test_members_have_the_grants_of_their_groups(fleet: Fleet, first: LocalIssuer, store: PointerStore) -> None:
+async def test_members_have_the_grants_of_their_groups(
+    fleet: AuthenticatorFactory, first: LocalIssuer, store: PointerStore
+) -> None:
     engineers = Grant("oidc-group:data engineers", "writer", ("shop",))
     await store.transact(
         [
@@ -112,10 +114,10 @@ async def test_members_have_the_grants_of_their_groups(fleet: Fleet, first: Loca
             for grant in (engineers, Grant("oidc-group:admins", "admin"), Grant("corp-group:data engineers", "admin"))
         ]
     )
-    authenticator = await fleet.open(first.settings(oidc_groups_claim="groups"))
+    authenticator = await fleet.open(first.make_settings(oidc_groups_claim="groups"))
 
     async def list_grants(groups: object, **claims: object) -> tuple[Grant, ...]:
-        return (await log_in(authenticator, first.token(get_rsa_key(), groups=groups, **claims))).grants
+        return (await log_in(authenticator, first.make_token(get_rsa_key(), groups=groups, **claims))).grants
 
     assert await list_grants(["data engineers", "others", 7, None, "a\nb", ""]) == (engineers,)
     assert await list_grants("data engineers") == (engineers,)
@@ -127,22 +129,24 @@ async def test_members_have_the_grants_of_their_groups(fleet: Fleet, first: Loca
     own_grant = Grant("oidc:ann", "reader", ("other",))
     await store.transact([SaveGrant(own_grant)])
     assert await list_grants(["data engineers"]) == (own_grant, engineers)
-    without_claim = await fleet.open(first.settings())
-    assert (await log_in(without_claim, first.token(get_rsa_key(), groups=["admins"]))).grants == (own_grant,)
+    without_claim = await fleet.open(first.make_settings())
+    assert (await log_in(without_claim, first.make_token(get_rsa_key(), groups=["admins"]))).grants == (own_grant,)
 
 
-async def test_groups_beyond_the_limit_are_ignored(fleet: Fleet, first: LocalIssuer, store: PointerStore) -> None:
+async def test_groups_beyond_the_limit_are_ignored(
+    fleet: AuthenticatorFactory, first: LocalIssuer, store: PointerStore
+) -> None:
     await store.transact([SaveGrant(Grant(f"oidc-group:{name}", "reader")) for name in ("g0", "last")])
-    authenticator = await fleet.open(first.settings(oidc_groups_claim="groups"))
+    authenticator = await fleet.open(first.make_settings(oidc_groups_claim="groups"))
     groups = [f"g{number}" for number in range(GROUPS_MAX)]
-    principal = await log_in(authenticator, first.token(get_rsa_key(), groups=[*groups, "last"]))
+    principal = await log_in(authenticator, first.make_token(get_rsa_key(), groups=[*groups, "last"]))
     assert principal.grants == (Grant("oidc-group:g0", "reader"),)
-    principal = await log_in(authenticator, first.token(get_rsa_key(), groups=[*groups[1:], "last"]))
+    principal = await log_in(authenticator, first.make_token(get_rsa_key(), groups=[*groups[1:], "last"]))
     assert principal.grants == (Grant("oidc-group:last", "reader"),)
 
 
 async def test_service_account_of_kubernetes_logs_in(
-    fleet: Fleet, store: PointerStore, clock: SimulatedClock, tmp_path: Path
+    fleet: AuthenticatorFactory, store: PointerStore, clock: SimulatedClock, tmp_path: Path
 ) -> None:
     """The issuer has the shape of a cluster's: a private authority, and keys that only a bearer token can read."""
     authority, key = Authority(tmp_path), generate_ec_key("cluster")
@@ -178,7 +182,7 @@ async def test_service_account_of_kubernetes_logs_in(
         grant = Grant("k8s-group:etl", "writer", ("raw",))
         await store.transact([SaveGrant(grant)])
         claims = {"kubernetes.io": {"namespace": "etl", "serviceaccount": {"name": "loader", "uid": "1"}}}
-        bearer = cluster.token(key, "ES256", sub="system:serviceaccount:etl:loader", **claims)
+        bearer = cluster.make_token(key, "ES256", sub="system:serviceaccount:etl:loader", **claims)
         with pytest.raises(RetryLater):
             await log_in(authenticator, bearer)
         token_file.write_text("second\n")  # Kubernetes renews the token in place.
@@ -194,7 +198,9 @@ async def test_service_account_of_kubernetes_logs_in(
         await server.close()
 
 
-async def test_rights_end_with_the_issuer(fleet: Fleet, store: PointerStore, clock: SimulatedClock) -> None:
+async def test_rights_end_with_the_issuer(
+    fleet: AuthenticatorFactory, store: PointerStore, clock: SimulatedClock
+) -> None:
     """Keys and jobs act for a subject without a token of it."""
     await store.transact([SaveGrant(Grant("corp:ann", "reader"))])
 
@@ -253,8 +259,8 @@ _SUBJECTS = st.text("ab:-group", min_size=1, max_size=9)
 
 @given(st.tuples(_NAMES, st.booleans(), _SUBJECTS), st.tuples(_NAMES, st.booleans(), _SUBJECTS))
 def test_different_subjects_and_groups_have_different_names(
-    one: tuple[str, bool, str], other: tuple[str, bool, str]
+    first: tuple[str, bool, str], other: tuple[str, bool, str]
 ) -> None:
-    names = [f"{issuer}{GROUP_SUFFIX if is_group else ''}:{subject}" for issuer, is_group, subject in (one, other)]
-    assert (names[0] == names[1]) == (one == other)
+    names = [f"{issuer}{GROUP_SUFFIX if is_group else ''}:{subject}" for issuer, is_group, subject in (first, other)]
+    assert (names[0] == names[1]) == (first == other)
     assert all(map(is_foreign, names))

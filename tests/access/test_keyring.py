@@ -42,7 +42,7 @@ async def test_copy_of_database_and_log_has_no_usable_key(
     settings = build_settings(tmp_path)
     async with open_keyring(settings, store, clock) as keyring:
         used = [key.root for key in keyring.keys]
-        used += [keyring.signing_key(purpose)[1] for purpose in ("access-token", "scan-planning", "staged-table")]
+        used += [keyring.find_signing_key(purpose)[1] for purpose in ("access-token", "scan-planning", "staged-table")]
     await create_token(store, clock, "ann", None, [Grant("ann", "admin")])
     taken_bytes = read_stored_bytes(tmp_path)
     assert b"ann" in taken_bytes
@@ -77,7 +77,7 @@ async def test_replicas_with_one_key_verify_each_others_signatures(
     key = make_key(clock)
     homes = [build_settings(tmp_path / name, encryption_key=key) for name in ("one", "two")]
     async with open_keyring(homes[0], store, clock) as keyring, open_keyring(homes[1], store, clock) as second_keyring:
-        key_id, signed_with = keyring.signing_key("access-token")
+        key_id, signed_with = keyring.find_signing_key("access-token")
         assert second_keyring.verifying_key("access-token", key_id) == signed_with
         assert second_keyring.verifying_key("scan-planning", key_id) not in (None, signed_with)
     assert not any((settings.home / KEY_FILE_NAME).exists() for settings in homes)
@@ -88,14 +88,14 @@ async def test_new_key_is_published_before_it_signs_and_the_old_one_outlives_its
 ) -> None:
     settings = build_settings(tmp_path, signing_key_rotation_s=7 * DAY_S)
     async with open_keyring(settings, store, clock) as keyring, open_keyring(settings, store, clock) as second_keyring:
-        first, _ = keyring.signing_key("x")
+        first, _ = keyring.find_signing_key("x")
         clock.advance(7 * DAY_S * 1000)
         await keyring.refresh()
-        assert keyring.signing_key("x")[0] == first  # Published, not yet used
+        assert keyring.find_signing_key("x")[0] == first  # Published, not yet used
         await second_keyring.refresh()
         assert len(second_keyring.keys) == len(keyring.keys) == 2
         clock.advance(int(PUBLISHED_S * 1000))
-        second, key = keyring.signing_key("x")
+        second, key = keyring.find_signing_key("x")
         assert second != first
         assert second_keyring.verifying_key("x", second) == key
         assert keyring.verifying_key("x", first) is not None
@@ -128,12 +128,12 @@ async def test_renewing_keys_invalidates_all_signatures_even_without_the_encrypt
 ) -> None:
     settings = build_settings(tmp_path)
     async with open_keyring(settings, store, clock) as keyring:
-        before, _ = keyring.signing_key("x")
+        before, _ = keyring.find_signing_key("x")
         (tmp_path / KEY_FILE_NAME).unlink()
         await renew_keys(settings, store, clock)
         await keyring.refresh()
         assert keyring.verifying_key("x", before) is None
-        assert keyring.signing_key("x")[0] != before
+        assert keyring.find_signing_key("x")[0] != before
 
 
 async def test_encryption_key_is_replaced_by_listing_the_new_one_first(
@@ -143,7 +143,7 @@ async def test_encryption_key_is_replaced_by_listing_the_new_one_first(
     used = []
     for keys in (old_key, f"{old_key},{new_key}", f"{new_key},{old_key}", new_key):
         async with open_keyring(build_settings(tmp_path, encryption_key=keys), store, clock) as keyring:
-            used.append(keyring.signing_key("x"))
+            used.append(keyring.find_signing_key("x"))
     assert len(set(used)) == 1
 
 
@@ -198,10 +198,10 @@ async def test_unencrypted_keys_of_an_older_database_sign_nothing(tmp_path: Path
         old_database.execute("INSERT INTO secrets (name, value) VALUES ('oauth-signing', ?)", (b"k" * 32,))
     old_database.close()
     async with open_store(url, clock=clock) as store:
-        assert await store.secret("oauth-signing") is None
+        assert await store.load_secret("oauth-signing") is None
         async with open_keyring(build_settings(tmp_path), store, clock) as keyring:
-            assert keyring.signing_key("x")
-        assert await store.secret(SECRET_NAME) is not None
+            assert keyring.find_signing_key("x")
+        assert await store.load_secret(SECRET_NAME) is not None
 
 
 def test_page_token_does_not_reveal_the_name_in_it() -> None:
@@ -230,4 +230,4 @@ def test_changed_page_token_or_one_of_another_server_is_rejected() -> None:
 
 async def _list_tokens(store: PointerStore, clock: SimulatedClock) -> list[Any]:
     await create_token(store, clock, "ann", None, None)
-    return await store.tokens()
+    return await store.list_tokens()

@@ -17,7 +17,7 @@ from seamark.metaserver.access.tokens import create_token, revoke_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.access.issuer import AUDIENCE, get_rsa_key, run_issuer
-from tests.server.rig import OffsetClock, RunningServer, build_settings, running
+from tests.server.rig import OffsetClock, RunningServer, build_settings, run_server
 
 EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
 ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"
@@ -26,7 +26,7 @@ ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"
 @pytest.fixture
 async def secrets(tmp_path: Path) -> dict[str, str]:
     clock = SystemClock()
-    async with open_store(build_settings(tmp_path).database_url(), clock=clock) as store:
+    async with open_store(build_settings(tmp_path).make_database_url(), clock=clock) as store:
         return {
             name: await create_token(store, clock, name, None, [Grant(name, role)])
             for name, role in (("ann", "admin"), ("bob", "reader"))
@@ -35,7 +35,7 @@ async def secrets(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 async def server(tmp_path: Path, secrets: dict[str, str]) -> AsyncIterator[RunningServer]:
-    async with running(tmp_path, auth="token", oauth_token_ttl_s=600) as first_server:
+    async with run_server(tmp_path, auth="token", oauth_token_ttl_s=600) as first_server:
         yield first_server
 
 
@@ -56,7 +56,7 @@ async def find_principal(server: RunningServer, token: str) -> str | None:
     async with server.http.get(f"{server.url}/v1/config", headers=headers) as answer:
         if answer.status != 200:
             return None
-    return (await server.components.authenticator.login(token)).principal.name
+    return (await server.components.authenticator.find_login(token)).principal.name
 
 
 def make_scoped_exchange(subject: str, **options: str) -> dict[str, str]:
@@ -109,8 +109,8 @@ async def test_java_clients_refresh_by_token_exchange(server: RunningServer, sec
 async def test_expired_token_is_refreshed_only_with_its_holders_credentials(
     tmp_path: Path, secrets: dict[str, str]
 ) -> None:
-    async with running(tmp_path, auth="token") as server:
-        token = (await server.components.authenticator.login(secrets["ann"])).token
+    async with run_server(tmp_path, auth="token") as server:
+        token = (await server.components.authenticator.find_login(secrets["ann"])).token
         issuer = server.components.authenticator.issuer
         issuer._ttl_s = -60  # The exchanged token was issued a minute after the end of the first token.
         expired, _ = issuer.issue(token)
@@ -181,7 +181,7 @@ async def test_invalid_basic_credentials_are_rejected(server: RunningServer, hea
 
 
 async def test_server_without_logins_issues_a_token_on_request(tmp_path: Path) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         for form in (
             {"grant_type": "client_credentials", "client_id": "any", "client_secret": "thing"},
             {"grant_type": "client_credentials"},
@@ -198,12 +198,12 @@ async def test_token_of_the_oidc_issuer_is_returned_with_its_remaining_time(tmp_
     async with run_issuer(SystemClock()) as issuer:
         issuer.publish(get_rsa_key())
         options: dict[str, Any] = {"oidc_issuer": issuer.url, "oidc_audience": AUDIENCE}
-        async with running(tmp_path, auth="oidc", **options) as server:
-            token = issuer.token(get_rsa_key())
+        async with run_server(tmp_path, auth="oidc", **options) as server:
+            token = issuer.make_token(get_rsa_key())
             status, body = await ask(server, exchange(token))
             assert (status, body["access_token"]) == (200, token)
             assert 200 < body["expires_in"] <= 300
-            status, body = await ask(server, exchange(issuer.token(get_rsa_key(), aud="x")))
+            status, body = await ask(server, exchange(issuer.make_token(get_rsa_key(), aud="x")))
             assert (status, body["error"]) == (400, "invalid_grant")
 
 
@@ -229,7 +229,7 @@ async def test_pyiceberg_logs_in_with_a_credential(server: RunningServer, secret
 
 async def test_access_token_alone_does_not_extend_a_login(tmp_path: Path, secrets: dict[str, str]) -> None:
     clock = OffsetClock()
-    async with running(tmp_path, clock=clock, auth="token", oauth_token_ttl_s=3600) as server:
+    async with run_server(tmp_path, clock=clock, auth="token", oauth_token_ttl_s=3600) as server:
         form = {"grant_type": "client_credentials", "client_secret": secrets["ann"]}
         token = (await ask(server, form))[1]["access_token"]
         for left_s in (2400, 1200):

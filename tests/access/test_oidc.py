@@ -54,7 +54,7 @@ async def make_authenticator(
 
         async def make(**options: Any) -> Authenticator:
             return await stack.enter_async_context(
-                open_authenticator(issuer.settings(**options), store, make_fixed_keyring(clock=clock), clock)
+                open_authenticator(issuer.make_settings(**options), store, make_fixed_keyring(clock=clock), clock)
             )
 
         yield make
@@ -72,7 +72,7 @@ async def check_rejected(authenticator: Authenticator, token: str, reason: str) 
 async def test_subject_has_a_prefix_that_no_token_name_can_have(
     issuer: LocalIssuer, make_authenticator: MakeAuthenticator
 ) -> None:
-    principal = await log_in(await make_authenticator(), issuer.token(get_rsa_key(), sub="admin"))
+    principal = await log_in(await make_authenticator(), issuer.make_token(get_rsa_key(), sub="admin"))
     assert (principal.name, principal.via, principal.grants) == ("oidc:admin", "oidc", ())
 
 
@@ -83,7 +83,7 @@ async def test_every_kind_of_key_is_accepted_with_its_own_algorithm(
     issuer.publish(get_rsa_key(), elliptic, edwards)
     authenticator = await make_authenticator()
     for key, algorithm in ((get_rsa_key(), "RS256"), (elliptic, "ES256"), (edwards, "Ed25519")):
-        assert (await log_in(authenticator, issuer.token(key, algorithm))).name == "oidc:ann"
+        assert (await log_in(authenticator, issuer.make_token(key, algorithm))).name == "oidc:ann"
     assert issuer.fetches == 1
 
 
@@ -91,7 +91,7 @@ async def test_every_kind_of_key_is_accepted_with_its_own_algorithm(
 async def test_old_name_of_eddsa_is_accepted_too(issuer: LocalIssuer, make_authenticator: MakeAuthenticator) -> None:
     edwards = generate_okp_key()
     issuer.publish(edwards)
-    assert (await log_in(await make_authenticator(), issuer.token(edwards, "EdDSA"))).name == "oidc:ann"
+    assert (await log_in(await make_authenticator(), issuer.make_token(edwards, "EdDSA"))).name == "oidc:ann"
 
 
 async def test_roles_come_from_the_claim_and_from_stored_grants(
@@ -99,7 +99,7 @@ async def test_roles_come_from_the_claim_and_from_stored_grants(
 ) -> None:
     await store.transact([SaveGrant(Grant("oidc:ann", "admin", ("z",))), SaveGrant(Grant("ann", "admin", ()))])
     roles = ["reader", r"writer:a.b\.c", "offline_access", "admin:", "admin:..", "root", 7, None, "ADMIN"]
-    token = issuer.token(get_rsa_key(), realm={"roles": roles})
+    token = issuer.make_token(get_rsa_key(), realm={"roles": roles})
     principal = await log_in(await make_authenticator(oidc_roles_claim="realm.roles"), token)
     assert principal.grants == (
         Grant("oidc:ann", "reader"),
@@ -112,9 +112,9 @@ async def test_roles_come_from_the_claim_and_from_stored_grants(
 
 async def test_another_claim_can_name_the_principal(issuer: LocalIssuer, make_authenticator: MakeAuthenticator) -> None:
     authenticator = await make_authenticator(oidc_principal_claim="email")
-    assert (await log_in(authenticator, issuer.token(get_rsa_key(), email="a@x"))).name == "oidc:a@x"
+    assert (await log_in(authenticator, issuer.make_token(get_rsa_key(), email="a@x"))).name == "oidc:a@x"
     for nobody in (None, "", 7, ["a"], "a\nb", "a" * 300):
-        await check_rejected(authenticator, issuer.token(get_rsa_key(), email=nobody), "email|principal")
+        await check_rejected(authenticator, issuer.make_token(get_rsa_key(), email=nobody), "email|principal")
 
 
 @pytest.mark.parametrize(
@@ -142,11 +142,11 @@ async def test_another_claim_can_name_the_principal(issuer: LocalIssuer, make_au
 async def test_wrong_claims_are_rejected(
     issuer: LocalIssuer, make_authenticator: MakeAuthenticator, claims: dict[str, Any], reason: str
 ) -> None:
-    await check_rejected(await make_authenticator(), issuer.token(get_rsa_key(), **claims), reason)
+    await check_rejected(await make_authenticator(), issuer.make_token(get_rsa_key(), **claims), reason)
 
 
 async def test_one_matching_audience_is_sufficient(issuer: LocalIssuer, make_authenticator: MakeAuthenticator) -> None:
-    await log_in(await make_authenticator(), issuer.token(get_rsa_key(), aud=["another", AUDIENCE]))
+    await log_in(await make_authenticator(), issuer.make_token(get_rsa_key(), aud=["another", AUDIENCE]))
 
 
 async def test_times_are_checked_to_the_second_with_a_small_leeway(
@@ -155,9 +155,9 @@ async def test_times_are_checked_to_the_second_with_a_small_leeway(
     authenticator = await make_authenticator()
     now_s = clock.now_ms() // 1000
     leeway_s = Settings().clock_leeway_s
-    token = issuer.token(get_rsa_key(), exp=now_s + 10, nbf=now_s + leeway_s, iat=now_s + leeway_s)
+    token = issuer.make_token(get_rsa_key(), exp=now_s + 10, nbf=now_s + leeway_s, iat=now_s + leeway_s)
     await log_in(authenticator, token)
-    await check_rejected(authenticator, issuer.token(get_rsa_key(), nbf=now_s + leeway_s + 1), "not valid yet")
+    await check_rejected(authenticator, issuer.make_token(get_rsa_key(), nbf=now_s + leeway_s + 1), "not valid yet")
     clock.advance((10 + leeway_s) * 1000 - 1)
     await log_in(authenticator, token)
     clock.advance(1)
@@ -192,24 +192,28 @@ async def test_algorithm_that_does_not_belong_to_the_key_is_rejected(
     elliptic = generate_ec_key()
     issuer.publish(get_rsa_key(), elliptic)
     authenticator = await make_authenticator()
-    await check_rejected(authenticator, issuer.token(elliptic, "ES256", {"kid": "rsa-0"}), "must be signed with RS256")
     await check_rejected(
-        authenticator, issuer.token(get_rsa_key(), "RS256", {"kid": "ec"}), "must be signed with ES256"
+        authenticator, issuer.make_token(elliptic, "ES256", {"kid": "rsa-0"}), "must be signed with RS256"
     )
-    await check_rejected(authenticator, issuer.token(get_rsa_key(), "RS512"), "must be signed with RS256")
-    await check_rejected(authenticator, issuer.token(get_rsa_key(), "PS256"), "must be signed with RS256")
+    await check_rejected(
+        authenticator, issuer.make_token(get_rsa_key(), "RS256", {"kid": "ec"}), "must be signed with ES256"
+    )
+    await check_rejected(authenticator, issuer.make_token(get_rsa_key(), "RS512"), "must be signed with RS256")
+    await check_rejected(authenticator, issuer.make_token(get_rsa_key(), "PS256"), "must be signed with RS256")
 
 
 async def test_another_key_under_a_known_kid_is_rejected(
     issuer: LocalIssuer, make_authenticator: MakeAuthenticator
 ) -> None:
-    await check_rejected(await make_authenticator(), issuer.token(get_rsa_key(1), header={"kid": "rsa-0"}), "signature")
+    await check_rejected(
+        await make_authenticator(), issuer.make_token(get_rsa_key(1), header={"kid": "rsa-0"}), "signature"
+    )
 
 
 async def test_changed_claim_invalidates_the_signature(
     issuer: LocalIssuer, make_authenticator: MakeAuthenticator
 ) -> None:
-    head, _, signature = issuer.token(get_rsa_key()).split(".")
+    head, _, signature = issuer.make_token(get_rsa_key()).split(".")
     claims = forge_token({}, issuer.claims(sub="root")).split(".")[1]
     await check_rejected(await make_authenticator(), f"{head}.{claims}.{signature}", "signature")
 
@@ -219,7 +223,7 @@ async def test_keys_within_the_token_itself_are_ignored(
 ) -> None:
     own_rsa_key = get_rsa_key(1)
     header = {"kid": None, "jwk": own_rsa_key.as_dict(private=False), "jku": f"{issuer.url}/keys"}
-    await check_rejected(await make_authenticator(), issuer.token(own_rsa_key, header=header), "signature")
+    await check_rejected(await make_authenticator(), issuer.make_token(own_rsa_key, header=header), "signature")
 
 
 async def test_critical_extensions_are_rejected(issuer: LocalIssuer, make_authenticator: MakeAuthenticator) -> None:
@@ -234,7 +238,7 @@ async def test_unknown_header_fields_of_real_issuers_are_ignored(
     issuer: LocalIssuer, make_authenticator: MakeAuthenticator
 ) -> None:
     header = {"typ": "at+jwt", "x5t": "abc", "nonce": "n", "pi.atm": "1", "x5c": ["A" * 2000]}
-    await log_in(await make_authenticator(), issuer.token(get_rsa_key(), header=header))
+    await log_in(await make_authenticator(), issuer.make_token(get_rsa_key(), header=header))
 
 
 @pytest.mark.parametrize(
@@ -255,7 +259,7 @@ async def test_huge_token_is_rejected_without_being_parsed(
     issuer: LocalIssuer, make_authenticator: MakeAuthenticator
 ) -> None:
     authenticator = await make_authenticator()
-    await check_rejected(authenticator, issuer.token(get_rsa_key(), padding="x" * LENGTH_MAX), "the limit")
+    await check_rejected(authenticator, issuer.make_token(get_rsa_key(), padding="x" * LENGTH_MAX), "the limit")
     await check_rejected(authenticator, "a" * LENGTH_MAX + ".b.c", "the limit")
     deep_header = base64.urlsafe_b64encode(b"[" * 6000).decode()
     await check_rejected(authenticator, f"{deep_header}.{deep_header}.x", "JSON")
@@ -269,11 +273,11 @@ async def test_new_key_is_fetched_when_its_first_token_arrives(
     issuer: LocalIssuer, make_authenticator: MakeAuthenticator, clock: SimulatedClock
 ) -> None:
     authenticator = await make_authenticator()
-    await log_in(authenticator, issuer.token(get_rsa_key(0)))
+    await log_in(authenticator, issuer.make_token(get_rsa_key(0)))
     issuer.publish(get_rsa_key(0), get_rsa_key(1))
     clock.advance(61_000)
-    await log_in(authenticator, issuer.token(get_rsa_key(1)))
-    await log_in(authenticator, issuer.token(get_rsa_key(0)))
+    await log_in(authenticator, issuer.make_token(get_rsa_key(1)))
+    await log_in(authenticator, issuer.make_token(get_rsa_key(0)))
     assert issuer.fetches == 2
 
 
@@ -281,7 +285,7 @@ async def test_unknown_keys_cause_at_most_one_fetch_a_minute(
     issuer: LocalIssuer, make_authenticator: MakeAuthenticator, clock: SimulatedClock
 ) -> None:
     authenticator = await make_authenticator()
-    await log_in(authenticator, issuer.token(get_rsa_key()))
+    await log_in(authenticator, issuer.make_token(get_rsa_key()))
     unknown = [forge_token({"alg": "RS256", "kid": f"no-{number}"}, issuer.claims()) for number in range(30)]
     for round_of in (1, 2, 3):
         await asyncio.gather(*(check_rejected(authenticator, token, "does not publish") for token in unknown))
@@ -294,7 +298,7 @@ async def test_unknown_keys_cause_at_most_one_fetch_a_minute(
 
 async def test_first_tokens_share_one_fetch(issuer: LocalIssuer, make_authenticator: MakeAuthenticator) -> None:
     authenticator = await make_authenticator()
-    await asyncio.gather(*(log_in(authenticator, issuer.token(get_rsa_key())) for _ in range(20)))
+    await asyncio.gather(*(log_in(authenticator, issuer.make_token(get_rsa_key())) for _ in range(20)))
     assert (issuer.discoveries, issuer.fetches) == (1, 1)
 
 
@@ -302,33 +306,33 @@ async def test_withdrawn_key_is_soon_rejected(
     issuer: LocalIssuer, make_authenticator: MakeAuthenticator, clock: SimulatedClock
 ) -> None:
     authenticator = await make_authenticator()
-    await log_in(authenticator, issuer.token(get_rsa_key(0)))
+    await log_in(authenticator, issuer.make_token(get_rsa_key(0)))
     issuer.publish(get_rsa_key(1))
     clock.advance(int(room.FRESH_S * 1000))
-    await check_rejected(authenticator, issuer.token(get_rsa_key(0)), "does not publish")
+    await check_rejected(authenticator, issuer.make_token(get_rsa_key(0)), "does not publish")
 
 
 async def test_failing_issuer_does_not_lock_out_users_with_known_keys(
     issuer: LocalIssuer, make_authenticator: MakeAuthenticator, clock: SimulatedClock
 ) -> None:
     authenticator = await make_authenticator()
-    await log_in(authenticator, issuer.token(get_rsa_key()))
+    await log_in(authenticator, issuer.make_token(get_rsa_key()))
     issuer.broken = web.Response(status=500)
     clock.advance(int(room.FRESH_S * 1000))
     for _ in range(5):
-        await log_in(authenticator, issuer.token(get_rsa_key()))
+        await log_in(authenticator, issuer.make_token(get_rsa_key()))
     assert issuer.fetches == 2
     clock.advance(int(room.RETRY_S * 1000))
-    await log_in(authenticator, issuer.token(get_rsa_key()))
+    await log_in(authenticator, issuer.make_token(get_rsa_key()))
     assert issuer.fetches == 3
     with pytest.raises(RetryLater):  # May be signed with a new key that we cannot read.
-        await log_in(authenticator, issuer.token(get_rsa_key(1)))
+        await log_in(authenticator, issuer.make_token(get_rsa_key(1)))
     clock.advance(int(room.STALE_S * 1000))
     with pytest.raises(RetryLater):
-        await log_in(authenticator, issuer.token(get_rsa_key()))
+        await log_in(authenticator, issuer.make_token(get_rsa_key()))
     issuer.broken = None
     clock.advance(int(room.RETRY_S * 1000))
-    await log_in(authenticator, issuer.token(get_rsa_key()))
+    await log_in(authenticator, issuer.make_token(get_rsa_key()))
 
 
 @pytest.mark.parametrize(
@@ -350,7 +354,7 @@ async def test_issuer_without_usable_keys_is_a_503(
 ) -> None:
     issuer.broken = answer
     with pytest.raises(RetryLater, match="keys of the issuer") as error:
-        await log_in(await make_authenticator(), issuer.token(get_rsa_key()))
+        await log_in(await make_authenticator(), issuer.make_token(get_rsa_key()))
     assert error.value.retry_after_s >= 1
 
 
@@ -359,7 +363,9 @@ async def test_unavailable_issuer_is_a_503(
 ) -> None:
     removed_url = f"http://127.0.0.1:{unused_tcp_port}"
     with pytest.raises(RetryLater):
-        await log_in(await make_authenticator(oidc_issuer=removed_url), issuer.token(get_rsa_key(), iss=removed_url))
+        await log_in(
+            await make_authenticator(oidc_issuer=removed_url), issuer.make_token(get_rsa_key(), iss=removed_url)
+        )
 
 
 @pytest.mark.parametrize(
@@ -370,14 +376,14 @@ async def test_discovery_document_of_another_issuer_is_rejected(
 ) -> None:
     issuer.discovery = discovery
     with pytest.raises(RetryLater):
-        await log_in(await make_authenticator(), issuer.token(get_rsa_key()))
+        await log_in(await make_authenticator(), issuer.make_token(get_rsa_key()))
     assert issuer.fetches == 0
 
 
 async def test_configured_jwks_url_needs_no_discovery(
     issuer: LocalIssuer, make_authenticator: MakeAuthenticator
 ) -> None:
-    await log_in(await make_authenticator(oidc_jwks_url=f"{issuer.url}/keys"), issuer.token(get_rsa_key()))
+    await log_in(await make_authenticator(oidc_jwks_url=f"{issuer.url}/keys"), issuer.make_token(get_rsa_key()))
     assert issuer.discoveries == 0
 
 
@@ -385,11 +391,11 @@ async def test_token_without_a_kid_is_checked_only_if_there_is_one_key(
     issuer: LocalIssuer, make_authenticator: MakeAuthenticator, clock: SimulatedClock
 ) -> None:
     authenticator = await make_authenticator()
-    token = issuer.token(get_rsa_key(), header={"kid": None})
+    token = issuer.make_token(get_rsa_key(), header={"kid": None})
     await log_in(authenticator, token)
     issuer.publish(get_rsa_key(0), get_rsa_key(1))
     clock.advance(int(room.FRESH_S * 1000))
-    await check_rejected(authenticator, issuer.token(get_rsa_key(), header={"kid": None}), "does not publish")
+    await check_rejected(authenticator, issuer.make_token(get_rsa_key(), header={"kid": None}), "does not publish")
     await check_rejected(authenticator, forge_token({"alg": "RS256", "kid": 7}, issuer.claims()), "kid")
 
 

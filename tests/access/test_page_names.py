@@ -12,17 +12,17 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.operations import CreateNamespace
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 
 async def test_pages_and_tokens_reveal_no_hidden_namespaces(tmp_path: Path) -> None:
-    async with running(tmp_path) as admin:
+    async with run_server(tmp_path) as admin:
         for number in range(10):
             await admin.components.store.transact([CreateNamespace(path=(f"hidden-{number:02}",), properties={})])
         await admin.components.store.transact([CreateNamespace(path=("zoo",), properties={})])
         grants = [Grant("ann", "reader", ("db",)), Grant("ann", "reader", ("zoo",))]
         secret = await create_token(admin.components.store, admin.components.clock, "ann", None, grants)
-    async with running(tmp_path, auth="token") as server:
+    async with run_server(tmp_path, auth="token") as server:
         headers = {"Authorization": f"Bearer {secret}"}
         token, pages = "", []
         while token is not None:
@@ -37,7 +37,7 @@ async def test_pages_and_tokens_reveal_no_hidden_namespaces(tmp_path: Path) -> N
 
 
 async def test_page_needs_no_work_for_hidden_namespaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(tmp_path) as admin:
+    async with run_server(tmp_path) as admin:
         paths = [
             *((f"hidden-{number:04}",) for number in range(300)),
             *((f"seen-{number:03}",) for number in range(250)),
@@ -45,7 +45,7 @@ async def test_page_needs_no_work_for_hidden_namespaces(tmp_path: Path, monkeypa
         await admin.components.store.transact([CreateNamespace(path=path, properties={}) for path in paths])
         grants = [Grant("ann", "reader", (f"seen-{number:03}",)) for number in range(260)]
         secret = await create_token(admin.components.store, admin.components.clock, "ann", None, grants)
-    async with running(tmp_path, auth="token") as server:
+    async with run_server(tmp_path, auth="token") as server:
         reads: list[int] = []
         listing = GeneratorStore._list
 

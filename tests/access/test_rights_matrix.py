@@ -119,7 +119,7 @@ class Right(NamedTuple):
         return Grant("p", self.name, *self.securable, deny=self.deny)
 
 
-class Model:
+class RightsModel:
     """The privileges of a principal on each object, as sets of names."""
 
     def __init__(self, rights: Iterable[Right]) -> None:
@@ -207,7 +207,7 @@ PRINCIPALS = make_principals()
 
 def test_each_cell_of_principals_objects_and_operations_equals_the_model() -> None:
     for rights in PRINCIPALS:
-        model, grants = Model(rights), [right.as_grant() for right in rights]
+        model, grants = RightsModel(rights), [right.as_grant() for right in rights]
         for operation, securable in itertools.product(RULES, OBJECTS):
             if operation in LISTINGS and (securable.name or securable == SERVER):
                 continue
@@ -226,7 +226,7 @@ def test_each_operation_has_its_privileges_in_the_model() -> None:
 
 def test_listings_have_the_namespaces_that_the_model_sees() -> None:
     for rights in PRINCIPALS:
-        model, grants = Model(rights), [right.as_grant() for right in rights]
+        model, grants = RightsModel(rights), [right.as_grant() for right in rights]
         for securable in OBJECTS:
             path = securable.namespace
             if securable.name or not path:
@@ -239,7 +239,7 @@ def test_listings_have_the_namespaces_that_the_model_sees() -> None:
 def test_locations_of_a_writer_are_in_namespaces_that_the_model_lets_it_write() -> None:
     needed = {"create", "write"}
     for rights in PRINCIPALS:
-        model, grants = Model(rights), [right.as_grant() for right in rights]
+        model, grants = RightsModel(rights), [right.as_grant() for right in rights]
         for path in list_namespaces_with(grants, CREATE | WRITE):
             assert needed <= model.held[Securable(path)], (rights, path)
         if holds_everywhere(grants, CREATE | WRITE):
@@ -254,7 +254,7 @@ async def test_listed_entries_are_those_that_may_be_loaded() -> None:
     entries = [securable for securable in OBJECTS if securable.name]
     for rights in PRINCIPALS:
         principal = Principal("p", tuple(right.as_grant() for right in rights))
-        expected = [Model(rights).may("loadTable", entry) for entry in entries]
+        expected = [RightsModel(rights).may("loadTable", entry) for entry in entries]
         assert await authorizer.allows_each(principal, "loadTable", entries) == expected
         for entry, is_allowed in zip(entries, expected, strict=True):
             if authorizer.is_uniform(principal, "loadTable", entry.namespace):
@@ -332,7 +332,7 @@ def test_statement_of_a_caller_with_two_thousand_grants_signs_few_tokens(
     token = tokens.issue(caller, 60)
     assert len(signed) <= 3
     assert 5000 < len(token) <= worker_tokens.STATEMENT_CHARACTERS_MAX
-    read = {(grant.namespace, grant.name) for grant in tokens.principal(token)[0].grants}
+    read = {(grant.namespace, grant.name) for grant in tokens.verify_token(token)[0].grants}
     assert {(grant.namespace, grant.name) for grant in grants[:wide]} <= read
 
 
@@ -358,7 +358,7 @@ def test_denials_in_one_namespace_do_not_prevent_statements_on_others() -> None:
     planted = [Grant("p", "read", ("raw", "mine"), "table", f"t{number}", deny=True) for number in range(500)]
     planted += [Grant("p", "read", ("raw", "mine", f"n{number}"), deny=True) for number in range(500)]
     own = [Grant("p", "reader"), Grant("p", "read", ("raw", "x"), "table", "secret", deny=True)]
-    principal, _ = tokens.principal(tokens.issue(Principal("p", (*own, *planted)), 60))
+    principal, _ = tokens.verify_token(tokens.issue(Principal("p", (*own, *planted)), 60))
     for securable, is_allowed in (
         (Securable(("raw", "mine"), "table", "t7"), False),
         (Securable(("raw", "mine", "n7"), "table", "t"), False),
@@ -377,9 +377,9 @@ def test_statement_keeps_the_groups_of_its_caller_if_a_policy_server_needs_them(
     few = Principal("p", (Grant("p", "reader"),), "oidc", groups[:20])
     for needs_groups in (True, False):
         tokens = StatementTokens(keyring, clock, needs_groups=needs_groups)
-        assert tokens.principal(tokens.issue(few, 60))[0].groups == groups[:20]
+        assert tokens.verify_token(tokens.issue(few, 60))[0].groups == groups[:20]
     without_policy = StatementTokens(keyring, clock, needs_groups=False)
-    assert without_policy.principal(without_policy.issue(caller, 60))[0].groups == ()
+    assert without_policy.verify_token(without_policy.issue(caller, 60))[0].groups == ()
     with pytest.raises(BadRequest, match="belongs to 100 groups and roles"):
         StatementTokens(keyring, clock).issue(caller, 60)
 
@@ -389,7 +389,7 @@ def test_statement_does_not_load_a_table_that_its_caller_may_not_read() -> None:
     for denied in ("browse", "plan", "read"):
         tokens = StatementTokens(make_fixed_keyring(), SimulatedClock(1))
         caller = Principal("p", (Grant("p", "reader", ("a",)), Grant("p", denied, *table, deny=True)))
-        principal, _ = tokens.principal(tokens.issue(caller, 60))
+        principal, _ = tokens.verify_token(tokens.issue(caller, 60))
         for operation in ("loadTable", "planTableScan", "loadCredentials"):
             assert not decide(principal.grants, operation, table)
             assert decide(principal.grants, operation, neighbor)

@@ -8,11 +8,11 @@ import pytest
 import structlog
 
 from seamark.formats.runtime.clock import SystemClock
-from seamark.metaserver.access.tokens import create_token, digest_of
+from seamark.metaserver.access.tokens import compute_digest, create_token
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from tests.server.rig import build_settings, running
+from tests.server.rig import build_settings, run_server
 
 
 async def test_no_token_appears_in_logs_audit_answers_or_files(
@@ -20,11 +20,11 @@ async def test_no_token_appears_in_logs_audit_answers_or_files(
 ) -> None:
     caplog.set_level("DEBUG")
     clock = SystemClock()
-    async with open_store(build_settings(tmp_path).database_url(), clock=clock) as store:
+    async with open_store(build_settings(tmp_path).make_database_url(), clock=clock) as store:
         secret = await create_token(store, clock, "ann", None, [Grant("ann", "admin")])
     texts: list[str] = []
     with structlog.testing.capture_logs() as logs:
-        async with running(tmp_path, auth="token") as server:
+        async with run_server(tmp_path, auth="token") as server:
 
             async def send(method: str, path: str, **options: object) -> str:
                 async with server.http.request(method, server.url + path, **options) as answer:  # type: ignore[arg-type]
@@ -41,7 +41,7 @@ async def test_no_token_appears_in_logs_audit_answers_or_files(
             await send("POST", "/v1/oauth/tokens", data=form)
             await send("POST", f"/v1/oauth/tokens?client_secret={secret}", data={"grant_type": "x"})
             await send("GET", f"/v1/namespaces?token={secret}")
-            issued_token = seen_token = (await server.components.authenticator.login(secret)).token
+            issued_token = seen_token = (await server.components.authenticator.find_login(secret)).token
             assert issued_token is not None
             jwt, _ = server.components.authenticator.issuer.issue(seen_token)
             await send("GET", "/v1/config", headers={"Authorization": f"Bearer {jwt}"})
@@ -53,7 +53,7 @@ async def test_no_token_appears_in_logs_audit_answers_or_files(
     assert len(logs) > 5
     assert "createNamespace" in audit
     for where, text in all_texts.items():
-        for hidden in (secret, secret[4:], jwt, jwt.rpartition(".")[2], digest_of(secret)):
+        for hidden in (secret, secret[4:], jwt, jwt.rpartition(".")[2], compute_digest(secret)):
             assert hidden not in text, where
     for file in tmp_path.rglob("*"):
         if file.is_file():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from tests.server.rig import RunningServer, running
+from tests.server.rig import RunningServer, run_server
 
 REPO = Path(__file__).resolve().parents[2]
 PASSED_ON = {"connector/trino/protocol/forwarder.py"}
@@ -30,7 +30,7 @@ def test_each_streamed_answer_names_the_server() -> None:
 
 
 async def test_answers_name_the_server_without_a_version(tmp_path: Path) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         for path in ("/healthz", "/readyz", "/v1/config", "/none", "/metrics", "/api/v1/openapi.json", "/console/"):
             assert await _read_server_header(server, path) == "seamark", path
         async with server.http.get(f"{server.url}/api/v1/timeline", headers={"Accept": "text/event-stream"}) as stream:

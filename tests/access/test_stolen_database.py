@@ -27,7 +27,7 @@ async def secret(tmp_path: Path) -> str:
     clock = SystemClock()
     home = tmp_path / "seamark"
     home.mkdir()
-    async with open_store(build_settings(home).database_url(), clock=clock) as store:
+    async with open_store(build_settings(home).make_database_url(), clock=clock) as store:
         return await create_token(store, clock, "root", None, [Grant("root", "admin")])
 
 

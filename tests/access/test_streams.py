@@ -15,7 +15,7 @@ from seamark.metaserver.store.model import Entry, EntryKind, Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateEntry, CreateNamespace, RemoveGrant
 from seamark.metaserver.store.port import PointerStore
-from tests.server.rig import OffsetClock, RunningServer, build_settings, running
+from tests.server.rig import OffsetClock, RunningServer, build_settings, run_server
 
 GRANT = Grant("ann", "reader", ("db",))
 STREAM = {"Accept": "text/event-stream"}
@@ -25,13 +25,13 @@ TABLE_TIMELINE = "/api/v1/tables/db/t/timeline"
 @pytest.fixture
 async def secret(tmp_path: Path) -> str:
     clock = SystemClock()
-    async with open_store(build_settings(tmp_path).database_url(), clock=clock) as store:
+    async with open_store(build_settings(tmp_path).make_database_url(), clock=clock) as store:
         return await create_token(store, clock, "ann", 3600, [GRANT])
 
 
 @pytest.fixture
 async def server(tmp_path: Path, secret: str) -> AsyncIterator[RunningServer]:
-    async with running(tmp_path, auth="token", rights_recheck_s=0.2) as first_server:
+    async with run_server(tmp_path, auth="token", rights_recheck_s=0.2) as first_server:
         await first_server.record()
         yield first_server
 
@@ -71,9 +71,9 @@ async def test_event_stream_ends_with_the_token_or_the_right_and_delivers_nothin
 
 async def test_event_stream_ends_when_its_access_token_expires(tmp_path: Path, secret: str) -> None:
     clock = OffsetClock()
-    async with running(tmp_path, clock=clock, auth="token", rights_recheck_s=0.2, oauth_token_ttl_s=60) as server:
+    async with run_server(tmp_path, clock=clock, auth="token", rights_recheck_s=0.2, oauth_token_ttl_s=60) as server:
         await server.record()
-        login = await server.components.authenticator.login(secret)
+        login = await server.components.authenticator.find_login(secret)
         issued_token, _ = server.components.authenticator.issuer.issue(login.token)
         headers = {**STREAM, "Authorization": f"Bearer {issued_token}"}
         async with server.http.get(server.url + TABLE_TIMELINE, headers=headers) as answer:

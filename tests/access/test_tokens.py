@@ -10,7 +10,7 @@ import pytest
 
 from seamark.formats.runtime.clock import SimulatedClock, SystemClock
 from seamark.formats.runtime.errors import AlreadyExists, BadRequest, NotFound
-from seamark.metaserver.access.tokens import create_token, digest_of, live_tokens, revoke_token
+from seamark.metaserver.access.tokens import compute_digest, create_token, list_live_tokens, revoke_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.operations import SaveGrant
 from seamark.metaserver.store.port import PointerStore
@@ -20,8 +20,8 @@ async def test_only_the_digest_of_a_token_is_stored(store: PointerStore, clock: 
     secret = await create_token(store, clock, "ann", 60, [Grant("ann", "reader", ("a",))])
     assert secret.startswith("smk_")
     assert len(secret) == 4 + 43
-    [token] = await store.tokens()
-    assert token.digest == hashlib.sha256(secret.encode()).hexdigest() == digest_of(secret)
+    [token] = await store.list_tokens()
+    assert token.digest == hashlib.sha256(secret.encode()).hexdigest() == compute_digest(secret)
     assert (token.name, token.expires_ms) == ("ann", clock.now_ms() + 60_000)
     assert await store.grants("ann") == [Grant("ann", "reader", ("a",))]
     for file in tmp_path.iterdir():
@@ -41,7 +41,7 @@ async def test_name_has_at_most_one_live_token(store: PointerStore, clock: Simul
     assert await store.grants("ann") == []  # Nothing of the rejected token is left.
     clock.advance(60_000)
     await create_token(store, clock, "ann", None, None)
-    assert [token.name for token in await live_tokens(store, clock)] == ["ann"]
+    assert [token.name for token in await list_live_tokens(store, clock)] == ["ann"]
 
 
 async def test_only_one_of_many_concurrent_creations_of_a_name_succeeds(
@@ -97,7 +97,7 @@ async def test_token_that_cannot_be_revoked_is_reported(store: PointerStore, clo
 async def test_impossible_lifetime_is_rejected(store: PointerStore, clock: SimulatedClock, ttl_s: int) -> None:
     with pytest.raises(BadRequest, match="seconds"):
         await create_token(store, clock, "ann", ttl_s, None)
-    assert await store.tokens() == []
+    assert await store.list_tokens() == []
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ async def test_impossible_lifetime_is_rejected(store: PointerStore, clock: Simul
 async def test_impossible_grant_leaves_no_token(store: PointerStore, clock: SimulatedClock, grant: Grant) -> None:
     with pytest.raises(BadRequest):
         await create_token(store, clock, "ann", None, [grant])
-    assert await store.tokens() == []
+    assert await store.list_tokens() == []
 
 
 async def test_new_token_with_grants_has_exactly_these_and_the_denials_of_its_name(store: PointerStore) -> None:

@@ -1,4 +1,6 @@
-"""Invalid inputs and the expected answers. `docs/reference/bad-inputs.md` is generated from this table:
+"""Invalid inputs and the expected answers.
+
+`docs/reference/bad-inputs.md` is generated from this table:
 
     python -m tests.api.bad_inputs
 
@@ -26,7 +28,7 @@ from tests.api.inputs.requests import (
     list_bad_queries,
 )
 from tests.api.inputs.tables_api import list_bad_changes, list_bad_indexes, list_bad_joins, list_bad_row_queries
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "bad-inputs.md"
 _GROUPS = (
@@ -70,7 +72,7 @@ class PreparedServer:
 async def prepare(api: Api) -> PreparedServer:
     location = (await api.table())["metadata-location"]
     view = (await api.view())["metadata-location"]
-    warehouse = api.server.components.settings.warehouse_uri()
+    warehouse = api.server.components.settings.make_warehouse_uri()
     return PreparedServer(api, {"location": location, "view": view, "warehouse": warehouse})
 
 
@@ -116,7 +118,7 @@ def shorten_message(message: str, warehouse: str) -> str:
 
 async def ask(home: Path) -> tuple[list[tuple[BadInput, Answer]], str]:
     """Return the answers of one server to all inputs of the table, and its warehouse."""
-    async with running(home, body_limit_bytes=BODY_LIMIT_BYTES) as server:
+    async with run_server(home, body_limit_bytes=BODY_LIMIT_BYTES) as server:
         prepared = await prepare(Api(server))
         answers = [(bad, await prepared.send(bad)) for bad in BAD_INPUTS]
     return answers, prepared.stands_for["warehouse"]

@@ -9,12 +9,12 @@ import pytest
 
 from tests.api.client import Api
 from tests.api.plans.planned import append, build_ten_id_files
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 
 @pytest.fixture
 async def api(tmp_path: Path) -> AsyncIterator[Api]:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         yield Api(server)
 
 

@@ -28,7 +28,7 @@ STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, su
 
 
 @dataclass
-class Snapshot:
+class LiveSnapshot:
     """The live files of each content, with their sequence numbers."""
 
     id: int
@@ -49,7 +49,7 @@ class LiveTable:
     version: int
     schema: dict[str, Any]
     parts: tuple[PartitionField, ...]
-    snapshots: list[Snapshot] = field(default_factory=list)
+    snapshots: list[LiveSnapshot] = field(default_factory=list)
     file_count: int = 0
     next_row_id: int = 0
 
@@ -66,7 +66,7 @@ class LiveTable:
         body = {
             "name": name,
             "schema": schema,
-            "partition-spec": {"spec-id": 0, "fields": [one.json() for one in parts]},
+            "partition-spec": {"spec-id": 0, "fields": [one.build_json() for one in parts]},
             "properties": {"format-version": str(version)},
         }
         answer = await api("POST", "/v1/namespaces/db/tables", body)
@@ -80,23 +80,23 @@ class LiveTable:
     def data(self) -> list[DataFile]:
         return self.snapshots[-1].data if self.snapshots else []
 
-    def path(self, ending: str) -> Path:
+    def make_path(self, ending: str) -> Path:
         """Return the path of the next file."""
         self.file_count += 1
         return self.folder / "data" / f"{self.file_count:05d}{ending}"
 
     async def commit(
         self, data: Sequence[DataFile] = (), deletes: Sequence[DeleteFile] = (), removed: Iterable[str] = ()
-    ) -> Snapshot:
+    ) -> LiveSnapshot:
         """Commit a snapshot that replaces `removed` by the new files, and return it."""
         metadata = (await self.api("GET", f"/v1/namespaces/db/tables/{self.name}")).json["metadata"]
         sequence, snapshot_id = metadata["last-sequence-number"] + 1, len(self.snapshots) + 1
-        before = self.snapshots[-1] if self.snapshots else Snapshot(0, [], [])
+        before = self.snapshots[-1] if self.snapshots else LiveSnapshot(0, [], [])
         removed_paths = set(removed)
         added_files = [replace(one, sequence=sequence, snapshot_id=snapshot_id) for one in (*data, *deletes)]
         remaining_files = [one for one in (*before.data, *before.deletes) if one.path not in removed_paths]
         live = [*remaining_files, *added_files]
-        snapshot = Snapshot(
+        snapshot = LiveSnapshot(
             snapshot_id,
             [one for one in live if isinstance(one, DataFile)],
             [one for one in live if isinstance(one, DeleteFile)],

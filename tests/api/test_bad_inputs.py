@@ -10,7 +10,7 @@ from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.port import InstantFilter
 from tests.api.bad_inputs import BAD_INPUTS, BODY_LIMIT_BYTES, PAGE, ask, format_page, prepare
 from tests.api.client import Api
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 
 async def test_inputs_are_rejected_as_the_table_and_the_reference_page_say(tmp_path: Path) -> None:
@@ -25,15 +25,15 @@ async def test_inputs_are_rejected_as_the_table_and_the_reference_page_say(tmp_p
 
 
 async def test_rejected_inputs_leave_no_trace(tmp_path: Path) -> None:
-    async with running(tmp_path, body_limit_bytes=BODY_LIMIT_BYTES) as server:
+    async with run_server(tmp_path, body_limit_bytes=BODY_LIMIT_BYTES) as server:
         inputs = await prepare(Api(server))
         store = server.components.store
 
         async def read_state() -> object:
-            entries = [await store.entries(kind, ("db",), None, 100) for kind in EntryKind]
+            entries = [await store.list_entries(kind, ("db",), None, 100) for kind in EntryKind]
             files = sorted(str(path) for path in (tmp_path / "warehouse").rglob("*") if path.is_file())
-            namespaces = [await store.namespace(path) for path in await store.namespaces((), None, 100)]
-            return entries, files, namespaces, await store.instants(InstantFilter(), 100)
+            namespaces = [await store.load_namespace(path) for path in await store.list_namespaces((), None, 100)]
+            return entries, files, namespaces, await store.list_instants(InstantFilter(), 100)
 
         before = await read_state()
         for bad_input in BAD_INPUTS:

@@ -16,11 +16,11 @@ from seamark.metaserver.store.model import IndexFileState
 from tests.api.client import Api, create_key
 from tests.api.indexes.indexed import build_index_file, define, load_index, write
 from tests.api.rest.test_permissions import House, house
-from tests.commits.lake import BY_PART, Lake, Row
+from tests.commits.lake import BY_PART, CommitTable, Row
 from tests.commits.reader import check, find_snapshot, list_live_files, read_manifests, read_snapshot_rows
 from tests.connector.lake import open_catalog
 from tests.planner.lakes.lake import DataFile
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 __all__ = ["house"]
 
@@ -43,7 +43,7 @@ def sort_rows(rows: list[Row]) -> list[Row]:
 
 
 async def test_append_to_an_empty_table_is_read_by_pyiceberg(api: Api) -> None:
-    lake = await Lake.create(api)
+    lake = await CommitTable.create(api)
     rows = [(1, 0, "a"), (2, 0, None), (None, 1, "c")]
     answer = await lake.append(rows)
     assert await read(api) == sort_rows(rows)
@@ -56,7 +56,7 @@ async def test_append_to_an_empty_table_is_read_by_pyiceberg(api: Api) -> None:
 
 
 async def test_appends_accumulate_in_a_partitioned_table(api: Api) -> None:
-    lake = await Lake.create(api, spec=BY_PART)
+    lake = await CommitTable.create(api, spec=BY_PART)
     first = await lake.append([(1, 0, "a")], [(2, 1, "b")])
     second = await lake.append([(3, 0, "c")])
     assert second["parent-snapshot-id"] == first["snapshot-id"]
@@ -67,18 +67,18 @@ async def test_appends_accumulate_in_a_partitioned_table(api: Api) -> None:
 
 
 async def test_repeat_with_its_idempotency_key_gets_the_first_answer(api: Api) -> None:
-    lake = await Lake.create(api)
-    body, key = {"add": [lake.data([(1, 0, "a")])]}, create_key()
+    lake = await CommitTable.create(api)
+    body, key = {"add": [lake.write_data_file([(1, 0, "a")])]}, create_key()
     first = await lake.commit(body, key=key)
     await lake.append([(2, 0, "b")])
     second_answer = await lake.commit(body, key=key)
     assert {**second_answer, "metadata-location": ""} == {**first, "metadata-location": ""}
     assert await read(api) == [(1, 0, "a"), (2, 0, "b")]
-    other = await lake.send({"add": [lake.data([(9, 0, "z")])]}, key=key)
+    other = await lake.send({"add": [lake.write_data_file([(9, 0, "z")])]}, key=key)
     assert other.status == 422
 
 
-async def read_by_specification(lake: Lake, branch: str = "main") -> list[Row]:
+async def read_by_specification(lake: CommitTable, branch: str = "main") -> list[Row]:
     """Return the rows that a reader of the specification sees, and check that the snapshot is valid."""
     metadata = await lake.read_metadata()
     snapshot_id = metadata["refs"][branch]["snapshot-id"]
@@ -92,10 +92,10 @@ def overwrite(read_snapshot: Any, **options: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("version", [2, 3])
 async def test_files_are_removed_by_name_and_replaced_by_others(api: Api, version: int) -> None:
-    lake = await Lake.create(api, version=version)
-    data, second_file = lake.data([(1, 0, "a"), (2, 0, "b")]), lake.data([(3, 1, "c")])
+    lake = await CommitTable.create(api, version=version)
+    data, second_file = lake.write_data_file([(1, 0, "a"), (2, 0, "b")]), lake.write_data_file([(3, 1, "c")])
     first = await lake.commit({"add": [data, second_file]})
-    body = overwrite(first, remove=[{"file-path": data["file-path"]}], add=[lake.data([(1, 0, "A")])])
+    body = overwrite(first, remove=[{"file-path": data["file-path"]}], add=[lake.write_data_file([(1, 0, "A")])])
     second = await lake.commit(body)
     assert (second["operation"], second["summary"]["deleted-data-files"]) == ("overwrite", "1")
     assert await read_by_specification(lake) == [(1, 0, "A"), (3, 1, "c")]
@@ -109,8 +109,11 @@ async def test_files_are_removed_by_name_and_replaced_by_others(api: Api, versio
 
 
 async def test_position_deletes_remove_rows(api: Api) -> None:
-    lake = await Lake.create(api, spec=BY_PART)
-    data, second_file = lake.data([(1, 0, "a"), (2, 0, "b")]), lake.data([(3, 0, "c"), (4, 0, "d")])
+    lake = await CommitTable.create(api, spec=BY_PART)
+    data, second_file = (
+        lake.write_data_file([(1, 0, "a"), (2, 0, "b")]),
+        lake.write_data_file([(3, 0, "c"), (4, 0, "d")]),
+    )
     first = await lake.commit({"add": [data, second_file]})
     shared_deletes = lake.write_position_deletes([(data["file-path"], 0), (second_file["file-path"], 1)], 0)
     second = await lake.commit(overwrite(first, add=[shared_deletes]))
@@ -125,17 +128,20 @@ async def test_position_deletes_remove_rows(api: Api) -> None:
 
 
 async def test_equality_deletes_remove_earlier_rows(api: Api) -> None:
-    lake = await Lake.create(api)
+    lake = await CommitTable.create(api)
     await lake.append([(1, 0, "a"), (2, 0, "b")])
-    upsert = {"add": [lake.write_equality_deletes([1, 3]), lake.data([(1, 0, "A"), (3, 0, "C")])]}
+    upsert = {"add": [lake.write_equality_deletes([1, 3]), lake.write_data_file([(1, 0, "A"), (3, 0, "C")])]}
     answer = await lake.commit(upsert)
     assert (answer["operation"], answer["summary"]["added-equality-deletes"]) == ("overwrite", "2")
     assert await read_by_specification(lake) == [(1, 0, "A"), (2, 0, "b"), (3, 0, "C")]
 
 
 async def test_deletion_vector_replaces_another(api: Api) -> None:
-    lake = await Lake.create(api, version=3, spec=BY_PART)
-    data, second_file = lake.data([(1, 0, "a"), (2, 0, "b"), (3, 0, "c")]), lake.data([(4, 0, "d")])
+    lake = await CommitTable.create(api, version=3, spec=BY_PART)
+    data, second_file = (
+        lake.write_data_file([(1, 0, "a"), (2, 0, "b"), (3, 0, "c")]),
+        lake.write_data_file([(4, 0, "d")]),
+    )
     first = await lake.commit({"add": [data, second_file]})
     vectors = lake.write_vectors({data["file-path"]: {0}, second_file["file-path"]: {0}}, 0)
     second = await lake.commit(overwrite(first, add=vectors))
@@ -154,9 +160,9 @@ async def test_deletion_vector_replaces_another(api: Api) -> None:
 
 
 async def test_written_partitions_are_replaced(api: Api) -> None:
-    lake = await Lake.create(api, spec=BY_PART)
+    lake = await CommitTable.create(api, spec=BY_PART)
     await lake.append([(1, 0, "a")], [(2, 0, "b")], [(3, 1, "c")], [(4, None, "d")])
-    answer = await lake.commit({"add": [lake.data([(9, 0, "z")])], "replace": {"partitions": "written"}})
+    answer = await lake.commit({"add": [lake.write_data_file([(9, 0, "z")])], "replace": {"partitions": "written"}})
     assert answer["operation"] == "overwrite"
     assert answer["summary"]["deleted-data-files"] == "2"
     assert (
@@ -164,15 +170,15 @@ async def test_written_partitions_are_replaced(api: Api) -> None:
         == await read(api)
         == sorted([(9, 0, "z"), (3, 1, "c"), (4, None, "d")], key=repr)
     )
-    await lake.commit({"add": [lake.data([(5, None, "e")])], "replace": {"partitions": "written"}})
+    await lake.commit({"add": [lake.write_data_file([(5, None, "e")])], "replace": {"partitions": "written"}})
     assert await read_by_specification(lake) == sorted([(9, 0, "z"), (3, 1, "c"), (5, None, "e")], key=repr)
 
 
 async def test_files_that_match_a_filter_are_replaced_and_partial_matches_are_rejected(api: Api) -> None:
-    lake = await Lake.create(api)
+    lake = await CommitTable.create(api)
     await lake.append([(1, 0, "a"), (5, 0, "b")], [(6, 0, "c")], [(None, 0, "d")])
     below = {"type": "lt-eq", "term": "id", "value": 5}
-    answer = await lake.commit({"replace": {"filter": below}, "add": [lake.data([(2, 0, "n")])]})
+    answer = await lake.commit({"replace": {"filter": below}, "add": [lake.write_data_file([(2, 0, "n")])]})
     assert answer["summary"]["deleted-data-files"] == "1"
     assert await read_by_specification(lake) == sorted([(2, 0, "n"), (6, 0, "c"), (None, 0, "d")], key=repr)
     await lake.append([(7, 0, "e"), (None, 0, "f")])
@@ -184,7 +190,7 @@ async def test_files_that_match_a_filter_are_replaced_and_partial_matches_are_re
 
 
 async def test_commit_to_a_branch_leaves_main_unchanged(api: Api) -> None:
-    lake = await Lake.create(api)
+    lake = await CommitTable.create(api)
     first = await lake.append([(1, 0, "a")])
     ref = {"action": "set-snapshot-ref", "ref-name": "dev", "type": "branch", "snapshot-id": first["snapshot-id"]}
     ref |= {"min-snapshots-to-keep": 3}
@@ -195,12 +201,12 @@ async def test_commit_to_a_branch_leaves_main_unchanged(api: Api) -> None:
     assert await read_by_specification(lake, "dev") == [(1, 0, "a"), (2, 0, "b")]
     refs = (await lake.read_metadata())["refs"]
     assert refs["dev"] == {"snapshot-id": second["snapshot-id"], "type": "branch", "min-snapshots-to-keep": 3}
-    removals = await lake.send({"branch": "none", "add": [lake.data([(3, 0, "c")])]})
+    removals = await lake.send({"branch": "none", "add": [lake.write_data_file([(3, 0, "c")])]})
     assert removals.error[:2] == (409, "CommitFailedException")
 
 
 async def test_version_1_accepts_appends(api: Api) -> None:
-    lake = await Lake.create(api, version=1)
+    lake = await CommitTable.create(api, version=1)
     await lake.append([(1, 0, "a")])
     await lake.append([(2, 0, "b")])
     assert await read_by_specification(lake) == await read(api) == [(1, 0, "a"), (2, 0, "b")]
@@ -212,7 +218,7 @@ async def test_version_1_accepts_appends(api: Api) -> None:
 async def test_small_manifests_are_merged(api: Api) -> None:
     for version in (2, 3):
         properties = {"commit.manifest.min-count-to-merge": "4"}
-        lake = await Lake.create(api, f"t{version}", version=version, **properties)
+        lake = await CommitTable.create(api, f"t{version}", version=version, **properties)
         for number in range(9):
             await lake.append([(number, 0, "a")])
             metadata = await lake.read_metadata()
@@ -226,15 +232,15 @@ async def test_small_manifests_are_merged(api: Api) -> None:
 
 
 async def test_live_file_is_not_added_twice(api: Api) -> None:
-    lake = await Lake.create(api)
-    body = {"add": [lake.data([(1, 0, "a")])]}
+    lake = await CommitTable.create(api)
+    body = {"add": [lake.write_data_file([(1, 0, "a")])]}
     await lake.commit(body)
     second_answer = await lake.send(body)
     assert second_answer.error[:2] == (409, "AlreadyExistsException")
     assert await read_by_specification(lake) == [(1, 0, "a")]
 
 
-async def _build_index_registration(api: Api, lake: Lake, data: dict[str, Any], **other: Any) -> dict[str, Any]:
+async def _build_index_registration(api: Api, lake: CommitTable, data: dict[str, Any], **other: Any) -> dict[str, Any]:
     """Return the registration of an index file of the index `i` for one data file, in the table's index folder."""
     metadata = await lake.read_metadata()
     definition = (await define(api))["definition-id"]
@@ -283,8 +289,8 @@ async def _choose_data_path(api: Api) -> str:
 
 
 async def test_index_files_are_registered_with_the_snapshot_and_not_before(api: Api) -> None:
-    lake = await Lake.create(api)
-    data = lake.data([(1, 0, "a")])
+    lake = await CommitTable.create(api)
+    data = lake.write_data_file([(1, 0, "a")])
     file = await _build_index_registration(api, lake, data)
     refusal = await lake.send({"remove": [{"file-path": "file:///x"}], "read-snapshot-id": None, "index-files": [file]})
     assert refusal.status == 409
@@ -298,8 +304,8 @@ async def test_index_files_are_registered_with_the_snapshot_and_not_before(api: 
 
 
 async def test_index_file_of_another_table_is_rejected(api: Api) -> None:
-    lake = await Lake.create(api)
-    data = lake.data([(1, 0, "a")])
+    lake = await CommitTable.create(api)
+    data = lake.write_data_file([(1, 0, "a")])
     foreign = await _build_index_registration(api, lake, data, table_uuid="00000000-0000-4000-8000-000000000000")
     for file, message in (
         (foreign, "it belongs to the table"),
@@ -341,12 +347,12 @@ async def test_writer_of_a_namespace_adds_only_files_of_its_tables(house: House)
 
 
 async def test_change_for_a_table_that_was_dropped_and_recreated_is_rejected(api: Api) -> None:
-    lake = await Lake.create(api)
+    lake = await CommitTable.create(api)
     uuid = (await lake.append([(1, 0, "a")]))["table-uuid"]
-    body = {"add": [lake.data([(2, 0, "b")])], "table-uuid": uuid}
+    body = {"add": [lake.write_data_file([(2, 0, "b")])], "table-uuid": uuid}
     assert (await api("DELETE", "/v1/namespaces/db/tables/t")).status == 204
     assert (await lake.send(body)).error[:2] == (404, "NoSuchTableException")
-    new_lake = await Lake.create(api)
+    new_lake = await CommitTable.create(api)
     assert (await new_lake.send(body)).error[:2] == (409, "CommitFailedException")
     # The index file is in the folder of the dropped table. The answer is a conflict, because the client is not at
     # fault.
@@ -356,7 +362,7 @@ async def test_change_for_a_table_that_was_dropped_and_recreated_is_rejected(api
 
 
 async def test_properties_of_writers_are_in_the_summary_and_on_the_timeline(api: Api) -> None:
-    lake = await Lake.create(api)
+    lake = await CommitTable.create(api)
     summary = {"engine-name": "spark", "spark.app.id": "local-1"}
     answer = await lake.append([(1, 0, "a")], summary=summary)
     assert summary.items() <= answer["summary"].items()
@@ -368,8 +374,8 @@ async def test_properties_of_writers_are_in_the_summary_and_on_the_timeline(api:
 
 @pytest.mark.slow
 async def test_many_files_are_split_into_several_manifests(api: Api) -> None:
-    lake = await Lake.create(api, **{"commit.manifest.target-size-bytes": "6000"})
-    data = lake.data([(1, 0, "a")])
+    lake = await CommitTable.create(api, **{"commit.manifest.target-size-bytes": "6000"})
+    data = lake.write_data_file([(1, 0, "a")])
     files = [{**data, "file-path": f"{data['file-path']}-{number}"} for number in range(2000)]
     answer = await lake.commit({"add": files})
     metadata = await lake.read_metadata()
@@ -385,7 +391,7 @@ async def test_many_files_are_split_into_several_manifests(api: Api) -> None:
     check(await lake.read_metadata())
 
 
-async def _evolve(api: Api, lake: Lake, *fields: dict[str, Any]) -> int:
+async def _evolve(api: Api, lake: CommitTable, *fields: dict[str, Any]) -> int:
     """Add a new default partition spec, and return its id."""
     updates = [
         {"action": "add-spec", "spec": {"spec-id": 0, "fields": list(fields)}},
@@ -404,33 +410,33 @@ def _set_partition(file: dict[str, Any], spec_id: int, *values: Any) -> dict[str
 async def test_writers_of_other_buckets_continue_while_buckets_are_doubled(api: Api) -> None:
     """A file of bucket 3 of 8 can have rows of buckets 3 and 11 of 16, and of no other."""
     bucket = {"name": "b", "transform": "bucket[8]", "source-id": 1}
-    lake = await Lake.create(api, spec=[bucket])
+    lake = await CommitTable.create(api, spec=[bucket])
     lake.spec = ()
-    base = await lake.commit({"add": [_set_partition(lake.data([(1, 0, "a")]), 0, 3)]})
+    base = await lake.commit({"add": [_set_partition(lake.write_data_file([(1, 0, "a")]), 0, 3)]})
     doubled = await _evolve(api, lake, {"name": "b16", "transform": "bucket[16]", "source-id": 1})
-    await lake.commit({"add": [_set_partition(lake.data([(2, 0, "b")]), 0, 3)]})
+    await lake.commit({"add": [_set_partition(lake.write_data_file([(2, 0, "b")]), 0, 3)]})
     for value, status in ((3, 409), (11, 409), (4, 200), (12, 200)):
         scope = {"partitions": [{"spec-id": doubled, "values": [value]}]}
-        add = [_set_partition(lake.data([(value, 0, "c")]), doubled, value)]
+        add = [_set_partition(lake.write_data_file([(value, 0, "c")]), doubled, value)]
         answer = await lake.send({"add": add, "scope": scope, "read-snapshot-id": base["snapshot-id"]})
         assert answer.status == status, (value, answer.raw)
     metadata = await lake.read_metadata()
     check(metadata)
     half = await lake.send(
-        {"add": [_set_partition(lake.data([(3, 0, "d")]), doubled, 3)], "replace": {"partitions": "written"}}
+        {"add": [_set_partition(lake.write_data_file([(3, 0, "d")]), doubled, 3)], "replace": {"partitions": "written"}}
     )
     assert half.status == 400
     assert "has partition spec 0" in half.error[2]
     all_changes = await lake.commit(
-        {"add": [_set_partition(lake.data([(9, 0, "e")]), 0, 4)], "replace": {"partitions": "written"}}
+        {"add": [_set_partition(lake.write_data_file([(9, 0, "e")]), 0, 4)], "replace": {"partitions": "written"}}
     )
     assert all_changes["summary"]["deleted-data-files"] == "2", "buckets 4 and 12 of 16 lie within 4 of 8"
     check(await lake.read_metadata())
 
 
 async def test_table_upgraded_to_version_3_gets_row_ids(api: Api) -> None:
-    lake = await Lake.create(api, version=2)
-    data = lake.data([(1, 0, "a"), (2, 0, "b")])
+    lake = await CommitTable.create(api, version=2)
+    data = lake.write_data_file([(1, 0, "a"), (2, 0, "b")])
     await lake.commit({"add": [data]})
     old_deletes = lake.write_position_deletes([(data["file-path"], 0)], has_path_bounds=True)
     head = await lake.commit(
@@ -450,24 +456,24 @@ async def test_table_upgraded_to_version_3_gets_row_ids(api: Api) -> None:
 
 
 async def test_snapshot_that_was_read_must_be_a_known_ancestor(api: Api) -> None:
-    lake = await Lake.create(api)
+    lake = await CommitTable.create(api)
     ids = [(await lake.append([(n, 0, "a")]))["snapshot-id"] for n in range(4)]
     expire = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": ids[:2]}]}
     assert (await api("POST", "/v1/namespaces/db/tables/t", expire)).status == 200
     scope = {"filter": {"type": "eq", "term": "id", "value": 77}}
     for read_snapshot, status in ((ids[0], 409), (ids[1], 200), (ids[2], 200), (None, 409), (12345, 409)):
-        body = {"add": [lake.data([(9, 0, "z")])], "scope": scope, "read-snapshot-id": read_snapshot}
+        body = {"add": [lake.write_data_file([(9, 0, "z")])], "scope": scope, "read-snapshot-id": read_snapshot}
         answer = await lake.send(body)
         assert answer.status == status, (read_snapshot, answer.raw)
-    assert (await lake.send({"add": [lake.data([(5, 0, "y")])], "read-snapshot-id": 12345})).status == 200
+    assert (await lake.send({"add": [lake.write_data_file([(5, 0, "y")])], "read-snapshot-id": 12345})).status == 200
 
 
 async def test_too_many_intermediate_snapshots_are_a_conflict(tmp_path: Path) -> None:
-    async with running(tmp_path, commit_history_limit=2) as server:
-        lake = await Lake.create(Api(server))
+    async with run_server(tmp_path, commit_history_limit=2) as server:
+        lake = await CommitTable.create(Api(server))
         ids = [(await lake.append([(n, 0, "a")]))["snapshot-id"] for n in range(4)]
         scope = {"filter": {"type": "eq", "term": "id", "value": 77}}
-        body = {"add": [lake.data([(9, 0, "z")])], "scope": scope}
+        body = {"add": [lake.write_data_file([(9, 0, "z")])], "scope": scope}
         assert (await lake.send({**body, "read-snapshot-id": ids[0]})).status == 409
         assert (await lake.send({**body, "read-snapshot-id": ids[1]})).status == 200
         collisions = server.components.metrics.registry.get_sample_value(
@@ -477,15 +483,15 @@ async def test_too_many_intermediate_snapshots_are_a_conflict(tmp_path: Path) ->
 
 
 async def test_missing_manifest_is_named_and_nothing_is_changed(api: Api) -> None:
-    lake = await Lake.create(api)
-    first = lake.data([(1, 0, "a")])
+    lake = await CommitTable.create(api)
+    first = lake.write_data_file([(1, 0, "a")])
     head = await lake.commit({"add": [first]})
     snapshot = find_snapshot(await lake.read_metadata())
     assert snapshot is not None
     (manifest,) = read_manifests(snapshot)
     Path(manifest["manifest_path"].removeprefix("file://")).unlink()
-    async with running(
-        lake.folder.parent / "other", warehouse=api.server.components.settings.warehouse_uri()
+    async with run_server(
+        lake.folder.parent / "other", warehouse=api.server.components.settings.make_warehouse_uri()
     ) as server:
         other = Api(server)
         body = {"name": "t", "metadata-location": head["metadata-location"]}
@@ -500,8 +506,11 @@ async def test_missing_manifest_is_named_and_nothing_is_changed(api: Api) -> Non
 
 
 async def test_second_deletion_vector_for_a_file_is_rejected(api: Api) -> None:
-    lake = await Lake.create(api, version=3)
-    data, second_file = lake.data([(1, 0, "a"), (2, 0, "b")]), lake.data([(3, 0, "c"), (4, 0, "d")])
+    lake = await CommitTable.create(api, version=3)
+    data, second_file = (
+        lake.write_data_file([(1, 0, "a"), (2, 0, "b")]),
+        lake.write_data_file([(3, 0, "c"), (4, 0, "d")]),
+    )
     head = await lake.commit({"add": [data, second_file]})
     options = {"read-snapshot-id": head["snapshot-id"], "isolation": "snapshot"}
     first = await lake.send({"add": lake.write_vectors({data["file-path"]: {0}}), **options})
@@ -512,14 +521,14 @@ async def test_second_deletion_vector_for_a_file_is_rejected(api: Api) -> None:
 
 
 async def test_request_for_an_earlier_answer_never_commits(api: Api) -> None:
-    lake = await Lake.create(api)
-    body = {"add": [lake.data([(1, 0, "a")])], "producer": {"id": "job", "sequence": 7}}
+    lake = await CommitTable.create(api)
+    body = {"add": [lake.write_data_file([(1, 0, "a")])], "producer": {"id": "job", "sequence": 7}}
     request = {"producer": body["producer"], "repeats-only": True}
     assert (await lake.send(request)).error[:2] == (409, "CommitFailedException")
     first = await lake.commit(body)
     second_answer = await lake.commit(request)
     assert (second_answer["snapshot-id"], second_answer["duplicate"]) == (first["snapshot-id"], True)
-    later_request = {**request, "producer": {"id": "job", "sequence": 8}, "add": [lake.data([(2, 0, "b")])]}
+    later_request = {**request, "producer": {"id": "job", "sequence": 8}, "add": [lake.write_data_file([(2, 0, "b")])]}
     assert (await lake.send(later_request)).status == 409
     assert (await lake.send({"repeats-only": True})).error[0] == 400
     assert len((await lake.read_metadata())["snapshots"]) == 1

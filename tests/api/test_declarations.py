@@ -38,9 +38,9 @@ async def test_repeated_put_does_not_write_a_namespace(api: Api) -> None:
     body = {"properties": {"owner": "ann"}}
     first = await api("PUT", "/api/v1/namespaces/shop", body)
     store = api.server.components.store
-    before = await store.namespace(("shop",))
+    before = await store.load_namespace(("shop",))
     assert (await api("PUT", "/api/v1/namespaces/shop", body)).raw == first.raw
-    after = await store.namespace(("shop",))
+    after = await store.load_namespace(("shop",))
     assert before is not None
     assert after is not None
     assert after.version == before.version

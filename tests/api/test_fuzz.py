@@ -23,7 +23,7 @@ from schemathesis.core.errors import SchemathesisError
 from schemathesis.core.result import Err
 from schemathesis.schemas import APIOperation
 
-from seamark.commands.reference import openapi_document
+from seamark.commands.reference import write_openapi_document
 from seamark.formats.protocol.wire import decode_json
 from tests.api.client import SCHEMA, VIEW_VERSION
 from tests.api.rest.standard import read_specification
@@ -64,10 +64,10 @@ def _list_operations(spec: dict[str, Any]) -> list[Any]:
 
 
 STANDARD = _list_operations(_load_specification())
-OURS = _list_operations(decode_json(openapi_document().encode(), "our document"))
+OURS = _list_operations(decode_json(write_openapi_document().encode(), "our document"))
 
 
-class Target:
+class FuzzTarget:
     """A server whose table and view are created again if an example has dropped them."""
 
     def __init__(self, server: Seamark) -> None:
@@ -103,11 +103,11 @@ class Target:
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FuzzTarget]:
     # By default, long polls stay open for a minute.
     env = {"SEAMARK_WATCH_TIMEOUT_S": "0.05", "SEAMARK_BODY_LIMIT_BYTES": "1000000"}
     with Seamark(tmp_path_factory.mktemp("fuzz") / "home", env=env) as server:
-        target = Target(server)
+        target = FuzzTarget(server)
         target.fill()
         yield target
         assert server.running(), "the server did not survive"
@@ -115,7 +115,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         target.http.close()
 
 
-def _run_campaign(operation: APIOperation[Any, Any, Any, Any], target: Target, examples: int, *, conform: bool) -> None:
+def _run_campaign(
+    operation: APIOperation[Any, Any, Any, Any], target: FuzzTarget, examples: int, *, conform: bool
+) -> None:
     @settings(
         max_examples=examples,
         database=None,
@@ -141,13 +143,13 @@ def _run_campaign(operation: APIOperation[Any, Any, Any, Any], target: Target, e
 
 @pytest.mark.few_cases(5)
 @pytest.mark.parametrize("operation", STANDARD[::3])
-def test_no_request_to_the_standard_routes_gets_a_server_error(operation: Any, target: Target) -> None:
+def test_no_request_to_the_standard_routes_gets_a_server_error(operation: Any, target: FuzzTarget) -> None:
     _run_campaign(operation, target, EXAMPLES, conform=True)
 
 
 @pytest.mark.few_cases(12)
 @pytest.mark.parametrize("operation", OURS[::3])
-def test_no_request_to_seamarks_routes_gets_a_server_error(operation: Any, target: Target) -> None:
+def test_no_request_to_seamarks_routes_gets_a_server_error(operation: Any, target: FuzzTarget) -> None:
     _run_campaign(operation, target, EXAMPLES, conform=False)
 
 
@@ -155,7 +157,7 @@ def test_no_request_to_seamarks_routes_gets_a_server_error(operation: Any, targe
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("operation", STANDARD)
 def test_no_request_to_the_standard_routes_gets_a_server_error_in_a_long_campaign(
-    operation: Any, target: Target
+    operation: Any, target: FuzzTarget
 ) -> None:
     _run_campaign(operation, target, EXAMPLES_LONG, conform=True)
 
@@ -163,5 +165,7 @@ def test_no_request_to_the_standard_routes_gets_a_server_error_in_a_long_campaig
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("operation", OURS)
-def test_no_request_to_seamarks_routes_gets_a_server_error_in_a_long_campaign(operation: Any, target: Target) -> None:
+def test_no_request_to_seamarks_routes_gets_a_server_error_in_a_long_campaign(
+    operation: Any, target: FuzzTarget
+) -> None:
     _run_campaign(operation, target, EXAMPLES_LONG, conform=False)

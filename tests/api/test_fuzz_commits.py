@@ -69,7 +69,12 @@ types = st.recursive(
     primitives,
     lambda inner: st.one_of(
         st.builds(
-            lambda element, one: {"type": "list", "element-id": one, "element": element, "element-required": False},
+            lambda element, drawn_id: {
+                "type": "list",
+                "element-id": drawn_id,
+                "element": element,
+                "element-required": False,
+            },
             inner,
             ids,
         ),
@@ -186,13 +191,17 @@ UPDATES = st.one_of(
 REQUIREMENTS = st.one_of(
     st.just({"type": "assert-create"}),
     st.builds(
-        lambda ref, one: {"type": "assert-ref-snapshot-id", "ref": ref, "snapshot-id": one}, refs, ids | st.none()
+        lambda ref, drawn_id: {"type": "assert-ref-snapshot-id", "ref": ref, "snapshot-id": drawn_id},
+        refs,
+        ids | st.none(),
     ),
-    st.builds(lambda one: {"type": "assert-last-assigned-field-id", "last-assigned-field-id": one}, ids),
-    st.builds(lambda one: {"type": "assert-current-schema-id", "current-schema-id": one}, ids),
-    st.builds(lambda one: {"type": "assert-last-assigned-partition-id", "last-assigned-partition-id": one}, ids),
-    st.builds(lambda one: {"type": "assert-default-spec-id", "default-spec-id": one}, ids),
-    st.builds(lambda one: {"type": "assert-default-sort-order-id", "default-sort-order-id": one}, ids),
+    st.builds(lambda drawn_id: {"type": "assert-last-assigned-field-id", "last-assigned-field-id": drawn_id}, ids),
+    st.builds(lambda drawn_id: {"type": "assert-current-schema-id", "current-schema-id": drawn_id}, ids),
+    st.builds(
+        lambda drawn_id: {"type": "assert-last-assigned-partition-id", "last-assigned-partition-id": drawn_id}, ids
+    ),
+    st.builds(lambda drawn_id: {"type": "assert-default-spec-id", "default-spec-id": drawn_id}, ids),
+    st.builds(lambda drawn_id: {"type": "assert-default-sort-order-id", "default-sort-order-id": drawn_id}, ids),
 )
 SCHEMA = {"type": "struct", "fields": [{"id": 1, "name": "id", "required": True, "type": "long"}]}
 

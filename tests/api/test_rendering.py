@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.api.client import SCHEMA, Api, append, set_properties
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 TABLE = "/v1/namespaces/db/tables/t"
 
@@ -56,7 +56,7 @@ async def test_refs_mode_omits_the_snapshots_without_a_reference(api: Api) -> No
 
 async def test_etag_depends_on_the_requested_access_and_the_name(tmp_path: Path) -> None:
     keys = {"s3_access_key_id": "a", "s3_secret_access_key": "b"}
-    async with running(tmp_path, s3_client_access="static", **keys) as server:
+    async with run_server(tmp_path, s3_client_access="static", **keys) as server:
         api = Api(server)
         await api.table()
         plain_etag = (await api("GET", TABLE)).headers["ETag"]
@@ -87,7 +87,7 @@ async def test_headers_that_request_the_same_access_share_one_compressed_answer(
 async def test_rotated_storage_keys_are_never_hidden_by_a_304(tmp_path: Path) -> None:
     etags: set[str] = set()
     for secret in ("old", "new"):
-        async with running(
+        async with run_server(
             tmp_path, s3_client_access="static", s3_access_key_id="a", s3_secret_access_key=secret
         ) as server:
             api = Api(server)
@@ -102,7 +102,7 @@ async def test_large_table_is_compressed_once_and_reads_the_same(api: Api, mode:
     await api.table(properties={f"property-{number}": "x" * 100 for number in range(500)})
     plain_answer = await api("GET", f"{TABLE}?snapshots={mode}")
     assert "Content-Encoding" not in plain_answer.headers
-    hits = api.server.components.catalog.documents.cache.stats().hits
+    hits = api.server.components.catalog.documents.cache.read_stats().hits
     for _ in range(2):
         url = f"{api.server.url}{TABLE}?snapshots={mode}"
         async with api.server.http.get(url, headers={"Accept-Encoding": "gzip"}) as answer:
@@ -113,7 +113,7 @@ async def test_large_table_is_compressed_once_and_reads_the_same(api: Api, mode:
             assert await answer.read() == plain_answer.raw
     cache = api.server.components.catalog.documents.cache
     assert ("gzip", plain_answer.headers["ETag"]) in cache
-    assert cache.stats().hits > hits
+    assert cache.read_stats().hits > hits
     cached_answer = cache.get(("gzip", plain_answer.headers["ETag"]))
     assert isinstance(cached_answer, bytes)
     assert json.loads(gzip.decompress(cached_answer)) == plain_answer.json

@@ -14,12 +14,12 @@ from typing import Any
 
 from tests.api.client import Answer
 from tests.attacks.oracle import merge_texts
-from tests.attacks.world import KINDS, World
+from tests.attacks.world import KINDS, AttackWorld
 
 
 @dataclass
-class Campaign:
-    world: World
+class AttackCampaign:
+    world: AttackWorld
     rng: random.Random
     seed: int
     steps: list[str] = field(default_factory=list)

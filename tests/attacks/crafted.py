@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.api.client import VIEW_VERSION, Answer
-from tests.attacks.campaign import Campaign
+from tests.attacks.campaign import AttackCampaign
 from tests.attacks.signing import sign_everything
 from tests.attacks.world import EVIL, NAMES, SCHEMA
 from tests.planner.lakes.kinds import to_bytes
@@ -49,7 +49,7 @@ STEALING_METADATA = (
 """Properties that decide where a client sends its secrets, or which code it loads."""
 
 
-async def create_table(c: Campaign, name: str, principal: str = "mallory", **options: Any) -> Answer:
+async def create_table(c: AttackCampaign, name: str, principal: str = "mallory", **options: Any) -> Answer:
     return await c.ask(principal, "POST", f"{NAMES}/tables", {"name": name, "schema": SCHEMA, **options})
 
 
@@ -58,7 +58,7 @@ def build_data_file(path: str, low: int, high: int, size: int = 1000, rows: int 
     return DataFile(path, 0, "PARQUET", 0, (), rows, size, metrics, split_offsets=[4])
 
 
-def write_own_parquet(c: Campaign, path: str, ids: Sequence[int]) -> DataFile:
+def write_own_parquet(c: AttackCampaign, path: str, ids: Sequence[int]) -> DataFile:
     """Return a real data file of the attacker, written to its own table."""
     out = io.BytesIO()
     count = len(ids)
@@ -72,7 +72,7 @@ def write_own_parquet(c: Campaign, path: str, ids: Sequence[int]) -> DataFile:
     return build_data_file(path, min(ids), max(ids), len(out.getvalue()), count)
 
 
-def write_manifest(c: Campaign, path: str, files: Sequence[Any], *, content: int = 0) -> Manifest:
+def write_manifest(c: AttackCampaign, path: str, files: Sequence[Any], *, content: int = 0) -> Manifest:
     entries = [Entry(ADDED, 7, None, None, file) for file in files]
     data = build_manifest_bytes(
         entries, version=2, content=content, style=STYLE, spec_id=0, fields=(), kinds=KINDS, schema=SCHEMA
@@ -87,13 +87,13 @@ def list_entry(path: str, length: int, content: int = 0) -> Manifest:
     return Manifest(path, length, content, 0, 1, 1, 7, [], None, counts=counts)
 
 
-def write_list(c: Campaign, path: str, manifests: Sequence[Manifest]) -> str:
+def write_list(c: AttackCampaign, path: str, manifests: Sequence[Manifest]) -> str:
     header = {"format-version": "2"}
     c.world.write(path, list_bytes([(manifest, None) for manifest in manifests], version=2, style=STYLE, header=header))
     return path
 
 
-async def commit_snapshot(c: Campaign, name: str, manifest_list: str, number: int = 7) -> Answer:
+async def commit_snapshot(c: AttackCampaign, name: str, manifest_list: str, number: int = 7) -> Answer:
     snapshot = {
         "snapshot-id": number,
         "sequence-number": 1,
@@ -110,7 +110,7 @@ async def commit_snapshot(c: Campaign, name: str, manifest_list: str, number: in
     return await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", body)
 
 
-async def harvest(c: Campaign, name: str) -> None:
+async def harvest(c: AttackCampaign, name: str) -> None:
     """Request everything that the server returns about a table of the attacker."""
     table_name, principal = f"{OURS}/{name}", c.rng.choice(("mallory", "riley"))
     await c.ask(principal, "GET", f"{NAMES}/tables/{name}")
@@ -148,7 +148,7 @@ async def harvest(c: Campaign, name: str) -> None:
         await c.ask("mallory", "GET", f"{table_name}/indexes/i/builds/{build.json['build-id']}/files")
 
 
-def search_storage(c: Campaign, place: str) -> None:
+def search_storage(c: AttackCampaign, place: str) -> None:
     """Search the files that the server wrote into the attacker's table."""
     leaks = c.world.secrets.find_leaks(c.world.read(place))
     if leaks:
@@ -156,7 +156,7 @@ def search_storage(c: Campaign, place: str) -> None:
         c.report(f"a file of the attacker's table holds {', '.join(map(str, leaks))}")
 
 
-async def create_own_table(c: Campaign, prefix: str) -> tuple[str, str]:
+async def create_own_table(c: AttackCampaign, prefix: str) -> tuple[str, str]:
     """Create a new table, and return (name, location)."""
     name = c.create_name(prefix)
     table = await create_table(c, name)
@@ -164,13 +164,13 @@ async def create_own_table(c: Campaign, prefix: str) -> tuple[str, str]:
     return name, table.json["metadata"]["location"]
 
 
-async def commit_foreign_manifest_list(c: Campaign) -> None:
+async def commit_foreign_manifest_list(c: AttackCampaign) -> None:
     name, _ = await create_own_table(c, "foreign_list")
     await commit_snapshot(c, name, c.choose_hint("manifest list", f"{c.world.warehouse}/no/snap.avro"))
     await harvest(c, name)
 
 
-async def commit_foreign_manifest(c: Campaign) -> None:
+async def commit_foreign_manifest(c: AttackCampaign) -> None:
     name, location = await create_own_table(c, "foreign_manifest")
     place = c.choose_hint("manifest", f"{c.world.warehouse}/no/m0.avro")
     try:
@@ -181,7 +181,7 @@ async def commit_foreign_manifest(c: Campaign) -> None:
     await harvest(c, name)
 
 
-async def commit_foreign_data_file(c: Campaign) -> None:
+async def commit_foreign_data_file(c: AttackCampaign) -> None:
     """Commit a data file of the victim, which the server reads when a join uses the table as a dimension."""
     name, location = await create_own_table(c, "foreign_data")
     place = c.choose_hint("data file", f"{c.world.warehouse}/no/0.parquet")
@@ -206,7 +206,7 @@ async def commit_foreign_data_file(c: Campaign) -> None:
             c.report("a join evaluated rows of the victim's data file")
 
 
-async def commit_foreign_delete_files(c: Campaign) -> None:
+async def commit_foreign_delete_files(c: AttackCampaign) -> None:
     """Commit a data file of the attacker with the victim's files as delete files."""
     name, location = await create_own_table(c, "foreign_deletes")
     data = write_own_parquet(c, f"{location}/data/0.parquet", [1, 2, 3])
@@ -223,7 +223,7 @@ async def commit_foreign_delete_files(c: Campaign) -> None:
     await harvest(c, name)
 
 
-async def commit_natively(c: Campaign) -> None:
+async def commit_natively(c: AttackCampaign) -> None:
     """Commit through the native route, where the server writes manifests: they may name only files in the table."""
     name, location = await create_own_table(c, "native")
     content = c.rng.choice(("data", "data", "position-deletes", "equality-deletes"))
@@ -248,7 +248,7 @@ async def commit_natively(c: Campaign) -> None:
     await harvest(c, name)
 
 
-async def commit_foreign_statistics(c: Campaign) -> None:
+async def commit_foreign_statistics(c: AttackCampaign) -> None:
     name, location = await create_own_table(c, "statistics")
     manifest = write_manifest(
         c, f"{location}/metadata/m0.avro", [write_own_parquet(c, f"{location}/data/0.parquet", [1, 2])]
@@ -266,7 +266,7 @@ async def commit_foreign_statistics(c: Campaign) -> None:
     await purge(c)
 
 
-async def claim_foreign_location(c: Campaign) -> None:
+async def claim_foreign_location(c: AttackCampaign) -> None:
     """Place a table or view over the victim's location in any way; a purge would delete the victim's files."""
     place = c.choose_hint(c.rng.choice(("location", "moved location")), f"{c.world.warehouse}/no")
     forms = (place, place + "/", place.rpartition("/")[0], f"{place}/data", place.replace("file://", "file:"))
@@ -298,7 +298,7 @@ async def claim_foreign_location(c: Campaign) -> None:
     await purge(c)
 
 
-async def check_claim(c: Campaign, name: str) -> None:
+async def check_claim(c: AttackCampaign, name: str) -> None:
     """Check that no table of the attacker overlaps one of the victim."""
     answer = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
     if answer.status != 200:
@@ -310,7 +310,7 @@ async def check_claim(c: Campaign, name: str) -> None:
             c.report(f"a table of the attacker's at {own_prefix} overlaps the victim's at {foreign_prefix}")
 
 
-async def purge(c: Campaign) -> None:
+async def purge(c: AttackCampaign) -> None:
     """Purge as the confined admin, who does not have to wait for the retention."""
     dropped = await c.ask("morgan", "GET", f"/api/v1/dropped?namespace={EVIL}")
     for item in dropped.json.get("dropped", []) if dropped.status == 200 else []:
@@ -318,7 +318,7 @@ async def purge(c: Campaign) -> None:
             await c.ask("morgan", "DELETE", f"/api/v1/dropped/{item['id']}")
 
 
-async def take_names(c: Campaign) -> None:
+async def take_names(c: AttackCampaign) -> None:
     """Use the victim's ids: of dropped tables, builds, staged tables and records."""
     for principal in ("mallory", "morgan", "riley"):
         dropped = c.choose_hint("dropped")
@@ -346,7 +346,7 @@ async def take_names(c: Campaign) -> None:
     await c.ask("mallory", "POST", context, body, {"Idempotency-Key": key})
 
 
-async def use_moved_name(c: Campaign) -> None:
+async def use_moved_name(c: AttackCampaign) -> None:
     """Use the name and the location that a table had before it was moved into the victim's namespace."""
     for principal in ("mallory", "riley"):
         await c.ask(principal, "GET", f"{OURS}/moved/timeline")
@@ -364,7 +364,7 @@ async def use_moved_name(c: Campaign) -> None:
     await purge(c)
 
 
-async def check_stolen_tokens(c: Campaign) -> None:
+async def check_stolen_tokens(c: AttackCampaign) -> None:
     """Check that a victim that reads the attacker's table contacts only this server.
 
     The victim loads only the own code of the client.
@@ -385,7 +385,7 @@ async def check_stolen_tokens(c: Campaign) -> None:
             c.report(f"a reader's client is told {key} = {value} by the attacker's table")
 
 
-async def borrow_owner(c: Campaign) -> None:
+async def borrow_owner(c: AttackCampaign) -> None:
     """Create a view that would run with another user's rights."""
     name = c.create_name("owned")
     key = c.rng.choice(("trino.run-as-owner", "trino.run-as-owner", "Trino.Run-As-Owner"))
@@ -400,12 +400,12 @@ async def borrow_owner(c: Campaign) -> None:
         c.report("a view of the attacker's runs by the rights of root")
 
 
-async def sign_own(c: Campaign) -> None:
+async def sign_own(c: AttackCampaign) -> None:
     name, _ = await create_own_table(c, "signs")
     await sign_everything(c, name)
 
 
-async def undrop_elsewhere(c: Campaign) -> None:
+async def undrop_elsewhere(c: AttackCampaign) -> None:
     """Undrop an entry of the attacker under another name: it claims its old location, and no more."""
     name, _ = await create_own_table(c, "back")
     await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}")
@@ -416,7 +416,7 @@ async def undrop_elsewhere(c: Campaign) -> None:
         await c.ask("mallory", "POST", f"/api/v1/dropped/{rows[-1]['id']}/undrop", target)
 
 
-async def swap_manifests(c: Campaign) -> None:
+async def swap_manifests(c: AttackCampaign) -> None:
     """Commit the attacker's own manifests, and overwrite them before they are read."""
     name, location = await create_own_table(c, "swapped")
     manifest = write_manifest(
@@ -434,7 +434,7 @@ async def swap_manifests(c: Campaign) -> None:
     await purge(c)
 
 
-async def swap_metadata(c: Campaign) -> None:
+async def swap_metadata(c: AttackCampaign) -> None:
     """Overwrite the table's own metadata file, which a server without a cached file then reads."""
     name, location = await create_own_table(c, "swapped_metadata")
     answer = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
@@ -474,7 +474,7 @@ async def swap_metadata(c: Campaign) -> None:
     await purge(c)
 
 
-async def swap_view(c: Campaign) -> None:
+async def swap_view(c: AttackCampaign) -> None:
     """Overwrite the view's metadata file: another owner, UUID or location, or another text for an owned view."""
     name = c.create_name("swapped_view")
     view = {"name": name, "schema": SCHEMA, "view-version": {**VIEW_VERSION, "default-namespace": [EVIL]}}
@@ -514,7 +514,7 @@ async def swap_view(c: Campaign) -> None:
     await c.ask("mallory", "DELETE", f"{NAMES}/views/{name}")
 
 
-async def take_uuid_of_nameless_table(c: Campaign) -> None:
+async def take_uuid_of_nameless_table(c: AttackCampaign) -> None:
     """Give the victim's UUID to a table without one, which an admin registered."""
     name, location = await create_own_table(c, "nameless")
     answer = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")

@@ -246,11 +246,11 @@ def _choose_member(members: Any) -> str:
 
 _CATEGORIES: dict[Any, Callable[[str], bool]] = {
     codes.CATEGORY_DIGIT: str.isdigit,
-    codes.CATEGORY_NOT_DIGIT: lambda one: not one.isdigit(),
+    codes.CATEGORY_NOT_DIGIT: lambda character: not character.isdigit(),
     codes.CATEGORY_SPACE: str.isspace,
-    codes.CATEGORY_NOT_SPACE: lambda one: not one.isspace(),
-    codes.CATEGORY_WORD: lambda one: one.isalnum() or one == "_",
-    codes.CATEGORY_NOT_WORD: lambda one: not (one.isalnum() or one == "_"),
+    codes.CATEGORY_NOT_SPACE: lambda character: not character.isspace(),
+    codes.CATEGORY_WORD: lambda character: character.isalnum() or character == "_",
+    codes.CATEGORY_NOT_WORD: lambda character: not (character.isalnum() or character == "_"),
 }
 
 

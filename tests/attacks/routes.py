@@ -16,7 +16,7 @@ from uuid import UUID
 
 from tests.api.client import VIEW_VERSION, build_function_document, create_key
 from tests.api.rest.standard import DRAFTS, read_operations
-from tests.attacks.campaign import Campaign
+from tests.attacks.campaign import AttackCampaign
 from tests.attacks.world import EVIL, HOSTILE, SCHEMA
 
 OPENAPI = Path(__file__).parents[2] / "docs" / "reference" / "openapi.json"
@@ -41,7 +41,7 @@ def list_routes() -> tuple[tuple[str, str, str], ...]:
     return tuple(dict.fromkeys(results))
 
 
-async def attack_route(c: Campaign, operation: str, method: str, template: str) -> None:
+async def attack_route(c: AttackCampaign, operation: str, method: str, template: str) -> None:
     """Send one request to one route."""
     c.drawn.add(operation)
     principal = c.rng.choice(HOSTILE)
@@ -61,7 +61,7 @@ async def attack_route(c: Campaign, operation: str, method: str, template: str) 
         "statement",
         "warehouse",
     ):
-        path = path.replace(f"{{{variable}}}", quote(names.of(variable), safe=""))
+        path = path.replace(f"{{{variable}}}", quote(names.draw_value(variable), safe=""))
     assert "{" not in path, path
     body = _BODIES[operation](names) if operation in _BODIES else None
     headers = {}
@@ -84,11 +84,11 @@ async def attack_route(c: Campaign, operation: str, method: str, template: str) 
 class _Names:
     """A source of names: the attacker's own, names that the attacker was given, and guesses."""
 
-    def __init__(self, c: Campaign) -> None:
+    def __init__(self, c: AttackCampaign) -> None:
         self.c = c
         self.rng = c.rng
 
-    def of(self, variable: str) -> str:
+    def draw_value(self, variable: str) -> str:
         c, rng = self.c, self.rng
         match variable:
             case "namespace":
@@ -122,8 +122,8 @@ class _Names:
                 return rng.choice(("id", "data", c.choose_hint("uuid")))
         raise AssertionError(variable)
 
-    def namespace(self) -> list[str]:
-        return self.of("namespace").split("\x1f")
+    def draw_namespace(self) -> list[str]:
+        return self.draw_value("namespace").split("\x1f")
 
     def place(self) -> str:
         kinds = ("location", "metadata file", "manifest list", "manifest", "data file", "moved location")
@@ -134,18 +134,18 @@ class _Names:
         )
 
     def choose_identifier(self) -> dict[str, Any]:
-        return {"namespace": self.namespace(), "name": self.of("table")}
+        return {"namespace": self.draw_namespace(), "name": self.draw_value("table")}
 
-    def snapshot(self) -> int:
+    def draw_snapshot(self) -> int:
         text = self.c.choose_hint(self.rng.choice(("snapshot", "plan snapshot")), "1")
         return int(text) if text.isdigit() else 1
 
     def join(self) -> dict[str, Any]:
-        table_identifier = [*self.namespace(), self.of("table")]
+        table_identifier = [*self.draw_namespace(), self.draw_value("table")]
         return {"table": table_identifier, "on": {"id": "id"}, "predicate": "data = 'x'"}
 
     def query(self) -> str:
-        left, right = (f'"{".".join(self.namespace())}"."{self.of("table")}"' for _ in range(2))
+        left, right = (f'"{".".join(self.draw_namespace())}"."{self.draw_value("table")}"' for _ in range(2))
         return f"SELECT 1 FROM {left} a JOIN {right} b ON a.id = b.id WHERE b.data = 'x'"
 
 
@@ -185,12 +185,12 @@ _CATALOG_TABLES = (
 
 def _choose_statement(n: _Names) -> dict[str, Any]:
     """Return a query of data that the caller may not read, or a way around the catalog."""
-    table = ".".join(f'"{part}"' for part in (".".join(n.namespace()), n.of("table")))
+    table = ".".join(f'"{part}"' for part in (".".join(n.draw_namespace()), n.draw_value("table")))
     place = n.place().replace("'", "''")
     texts = (
         f"SELECT * FROM {table}",
         f"SELECT count(*) FROM {table} t WHERE t.id IN (SELECT id FROM {EVIL}.own)",
-        f"SELECT * FROM {table} FOR VERSION AS OF {n.snapshot()}",
+        f"SELECT * FROM {table} FOR VERSION AS OF {n.draw_snapshot()}",
         f"SELECT * FROM {EVIL}.own UNION ALL SELECT * FROM {table}",
         f"SELECT * FROM read_parquet('{place}')",
         f"SELECT * FROM '{place}'",
@@ -202,7 +202,7 @@ def _choose_statement(n: _Names) -> dict[str, Any]:
         f"WITH own AS (SELECT * FROM {table}) SELECT * FROM own",
         f"SELECT * FROM {EVIL}.own o CROSS JOIN LATERAL (SELECT * FROM {table} t WHERE t.id = o.id) x",
         f"SELECT (SELECT count(*) FROM {table}), o.* FROM {EVIL}.own o",
-        f'SELECT * FROM {".".join(table.split(".")[:-1])}."{n.of("view")}"',
+        f'SELECT * FROM {".".join(table.split(".")[:-1])}."{n.draw_value("view")}"',
         f'SELECT * FROM {table[:-1]}$files"',
         f'SELECT * FROM {table[:-1]}~plan~0"',
         f"CREATE VIEW {EVIL}.v AS SELECT * FROM {table}",
@@ -227,15 +227,20 @@ def _choose_updates(n: _Names) -> list[dict[str, Any]]:
                 {"action": "set-properties", "updates": {n.rng.choice(_PATHS): n.place(), "x": "1"}},
                 {"action": "set-properties", "updates": {"seamark.allowed-locations": n.place()}},
                 {"action": "set-partition-statistics", "partition-statistics": _partition_statistics(n)},
-                {"action": "remove-statistics", "snapshot-id": n.snapshot()},
+                {"action": "remove-statistics", "snapshot-id": n.draw_snapshot()},
                 {"action": "add-encryption-key", "encryption-key": _build_encryption_key(n)},
                 {"action": "remove-encryption-key", "key-id": n.c.choose_hint("uuid", "k")},
-                {"action": "set-snapshot-ref", "ref-name": n.of("table"), "type": "tag", "snapshot-id": n.snapshot()},
+                {
+                    "action": "set-snapshot-ref",
+                    "ref-name": n.draw_value("table"),
+                    "type": "tag",
+                    "snapshot-id": n.draw_snapshot(),
+                },
                 {"action": "remove-snapshot-ref", "ref-name": "main"},
                 {"action": "assign-uuid", "uuid": n.c.choose_hint("uuid", "0")},
                 {"action": "set-statistics", "statistics": _build_statistics(n)},
-                {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": n.snapshot()},
-                {"action": "remove-snapshots", "snapshot-ids": [n.snapshot()]},
+                {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": n.draw_snapshot()},
+                {"action": "remove-snapshots", "snapshot-ids": [n.draw_snapshot()]},
             )
         )
     ]
@@ -243,7 +248,7 @@ def _choose_updates(n: _Names) -> list[dict[str, Any]]:
 
 def _build_statistics(n: _Names) -> dict[str, Any]:
     return {
-        "snapshot-id": n.snapshot(),
+        "snapshot-id": n.draw_snapshot(),
         "statistics-path": n.place(),
         "file-size-in-bytes": 100,
         "file-footer-size-in-bytes": 10,
@@ -255,7 +260,7 @@ _PATHS = ("write.data.path", "write.metadata.path", "write.object-storage.path",
 
 
 def _partition_statistics(n: _Names) -> dict[str, Any]:
-    return {"snapshot-id": n.snapshot(), "statistics-path": n.place(), "file-size-in-bytes": 100}
+    return {"snapshot-id": n.draw_snapshot(), "statistics-path": n.place(), "file-size-in-bytes": 100}
 
 
 def _build_encryption_key(n: _Names) -> dict[str, Any]:
@@ -269,8 +274,8 @@ def _build_encryption_key(n: _Names) -> dict[str, Any]:
 
 def _choose_view_updates(n: _Names) -> list[dict[str, Any]]:
     """Return updates of a view's commit."""
-    version = {**VIEW_VERSION, "default-namespace": n.namespace(), "default-catalog": n.c.choose_hint("namespace")}
-    table = ".".join((*n.namespace(), n.of("table")))
+    version = {**VIEW_VERSION, "default-namespace": n.draw_namespace(), "default-catalog": n.c.choose_hint("namespace")}
+    table = ".".join((*n.draw_namespace(), n.draw_value("table")))
     version["representations"] = [{"type": "sql", "sql": f"SELECT * FROM {table}", "dialect": "trino"}]
     return n.rng.choice(
         (
@@ -295,7 +300,7 @@ def _build_snapshot_query(n: _Names) -> dict[str, Any]:
     if n.rng.random() < 0.5:
         query["page-token"] = n.c.choose_hint("page token")
     if n.rng.random() < 0.3:
-        query["snapshot-id"] = n.snapshot()
+        query["snapshot-id"] = n.draw_snapshot()
     return query
 
 
@@ -304,7 +309,7 @@ def _build_change(n: _Names) -> dict[str, Any]:
     return {
         "add": [{**file, "file-size-in-bytes": 100, "record-count": 3}],
         "remove": [{"file-path": n.place()}],
-        "read-snapshot-id": n.snapshot(),
+        "read-snapshot-id": n.draw_snapshot(),
         "index-files": [{"location": n.place(), "size-in-bytes": 100}],
         "producer": {"id": n.c.choose_hint("uuid"), "sequence": 1},
         "repeats-only": n.rng.random() < 0.2,
@@ -337,25 +342,25 @@ _PROPOSAL: dict[str, Any] = {
     "pays-after-days": None,
 }
 _BODIES: dict[str, _Body] = {
-    "createNamespace": lambda n: {"namespace": n.namespace(), "properties": {"location": n.place()}},
+    "createNamespace": lambda n: {"namespace": n.draw_namespace(), "properties": {"location": n.place()}},
     "runStatement": _choose_statement,
-    "aggregate": lambda n: {"namespace": n.namespace(), "table": n.of("table"), "measures": ["count(*)"]},
+    "aggregate": lambda n: {"namespace": n.draw_namespace(), "table": n.draw_value("table"), "measures": ["count(*)"]},
     "updateProperties": lambda n: {"removals": ["x"], "updates": {"location": n.place()}},
     "createTable": lambda n: {
-        "name": n.of("table"),
+        "name": n.draw_value("table"),
         "schema": SCHEMA,
         "location": n.place(),
         "stage-create": n.rng.random() < 0.5,
     },
-    "registerTable": lambda n: {"name": n.of("table"), "metadata-location": n.place(), "overwrite": True},
-    "registerView": lambda n: {"name": n.of("view"), "metadata-location": n.c.choose_hint("view file")},
+    "registerTable": lambda n: {"name": n.draw_value("table"), "metadata-location": n.place(), "overwrite": True},
+    "registerView": lambda n: {"name": n.draw_value("view"), "metadata-location": n.c.choose_hint("view file")},
     "updateTable": lambda n: {"requirements": _choose_requirements(n), "updates": _choose_updates(n)},
     "renameTable": lambda n: {"source": n.choose_identifier(), "destination": n.choose_identifier()},
     "renameView": lambda n: {"source": n.choose_identifier(), "destination": n.choose_identifier()},
     "createView": lambda n: {
-        "name": n.of("view"),
+        "name": n.draw_value("view"),
         "schema": SCHEMA,
-        "view-version": {**VIEW_VERSION, "default-namespace": n.namespace()},
+        "view-version": {**VIEW_VERSION, "default-namespace": n.draw_namespace()},
         "location": n.place(),
         "properties": {},
     },
@@ -370,25 +375,35 @@ _BODIES: dict[str, _Body] = {
             for _ in range(2)
         ]
     },
-    "reportMetrics": lambda n: {"report-type": "scan-report", "table-name": n.of("table"), "snapshot-id": n.snapshot()},
+    "reportMetrics": lambda n: {
+        "report-type": "scan-report",
+        "table-name": n.draw_value("table"),
+        "snapshot-id": n.draw_snapshot(),
+    },
     "signRequest": lambda n: {"region": "us-east-1", "uri": n.place(), "method": "GET", "headers": {}},
-    "planTableScan": lambda n: {"snapshot-id": n.snapshot(), "filter": _TRUE},
+    "planTableScan": lambda n: {"snapshot-id": n.draw_snapshot(), "filter": _TRUE},
     "fetchScanTasks": lambda n: {"plan-task": n.c.choose_hint("plan task")},
-    "undrop": lambda n: n.rng.choice((None, {"namespace": [EVIL], "name": "undropped"}, {"namespace": n.namespace()})),
+    "undrop": lambda n: n.rng.choice(
+        (None, {"namespace": [EVIL], "name": "undropped"}, {"namespace": n.draw_namespace()})
+    ),
     "putFunction": lambda n: {
         **build_function_document(),
         "function-uuid": str(UUID(int=n.rng.getrandbits(128), version=4)),
     },
-    "getEvents": lambda n: {"catalog-objects-by-name": [n.namespace()]} if n.rng.random() < 0.3 else {"page-size": 100},
-    "addGrant": lambda n: {"principal": "mallory", "role": "admin", "namespace": n.namespace()},
+    "getEvents": lambda n: (
+        {"catalog-objects-by-name": [n.draw_namespace()]} if n.rng.random() < 0.3 else {"page-size": 100}
+    ),
+    "addGrant": lambda n: {"principal": "mallory", "role": "admin", "namespace": n.draw_namespace()},
     "createToken": lambda n: {"name": "mallory2", "grants": [{"role": "admin"}]},
     "createWarehouse": lambda n: {"name": "mallory", "location": n.place()},
     "putWarehouse": lambda n: {"location": n.place(), "settings": {"s3_endpoint": "http://127.0.0.1:1"}},
-    "selectRows": lambda n: {"where": "id > 0", "snapshot-id": n.snapshot()},
+    "selectRows": lambda n: {"where": "id > 0", "snapshot-id": n.draw_snapshot()},
     "commitChange": _build_change,
     "appendRows": lambda n: {"rows": [{"id": n.rng.randrange(9), "name": n.place()}, {n.place(): None}]},
     "appendRowsToTables": lambda n: {
-        "tables": [{"namespace": n.namespace(), "name": n.of("table"), "rows": [{"id": 1, "_op": n.place()}]}]
+        "tables": [
+            {"namespace": n.draw_namespace(), "name": n.draw_value("table"), "rows": [{"id": 1, "_op": n.place()}]}
+        ]
     },
     "getRows": lambda n: {"keys": [{"id": n.rng.randrange(9)}, {n.place(): None}][: n.rng.randint(0, 2)]},
     "pauseStream": lambda n: {"reason": n.place()},
@@ -404,7 +419,7 @@ _BODIES: dict[str, _Body] = {
     "putView": lambda n: {
         "schema": SCHEMA,
         "representations": [{"sql": n.query(), "dialect": "trino"}],
-        "default-namespace": n.namespace(),
+        "default-namespace": n.draw_namespace(),
         "properties": {"trino.run-as-owner": "root"},
     },
     "importTable": lambda n: {"metadata-location": n.place(), "dry-run": n.rng.random() < 0.5},
@@ -430,17 +445,17 @@ _BODIES: dict[str, _Body] = {
         "definition-id": EVIL,
         "columns": ["d0", "m0"],
         "predicate": "id > 0",
-        "snapshot-id": n.snapshot(),
+        "snapshot-id": n.draw_snapshot(),
         "lease-s": n.rng.choice((1, 600)),
     },
     "readCubeGroups": lambda n: {"definition-id": EVIL, "columns": ["d0", "m0"], "files": ""},
-    "lookupKeys": lambda n: {"columns": ["id"], "keys": [[1]], "snapshot-id": n.snapshot()},
-    "leasePlanSnapshots": lambda n: {"snapshot-ids": [n.snapshot()], "lease-s": n.rng.choice((0, 600))},
+    "lookupKeys": lambda n: {"columns": ["id"], "keys": [[1]], "snapshot-id": n.draw_snapshot()},
+    "leasePlanSnapshots": lambda n: {"snapshot-ids": [n.draw_snapshot()], "lease-s": n.rng.choice((0, 600))},
     "makePlanTable": lambda n: {"predicate": "id > 0", "joins": [n.join()]},
     "makePlanView": lambda n: {
         "metadata-location": n.c.choose_hint("view file"),
         "predicate": "id > 0",
-        "tables": [{"start": 0, "end": 1, "plan": [*n.namespace(), n.c.choose_hint("plan table")]}],
+        "tables": [{"start": 0, "end": 1, "plan": [*n.draw_namespace(), n.c.choose_hint("plan table")]}],
     },
     "getToken": _build_form,
 }
@@ -451,7 +466,7 @@ _QUERIES: dict[str, Callable[[_Names], dict[str, Any]]] = {
     "readRows": lambda n: {"after": n.place(), "wait": 0},
     "loadStreamPosition": lambda n: {"at": n.rng.choice(("earliest", "latest", "snapshot:1", n.place()))},
     "listNamespaces": lambda n: (
-        {"parent": n.of("namespace"), "pageToken": _choose_token(n)}
+        {"parent": n.draw_value("namespace"), "pageToken": _choose_token(n)}
         if n.rng.random() < 0.5
         else {"pageToken": _choose_token(n), "pageSize": 1}
     ),
@@ -460,18 +475,18 @@ _QUERIES: dict[str, Callable[[_Names], dict[str, Any]]] = {
     "dropTable": lambda n: {"purgeRequested": "true"},
     "signRequest": lambda n: {"stage": n.c.choose_hint("stage")} if n.rng.random() < 0.5 else {},
     "listDropped": lambda n: (
-        ({"namespace": n.of("namespace")} if n.rng.random() < 0.7 else {})
+        ({"namespace": n.draw_value("namespace")} if n.rng.random() < 0.7 else {})
         | ({"retained": "true"} if n.rng.random() < 0.3 else {})
     ),
     "purgeDropped": lambda n: {"release": "true"} if n.rng.random() < 0.3 else {},
     "listGrants": lambda n: {"principal": n.rng.choice(("mallory", "rita", "root"))} if n.rng.random() < 0.5 else {},
-    "removeGrant": lambda n: {"principal": "rita", "role": "reader", "namespace": n.of("namespace")},
+    "removeGrant": lambda n: {"principal": "rita", "role": "reader", "namespace": n.draw_value("namespace")},
     "listTimeline": lambda n: {"limit": 100},
     "listTableTimeline": lambda n: {"limit": 100, "order": n.rng.choice(("asc", "desc"))},
     "listFiles": _build_snapshot_query,
     "listColumnStats": _build_snapshot_query,
     "loadColumnLayout": lambda n: (
-        _build_snapshot_query(n) | ({"compare-to": n.snapshot()} if n.rng.random() < 0.5 else {})
+        _build_snapshot_query(n) | ({"compare-to": n.draw_snapshot()} if n.rng.random() < 0.5 else {})
     ),
     "listPartitions": _build_snapshot_query,
     "listIndexBuildFiles": _build_snapshot_query,

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.api.client import VIEW_VERSION
 from tests.attacks import routes
-from tests.attacks.campaign import Campaign
+from tests.attacks.campaign import AttackCampaign
 from tests.attacks.crafted import CRAFTED, create_table
 from tests.attacks.through_gateway import fill_cache
 from tests.attacks.world import NAMES, SCHEMA, open_world
@@ -23,15 +23,15 @@ async def run(
     s3: S3 | None = None,
     hints: tuple[str, ...] | None = None,
     with_gateway: bool = False,
-) -> Campaign:
+) -> AttackCampaign:
     """Run each route at least once if there are enough requests, and each crafted attack."""
     rng = random.Random(seed)
     async with open_world(home, rng, s3, with_gateway=with_gateway) as world:
-        c = Campaign(world, rng, seed)
+        c = AttackCampaign(world, rng, seed)
         c.hand_out(hints)
         if with_gateway:
             await fill_cache(world)
-        before = await world.fingerprint()
+        before = await world.compute_fingerprint()
         world.touched.clear()
         await _create_own_things(c)
         steps: list[Any] = [*routes.list_routes(), *CRAFTED]
@@ -48,16 +48,16 @@ async def run(
     return c
 
 
-async def _create_own_things(c: Campaign) -> None:
+async def _create_own_things(c: AttackCampaign) -> None:
     await create_table(c, "own")
     view = {"name": "own_view", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}}
     await c.ask("mallory", "POST", f"{NAMES}/views", view)
 
 
-async def compare(c: Campaign, before: dict[str, str]) -> None:
+async def compare(c: AttackCampaign, before: dict[str, str]) -> None:
     """Check that the victim's data is unchanged byte for byte, and that no file was added, even for a moment."""
     c.findings += [f"the server created or deleted the victim's {place}" for place in c.world.list_touched_of_victim()]
-    after = await c.world.fingerprint()
+    after = await c.world.compute_fingerprint()
     for place in sorted(before.keys() | after.keys()):
         if before.get(place) != after.get(place):
             kind = "gone" if place not in after else "new" if place not in before else "changed"

@@ -8,12 +8,12 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
-from tests.attacks.campaign import Campaign
+from tests.attacks.campaign import AttackCampaign
 from tests.attacks.through_gateway import reach_through_gateway
 from tests.attacks.world import EVIL, HOSTILE, NAMES
 
 
-async def sign_everything(c: Campaign, name: str, query: str = "") -> None:
+async def sign_everything(c: AttackCampaign, name: str, query: str = "") -> None:
     """Request signatures for objects of the victim through the attacker's table, and use the granted signatures."""
     world, rng = c.world, c.rng
     await reach_through_gateway(c, name)
@@ -53,7 +53,7 @@ async def sign_everything(c: Campaign, name: str, query: str = "") -> None:
             await _use(c, method, answer.json)
 
 
-async def _use(c: Campaign, method: str, signed: dict[str, Any]) -> None:
+async def _use(c: AttackCampaign, method: str, signed: dict[str, Any]) -> None:
     """Send the signed request.
 
     The oracle and the fingerprint detect what it returns or changes.

@@ -37,7 +37,7 @@ from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.store.operations import CreateNamespace
 from tests.attacks.patterns import PatternUse, find_superlinear_texts, generate_by_size, measure_excessive_growth
 from tests.attacks.world import SCHEMA
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 pytestmark = pytest.mark.timeout(60)
 REPO = Path(__file__).resolve().parents[2]
@@ -178,9 +178,9 @@ def test_chains_of_brackets_are_rejected_before_they_take_long(part: str) -> Non
 
 async def test_stored_name_does_not_stop_a_server_at_its_start(tmp_path: Path) -> None:
     stored_properties = {"a" + MARKS * 200_000: "x", "note": "y", "s3.endpoint": "http://elsewhere"}
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         await server.components.store.transact([CreateNamespace(path=("old",), properties=stored_properties)])
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         status, answer = await server.get("/v1/namespaces/old")
         assert status == 200
         assert answer["properties"]["note"] == "y"

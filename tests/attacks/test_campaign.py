@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pytest
 
 from seamark.metaserver.gateway import gateway
-from tests.attacks.campaign import Campaign
+from tests.attacks.campaign import AttackCampaign
 from tests.attacks.crafted import create_table
 from tests.attacks.runs import compare, run
 from tests.attacks.through_gateway import fill_cache, reach_through_gateway
@@ -49,10 +49,10 @@ async def test_gateway_neither_reveals_nor_changes_the_victims_objects(tmp_path:
     """The test sends each kind of request, also for objects in the gateway's cache."""
     rng = random.Random(first_seed())
     async with open_world(tmp_path / "home", rng, s3, with_gateway=True) as world:
-        c = Campaign(world, rng, 1)
+        c = AttackCampaign(world, rng, 1)
         c.hand_out(KINDS)
         await fill_cache(world)
-        before = await world.fingerprint()
+        before = await world.compute_fingerprint()
         world.touched.clear()
         await create_table(c, "own")
         for _ in range(examples(25, 6)):
@@ -66,7 +66,7 @@ async def test_campaign_detects_a_gateway_without_rights(tmp_path: Path, s3: S3)
     rng = random.Random(first_seed())
     with patch.object(gateway, "check_request", lambda *arguments: None):
         async with open_world(tmp_path / "home", rng, s3, with_gateway=True) as world:
-            c = Campaign(world, rng, 1)
+            c = AttackCampaign(world, rng, 1)
             c.hand_out(KINDS)
             await fill_cache(world)
             await create_table(c, "own")

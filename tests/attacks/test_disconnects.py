@@ -16,7 +16,7 @@ from seamark.metaserver import server as server_module
 from seamark.metaserver.api.http.slots import WorkerLimits
 from tests.api.client import SCHEMA, Api
 from tests.api.plans.planned import append, build_ten_id_files
-from tests.server.rig import RunningServer, running
+from tests.server.rig import RunningServer, run_server
 from tests.server.test_bodies import build_head, encode_chunk, make_tokens
 from tests.server.test_connections import RawConnection
 from tests.waits import until
@@ -102,7 +102,7 @@ async def test_clients_that_disconnect_at_any_point_hold_no_resources(
 
     monkeypatch.setattr(server_module, "WorkerLimits", record_limits)
     secrets = await make_tokens(tmp_path)
-    async with running(tmp_path, auth="token", requests_limit=16) as server:
+    async with run_server(tmp_path, auth="token", requests_limit=16) as server:
         api = Api(server)
 
         async def ask_as_root(method: str, path: str, body: Any = None) -> Any:

@@ -15,8 +15,8 @@ import pytest
 
 from tests.api.client import Answer
 from tests.attacks import routes
-from tests.attacks.campaign import Campaign
-from tests.attacks.world import EVIL, HOSTILE, KINDS, World, open_world
+from tests.attacks.campaign import AttackCampaign
+from tests.attacks.world import EVIL, HOSTILE, KINDS, AttackWorld, open_world
 from tests.seeds import examples
 
 _ATOM = re.compile(r"[0-9a-f]{8,}|[0-9]{8,}")
@@ -36,8 +36,8 @@ class _Fakes:
         self.rng = rng
         self.known_secrets: dict[str, str] = {}
 
-    def of(self, text: str) -> str:
-        return _ATOM.sub(lambda found: self._replace_atom(found[0]), text)
+    def replace_atoms(self, text: str) -> str:
+        return _ATOM.sub(lambda match: self._replace_atom(match[0]), text)
 
     def _replace_atom(self, atom: str) -> str:
         if atom not in self.known_secrets:
@@ -52,7 +52,7 @@ class _Fakes:
         return atom[:2] + "".join(self.rng.choice(digits) for _ in atom[2:])
 
 
-class _Twins(Campaign):
+class _Twins(AttackCampaign):
     """A campaign that does not send, but keeps the request that an attack would send."""
 
     request: tuple[Any, ...] = ()
@@ -64,20 +64,20 @@ class _Twins(Campaign):
         return Answer(200, {}, b"{}")
 
 
-def _build_attackers(world: World, fakes: _Fakes, seed: int) -> tuple[_Twins, _Twins]:
+def _build_attackers(world: AttackWorld, fakes: _Fakes, seed: int) -> tuple[_Twins, _Twins]:
     """Return two campaigns with the same random choices: one with the victim's handles, one with the fakes."""
     real, fake = (_Twins(world, random.Random(seed), seed) for _ in range(2))
     for kind in KINDS:
         if kind in _TOKENS or kind.startswith("moved"):
             continue  # Signed or sealed: a changed one is rejected; and the location was the attacker's own.
         real.hints[kind] = [hint for hint in world.hints[kind] if f"/{EVIL}/" not in hint]
-        fake.hints[kind] = [fakes.of(item) for item in real.hints[kind]]
+        fake.hints[kind] = [fakes.replace_atoms(item) for item in real.hints[kind]]
     return real, fake
 
 
-async def _list_differences(world: World, seeds: range) -> list[str]:
+async def _list_differences(world: AttackWorld, seeds: range) -> list[str]:
     fakes, results = _Fakes(random.Random(1)), []
-    c = Campaign(world, random.Random(1), 1)
+    c = AttackCampaign(world, random.Random(1), 1)
     c.hand_out(KINDS)
     for operation, method, template in routes.list_routes():
         if operation in routes.HARMLESS:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tests.attacks import crafted, routes
-from tests.attacks.campaign import Campaign
+from tests.attacks.campaign import AttackCampaign
 from tests.attacks.crafted import harvest
 from tests.attacks.runs import compare
-from tests.attacks.world import World, open_world
+from tests.attacks.world import AttackWorld, open_world
 
 
 def test_each_published_route_is_attacked_or_listed_as_harmless() -> None:
@@ -28,7 +28,7 @@ def test_each_published_route_is_attacked_or_listed_as_harmless() -> None:
 @pytest.mark.slow
 async def test_each_campaign_uses_each_route_that_is_not_harmless(tmp_path: Path) -> None:
     async with open_world(tmp_path, random.Random(2)) as world:
-        c = Campaign(world, random.Random(2), 2)
+        c = AttackCampaign(world, random.Random(2), 2)
         c.hand_out(())
         for route in routes.list_routes():
             if route[0] not in routes.HARMLESS:
@@ -43,19 +43,19 @@ async def test_each_campaign_uses_each_route_that_is_not_harmless(tmp_path: Path
 async def test_answer_with_a_planted_leak_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The leaks are a name, a value and a wrong status."""
     async with open_world(tmp_path, random.Random(3)) as world:
-        c = Campaign(world, random.Random(3), 3)
+        c = AttackCampaign(world, random.Random(3), 3)
         c.hand_out(())
         await c.ask("mallory", "GET", "/v1/config")
         assert not c.findings
-        real = World.ask
+        real = AttackWorld.ask
 
-        async def answer_with_leak(self: World, *args: Any, **options: Any) -> Any:
+        async def answer_with_leak(self: AttackWorld, *args: Any, **options: Any) -> Any:
             answer = await real(self, *args, **options)
             answer.raw += f" {self.hints['data file'][0]}".encode()
             return answer
 
         with monkeypatch.context() as patched:
-            patched.setattr(World, "ask", answer_with_leak)
+            patched.setattr(AttackWorld, "ask", answer_with_leak)
             await c.ask("mallory", "GET", "/v1/config")
         assert "data file" in c.format_verdict()
         assert "seed 3" in c.format_verdict()
@@ -67,7 +67,7 @@ async def test_writer_who_may_read_the_other_namespace_is_detected(tmp_path: Pat
     async with open_world(tmp_path, rng) as world:
         grant = {"principal": "mallory", "role": "reader", "namespace": [world.victim]}
         await world.ask_successfully("root", "PUT", "/api/v1/grants", grant)
-        c = Campaign(world, rng, 4)
+        c = AttackCampaign(world, rng, 4)
         c.hand_out(("namespace", "table"))
         for table in world.hints["table"]:
             await c.ask("mallory", "GET", f"/api/v1/tables/{world.victim}/{table}/stats/id")
@@ -79,8 +79,8 @@ async def test_writer_who_may_read_the_other_namespace_is_detected(tmp_path: Pat
 async def test_changed_bytes_are_detected(tmp_path: Path) -> None:
     rng = random.Random(5)
     async with open_world(tmp_path, rng) as world:
-        c = Campaign(world, rng, 5)
-        before = await world.fingerprint()
+        c = AttackCampaign(world, rng, 5)
+        before = await world.compute_fingerprint()
         world.touched.clear()
         await compare(c, before)
         assert not c.findings
@@ -93,8 +93,8 @@ async def test_changed_bytes_are_detected(tmp_path: Path) -> None:
 async def test_file_that_the_server_writes_and_deletes_at_once_is_detected(tmp_path: Path) -> None:
     rng = random.Random(5)
     async with open_world(tmp_path, rng) as world:
-        c = Campaign(world, rng, 5)
-        before = await world.fingerprint()
+        c = AttackCampaign(world, rng, 5)
+        before = await world.compute_fingerprint()
         world.touched.clear()
         place = f"{world.hints['location'][0]}/metadata/planted"
         await world.server.components.objects.create(place, b"x")
@@ -107,7 +107,7 @@ async def test_requests_of_an_honest_client_for_its_own_table_succeed(tmp_path: 
     """Otherwise a server that rejects everything would pass each campaign."""
     rng = random.Random(6)
     async with open_world(tmp_path, rng) as world:
-        c = Campaign(world, rng, 6)
+        c = AttackCampaign(world, rng, 6)
         c.hand_out(())
         name, location = await crafted.create_own_table(c, "honest")
         data = crafted.write_own_parquet(c, f"{location}/data/0.parquet", [1, 2, 3])

@@ -26,7 +26,7 @@ from seamark.metaserver.catalog import documents, large_requests, values
 from seamark.metaserver.commit.engine_commits import engine_commits
 from tests.api.client import VIEW_VERSION, Answer, Api
 from tests.attacks.world import SCHEMA
-from tests.server.rig import RunningServer, running
+from tests.server.rig import RunningServer, run_server
 from tests.server.test_bodies import make_tokens
 
 NAMES = "/v1/namespaces/db"
@@ -63,7 +63,7 @@ SHORT_COMMIT = {"requirements": [], "updates": [{"action": "set-properties", "up
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         for path, body in (
             (f"{NAMES}/tables", {"name": "t", "schema": SCHEMA}),
             (f"{NAMES}/tables", {"name": "stored", "schema": SCHEMA, "properties": PROPERTIES["updates"]}),
@@ -115,7 +115,7 @@ async def test_updates_of_a_large_commit_are_checked_off_the_event_loop(
 
         monkeypatch.setattr(module, name, note_thread)
     headers = {"Authorization": f"Bearer {secrets['wendy']}"}
-    async with running(tmp_path, auth="token") as server:
+    async with run_server(tmp_path, auth="token") as server:
         api = Api(server)
         assert (await api("POST", f"{NAMES}/tables", {"name": "t", "schema": SCHEMA}, headers=headers)).status == 200
         assert (await api("POST", f"{NAMES}/tables/t", SHORT_COMMIT, headers=headers)).status == 200
@@ -138,7 +138,7 @@ async def test_large_metadata_is_read_off_the_event_loop(tmp_path: Path, monkeyp
     The index of columns is also built on another thread; otherwise the plan would build it on the event loop.
     """
     fields = [{"id": number + 1, "name": f"c{number}", "required": False, "type": "long"} for number in range(3_000)]
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         wide_table = {"name": "t", "schema": {"type": "struct", "schema-id": 0, "fields": fields}}
         assert (await Api(server)("POST", f"{NAMES}/tables", wide_table)).status == 200
     threads: dict[str, set[int]] = {"decode": set(), "index": set()}
@@ -155,7 +155,7 @@ async def test_large_metadata_is_read_off_the_event_loop(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(documents, "decode_table", decode_and_note_thread)
     monkeypatch.setattr(schema, "_build_index", index_and_note_thread)
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         body = {"filter": {"type": "eq", "term": "c7", "value": 1}}
         assert (await Api(server)("POST", f"{NAMES}/tables/t/plan", body)).status == 200
     for name, thread in threads.items():
@@ -184,7 +184,7 @@ async def test_first_requests_import_modules_off_the_event_loop(
         for name, value in vars(module).copy().items():
             if isinstance(value, lazy_module.LazyModule):
                 monkeypatch.setattr(module, name, lazy_module.LazyModule(value._name))
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         api = Api(server)
         await api.table()
         table_url, query = "/api/v1/tables/db/t", {"query": "SELECT id FROM db.t WHERE id = 5", "dialect": "trino"}

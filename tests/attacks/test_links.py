@@ -27,7 +27,7 @@ from seamark.connector.write.appends import append
 from seamark.metaserver.services.launching.launchers import JobRequest
 from tests.api.client import Api
 from tests.connector.lake import open_catalog
-from tests.server.rig import RunningServer, running
+from tests.server.rig import RunningServer, run_server
 
 SECRET = "the-other-tenants-value"
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
@@ -119,7 +119,7 @@ async def test_no_file_of_another_tenant_is_read_changed_or_deleted(
 ) -> None:
     monkeypatch.setattr(storage, "_confined_to", None)
     rng = random.Random(seed)
-    async with running(tmp_path, drop_retention_s=0, plan_prepare_bytes=0, sql="on") as server:
+    async with run_server(tmp_path, drop_retention_s=0, plan_prepare_bytes=0, sql="on") as server:
         warehouse = tmp_path / "warehouse"
         for namespace in ("mine", "theirs"):
             assert (await Api(server)("POST", "/v1/namespaces", {"namespace": [namespace]})).status == 200

@@ -13,7 +13,7 @@ import pytest
 from seamark.formats.runtime import fair_lock
 from tests.api.client import Answer, Api
 from tests.attacks.world import SCHEMA
-from tests.server.rig import RunningServer, running
+from tests.server.rig import RunningServer, run_server
 
 TABLE = "/api/v1/tables/db/t"
 WHERE = " OR ".join(["id = 1"] * 200)
@@ -35,7 +35,7 @@ TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         assert (await Api(server)("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})).status == 200
         yield server
 

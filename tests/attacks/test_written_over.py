@@ -16,7 +16,7 @@ import pytest
 
 from tests.api.client import VIEW_VERSION, Answer, set_properties
 from tests.attacks.crafted import OURS
-from tests.attacks.world import EVIL, NAMES, SCHEMA, World, open_world
+from tests.attacks.world import EVIL, NAMES, SCHEMA, AttackWorld, open_world
 
 _BLOOM = {"kind": "bloom", "columns": ["id"]}
 _FILE = {
@@ -48,7 +48,7 @@ OVERWRITES: dict[str, tuple[str, str, Any]] = {
 }
 
 
-async def _create_attackers_table(world: World) -> str:
+async def _create_attackers_table(world: AttackWorld) -> str:
     """Create a table `t` with an index and a view `v`; return the table's location."""
     answer = await world.ask_successfully("mallory", "POST", f"{NAMES}/tables", {"name": "t", "schema": SCHEMA})
     await world.ask_successfully("mallory", "PUT", f"{OURS}/t/indexes/i", _BLOOM)
@@ -57,12 +57,12 @@ async def _create_attackers_table(world: World) -> str:
     return str(answer["metadata"]["location"])
 
 
-async def _send_overwrite(world: World, way: str, own_location: str) -> Answer:
+async def _send_overwrite(world: AttackWorld, way: str, own_location: str) -> Answer:
     method, path, body = OVERWRITES[way]
     return await world.ask("mallory", method, path, json.loads(json.dumps(body).replace("OWN", own_location)))
 
 
-async def _overwrite(world: World, path: str, **changes: Any) -> None:
+async def _overwrite(world: AttackWorld, path: str, **changes: Any) -> None:
     """Overwrite the metadata file, as a principal with access to the table's folder can."""
     answer = await world.ask_successfully("mallory", "GET", path)
     metadata = {**json.loads(world.read(answer["metadata-location"])), **changes}
@@ -70,7 +70,7 @@ async def _overwrite(world: World, path: str, **changes: Any) -> None:
     world.server.components.catalog.documents.cache.clear()
 
 
-async def _rename_file(world: World, kind: str, name: str) -> None:
+async def _rename_file(world: AttackWorld, kind: str, name: str) -> None:
     """Let an admin register the metadata under a name without a digest, as from another catalog."""
     answer = await world.ask_successfully("mallory", "GET", f"{NAMES}/{kind}s/{name}")
     location = answer["metadata-location"].rpartition("/")[0] + "/v1.metadata.json"
@@ -103,14 +103,14 @@ async def test_forged_metadata_causes_no_write_or_listing_elsewhere(
         if target_name == "freely":
             await _rename_file(world, "table", "t")
             await _rename_file(world, "view", "v")
-        before = await world.fingerprint()
+        before = await world.compute_fingerprint()
         for path in (f"{NAMES}/tables/t", f"{NAMES}/views/v"):
             await _overwrite(world, path, location=world.hints[kind][0])
         world.touched.clear()
         answer = await _send_overwrite(world, way, own_location)
         assert answer.error[:2] == (403, "ForbiddenException"), answer.raw
         assert not world.list_touched_of_victim()
-        assert await world.fingerprint() == before
+        assert await world.compute_fingerprint() == before
 
 
 @pytest.mark.few_cases(2)
@@ -203,7 +203,7 @@ async def test_no_file_is_written_to_a_path_claimed_by_another_table(tmp_path: P
     """The table was moved out of the attacker's namespace, so its path is still below the namespace's folder."""
     async with open_world(tmp_path, random.Random(9)) as world:
         own_location = await _create_attackers_table(world)
-        before = await world.fingerprint()
+        before = await world.compute_fingerprint()
         for place, status in ((world.hints["moved location"][0], 400), (f"{own_location}-more", 200)):
             world.touched.clear()
             method, path, body = MOVES[way]({name: place})
@@ -211,7 +211,7 @@ async def test_no_file_is_written_to_a_path_claimed_by_another_table(tmp_path: P
             answer = await world.ask("mallory", method, path, json.loads(text))
             assert answer.status == status, answer.raw
             assert not world.list_touched_of_victim()
-        assert await world.fingerprint() == before
+        assert await world.compute_fingerprint() == before
 
 
 async def test_no_file_is_written_for_the_uuid_of_another_table(tmp_path: Path) -> None:

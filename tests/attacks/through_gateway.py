@@ -15,8 +15,8 @@ import aiohttp
 from yarl import URL
 
 from seamark.metaserver.gateway.sigv4 import RequestTarget, sign_headers
-from tests.attacks.campaign import Campaign
-from tests.attacks.world import HOSTILE, NAMES, World
+from tests.attacks.campaign import AttackCampaign
+from tests.attacks.world import HOSTILE, NAMES, AttackWorld
 
 VENDING_HEADER = {"X-Iceberg-Access-Delegation": "vended-credentials"}
 OPERATIONS = (
@@ -28,19 +28,19 @@ OPERATIONS = (
 OF_BUCKETS = ("list", "delete", "copy")
 
 
-async def read_keys(world: World, principal: str, path: str) -> dict[str, str]:
+async def read_keys(world: AttackWorld, principal: str, path: str) -> dict[str, str]:
     """Return the config of a table; empty without access."""
     answer = await world.ask(principal, "GET", path, headers=VENDING_HEADER)
     return answer.json.get("config", {}) if answer.status == 200 else {}
 
 
-async def fill_cache(world: World) -> None:
+async def fill_cache(world: AttackWorld) -> None:
     """Read all objects of the victim through the gateway."""
     for name in world.hints["table"]:
         path = f"/v1/namespaces/{world.victim}/tables/{name}"
         keys = await read_keys(world, "viola", path)
         location = (await world.ask_successfully("viola", "GET", path))["metadata"]["location"]
-        for place in world.files():
+        for place in world.read_files():
             if place.startswith(location + "/"):
                 for _ in range(2):
                     status, _, _ = await send(world, keys, "GET", "/" + quote(place.removeprefix("s3://")))
@@ -48,7 +48,7 @@ async def fill_cache(world: World) -> None:
 
 
 async def send(
-    world: World,
+    world: AttackWorld,
     keys: dict[str, str],
     method: str,
     path: str,
@@ -73,7 +73,7 @@ async def send(
         return answer.status, await answer.read(), dict(answer.headers)
 
 
-async def reach_through_gateway(c: Campaign, name: str) -> None:
+async def reach_through_gateway(c: AttackCampaign, name: str) -> None:
     """Send one request for each kind of the victim's objects."""
     world, rng = c.world, c.rng
     if not world.gateway:
@@ -134,7 +134,7 @@ async def reach_through_gateway(c: Campaign, name: str) -> None:
             c.report(f"a fault of the gateway: {body[:500]!r}")
 
 
-def _forge_keys(c: Campaign, keys: dict[str, str]) -> dict[str, Any]:
+def _forge_keys(c: AttackCampaign, keys: dict[str, str]) -> dict[str, Any]:
     """Return the credentials, or credentials with another grant in their token."""
     token = keys.get("s3.session-token", "")
     if not token or c.rng.random() < 0.7:

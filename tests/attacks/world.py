@@ -25,12 +25,12 @@ from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.objects.local import LocalObjects
 from seamark.metaserver.objects.s3 import S3Objects
-from seamark.metaserver.server import gateway
+from seamark.metaserver.server import serve_gateway
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import VIEW_VERSION, Answer, Api, build_function_document, create_key
 from tests.attacks.oracle import Secrets
-from tests.server.rig import RunningServer, running
+from tests.server.rig import RunningServer, run_server
 from tests.services.process import free_port
 from tests.services.s3 import S3
 
@@ -51,7 +51,7 @@ HOSTILE = ("mallory", "morgan", "riley", "nobody", "")
 
 
 @dataclass
-class World:
+class AttackWorld:
     server: RunningServer
     api: Api
     secrets: Secrets
@@ -105,7 +105,7 @@ class World:
         finally:
             client.close()
 
-    def files(self) -> dict[str, bytes]:
+    def read_files(self) -> dict[str, bytes]:
         """Return all objects of the warehouse, by location."""
         if self.s3 is None:
             root = Path(self.warehouse.removeprefix("file://"))
@@ -129,9 +129,9 @@ class World:
     def list_touched_of_victim(self) -> list[str]:
         return [place for place in self.touched if self.is_victims(place)]
 
-    async def fingerprint(self) -> dict[str, str]:
+    async def compute_fingerprint(self) -> dict[str, str]:
         """Return digests of the victim's files and of all that the catalog has about it, as an admin sees it."""
-        results = {place: _compute_digest(data) for place, data in self.files().items() if self.is_victims(place)}
+        results = {place: _compute_digest(data) for place, data in self.read_files().items() if self.is_victims(place)}
         names = f"/v1/namespaces/{self.victim}"
         paths = [names, f"{names}/tables", f"{names}/views", f"{names}/functions"]
         paths += [f"{names}/views/{name}" for name in self.hints["view"]]
@@ -178,7 +178,7 @@ def _record_locations(store: type[LocalObjects] | type[S3Objects], touched: list
 @asynccontextmanager
 async def open_world(
     home: Path, rng: random.Random, s3: S3 | None = None, *, with_gateway: bool = False
-) -> AsyncIterator[World]:
+) -> AsyncIterator[AttackWorld]:
     """Open a server with both tenants; closing leaves nothing running.
 
     Args:
@@ -221,16 +221,16 @@ async def open_world(
     if with_gateway:
         settings |= {"s3_client_access": "gateway", "gateway_port": free_port()}
     with _record_locations(S3Objects if s3 else LocalObjects, touched):
-        async with running(home, **settings) as server, AsyncExitStack() as stack:
-            world = World(server, Api(server), secrets, tokens, warehouse, s3, bucket, victim, touched=touched)
+        async with run_server(home, **settings) as server, AsyncExitStack() as stack:
+            world = AttackWorld(server, Api(server), secrets, tokens, warehouse, s3, bucket, victim, touched=touched)
             if with_gateway:
-                await stack.enter_async_context(gateway(server.components))
+                await stack.enter_async_context(serve_gateway(server.components))
                 world.gateway = f"http://127.0.0.1:{settings['gateway_port']}"
             await _prepare(world, mark, rng)
             yield world
 
 
-async def _prepare(world: World, mark: str, rng: random.Random) -> None:
+async def _prepare(world: AttackWorld, mark: str, rng: random.Random) -> None:
     for principal in ("viola", "rita", "root", "bridge"):
         world.secrets.plant(f"token of {principal}", world.tokens[principal], value=True)
     for namespace in (EVIL, world.victim):
@@ -246,12 +246,12 @@ def _build_arrow_schema(names: Sequence[str]) -> pa.Schema:
 class _Planting:
     """The steps that fill the victim's namespace."""
 
-    def __init__(self, world: World, mark: str, rng: random.Random) -> None:
+    def __init__(self, world: AttackWorld, mark: str, rng: random.Random) -> None:
         self.world, self.mark, self.rng = world, mark, rng
         self.hints: dict[str, list[str]] = {name: [] for name in KINDS}
         world.hints = self.hints
 
-    def secret(self, label: str, *, value: bool = True) -> str:
+    def plant_secret(self, label: str, *, value: bool = True) -> str:
         return self.world.secrets.plant(label, f"{label.replace(' ', '')}{self.rng.getrandbits(48):012x}", value=value)
 
     def plant_hint(self, kind: str, text: str | int) -> str:
@@ -266,7 +266,7 @@ class _Planting:
         world = self.world
         names = f"/v1/namespaces/{world.victim}"
         self.plant_hint("namespace", world.victim)
-        properties = {self.secret("property key"): self.secret("property of namespace")}
+        properties = {self.plant_secret("property key"): self.plant_secret("property of namespace")}
         await world.ask_successfully("viola", "POST", f"{names}/properties", {"removals": [], "updates": properties})
         await self._create_moved_table()
         await asyncio.to_thread(self._create_written_tables)
@@ -293,7 +293,7 @@ class _Planting:
 
     def _create_written_tables(self) -> None:
         """Write tables with PyIceberg, as an ordinary client."""
-        world, secret = self.world, self.secret
+        world, secret = self.world, self.plant_secret
         options: dict[str, str] = {"uri": world.server.url, "token": world.tokens["viola"]}
         if world.s3 is not None:
             options |= world.s3.build_client_properties() | {"s3.signer": "", "s3.remote-signing-enabled": "false"}
@@ -339,7 +339,7 @@ class _Planting:
         files = await world.ask_successfully("root", "GET", f"/api/v1/tables/{world.victim}/{name}/files")
         for file in files["files"]:
             self.plant_hint("data file", file["file-path"])
-        for place in world.files():
+        for place in world.read_files():
             if place.startswith(metadata["location"]) and place.endswith("-m0.avro"):
                 self.plant_hint("manifest", place)
 
@@ -382,7 +382,7 @@ class _Planting:
         for text in creation.get("config", {}).values():
             if "stage=" in text:
                 self.plant_hint("stage", text.partition("stage=")[2])
-        update = {"action": "set-properties", "updates": {"note": self.secret("property")}}
+        update = {"action": "set-properties", "updates": {"note": self.plant_secret("property")}}
         body = {"requirements": [], "updates": [update]}
         await world.ask_successfully("viola", "POST", standard, body, key=key)
         self.plant_hint("idempotency key", key)
@@ -391,7 +391,7 @@ class _Planting:
             "report-type": "scan-report",
             "table-name": name,
             "snapshot-id": loaded_table["metadata"]["current-snapshot-id"],
-            "filter": {"type": "eq", "term": columns[1], "value": self.secret("value in a report")},
+            "filter": {"type": "eq", "term": columns[1], "value": self.plant_secret("value in a report")},
             "schema-id": 0,
             "projected-field-ids": [1],
             "projected-field-names": [columns[0]],
@@ -410,17 +410,17 @@ class _Planting:
         """Create a view, a function and an access token."""
         world = self.world
         names = f"/v1/namespaces/{world.victim}"
-        sql = f"SELECT 1 AS id, '{self.secret('text of a view')}' AS data"
+        sql = f"SELECT 1 AS id, '{self.plant_secret('text of a view')}' AS data"
         version = {**VIEW_VERSION, "representations": [{"type": "sql", "sql": sql, "dialect": "trino"}]}
         version["default-namespace"] = [world.victim]
         view = {"name": self.plant_hint("view", f"report{self.mark}"), "schema": SCHEMA, "view-version": version}
-        view["properties"] = {"comment": self.secret("comment")}
+        view["properties"] = {"comment": self.plant_secret("comment")}
         answer = await world.ask_successfully("viola", "POST", f"{names}/views", view)
         self.plant_hint("view file", answer["metadata-location"])
         self.plant_hint("location", answer["metadata"]["location"])
         document = build_function_document()
         version = document["definitions"][0]["versions"][0]
-        version["representations"][0]["sql"] = f"x + '{self.secret('body of a function')}'"
+        version["representations"][0]["sql"] = f"x + '{self.plant_secret('body of a function')}'"
         name = self.plant_hint("function", f"score{self.mark}")
         await world.ask_successfully("viola", "PUT", f"/api/v1/functions/{world.victim}/{name}", document)
         form = f"grant_type=client_credentials&client_secret={world.tokens['viola']}".encode()

@@ -52,7 +52,7 @@ def test_needed_files_cannot_be_pruned(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("expected", [set(), {0}, {39}, {2, 3, 26}, set(range(40)), set(range(5, 33))])
 def test_files_are_pruned_until_each_is_needed(expected: set[int]) -> None:
-    assert find_smallest_set(range(40), lambda kept: expected <= set(kept)) == expected
+    assert find_smallest_set(range(40), lambda file_set: expected <= set(file_set)) == expected
 
 
 @pytest.mark.slow

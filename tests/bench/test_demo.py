@@ -19,7 +19,7 @@ from rich.console import Console
 
 from bench import connect
 from bench.demo.options import DemoFailed, Options, provide_home
-from bench.demo.queries import COLUMNS, CUBED, Comparison, Query, QueryMeasurement
+from bench.demo.queries import COLUMNS, CUBED, Comparison, DemoMeasurement, DemoQuery
 from bench.demo.screen import show
 from bench.ssb.queries import QUERIES
 from seamark.commands.demo.demo import DemoLookup, DemoResult
@@ -75,11 +75,11 @@ HEAD = ["stock", "plans", "layout", "bound", *("stock", "plans", "layout") * 2, 
 def _render_screens(width: int, scale: float) -> str:
     """Return the screens of both acts, `width` characters wide, with figures of `scale` times the default scale."""
     console = Console(width=width, file=io.StringIO())
-    queries = [Query(name, int(388 * scale)) for name in QUERIES]
+    queries = [DemoQuery(name, int(388 * scale)) for name in QUERIES]
     for query in queries:
         for column in COLUMNS:
             files = 0 if column == CUBED else int(400 * scale)
-            query.answers[column].append(QueryMeasurement(files, int(106_400_000 * scale), 0.97 * scale))
+            query.answers[column].append(DemoMeasurement(files, int(106_400_000 * scale), 0.97 * scale))
     show([Comparison("Spark", queries), Comparison("Trino", queries)], 0.5, console)
     rows = pa.table({"id": range(9)})
     show_lookup(DemoResult(2000, 9, DemoLookup(2000, 1.551, rows), DemoLookup(9, 0.025, rows), 1.1), console)

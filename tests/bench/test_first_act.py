@@ -102,6 +102,6 @@ def test_invalid_number_of_files_is_rejected(files: str) -> None:
 def test_server_that_does_not_start_is_an_error_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "START_S", 3600.0)  # It is not awaited, because a test has less time.
     (tmp_path / "home").write_text("a file is in the way")
-    with pytest.raises(click.ClickException, match="did not start") as failed, demo._server(tmp_path):
+    with pytest.raises(click.ClickException, match="did not start") as failed, demo._run_server(tmp_path):
         pass
     assert "home" in failed.value.message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.fleet.arithmetic import PAGE, Fleet, compute_shares, format_figures, replace_figures
+from bench.fleet.arithmetic import PAGE, FleetSize, compute_shares, format_figures, replace_figures
 
 
 @pytest.mark.slow
@@ -14,7 +14,7 @@ def test_figures_on_the_page_equal_those_of_the_simulation() -> None:
 
 
 def test_replica_that_joins_or_leaves_moves_about_its_share() -> None:
-    fleet = Fleet(replicas=20)
+    fleet = FleetSize(replicas=20)
     key_shares = compute_shares(fleet, keys=8000)
     assert 0.75 < key_shares.least < 1 < key_shares.most < 1.25
     assert abs(key_shares.moved_by_join - 1 / 21) < 0.01

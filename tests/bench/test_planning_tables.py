@@ -25,10 +25,10 @@ from bench.planning import ragged
 from bench.planning.columns import build_columns
 from bench.planning.filters import FILTERS, build_small_filter
 from bench.planning.java_peer import run_java_planner
-from bench.planning.plans import Plan, PlansDiffer, compute_fingerprint
+from bench.planning.plans import KeptFiles, PlansDiffer, compute_fingerprint
 from bench.planning.pyiceberg_peer import PyIcebergPlanner
 from bench.planning.run import BENCHES
-from bench.planning.tables import Table, generate_table
+from bench.planning.tables import GeneratedTable, generate_table
 from tests.services.process import REPO
 
 FILES = 2500
@@ -41,12 +41,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def generated_table(cache: Path) -> Table:
+def generated_table(cache: Path) -> GeneratedTable:
     return generate_table(FILES, cache=cache)
 
 
 @pytest.fixture(scope="module")
-def entries(generated_table: Table) -> list[dict[str, Any]]:
+def entries(generated_table: GeneratedTable) -> list[dict[str, Any]]:
     """Return all entries in file order, as fastavro reads them, with maps as dictionaries."""
     results = []
     for path in sorted((generated_table.folder / "metadata").glob("*-m0.avro")):
@@ -87,10 +87,10 @@ def test_numbers_too_wide_for_their_digits_are_rejected() -> None:
 
 
 def test_planners_that_keep_different_files_are_not_compared() -> None:
-    plan = Plan(1.0, 2, 100, compute_fingerprint([b"a", b"b"]))
-    plan.check_same(Plan(9.0, 2, 100, compute_fingerprint([b"b", b"a"])), "the same in another order")
+    plan = KeptFiles(1.0, 2, 100, compute_fingerprint([b"a", b"b"]))
+    plan.check_same(KeptFiles(9.0, 2, 100, compute_fingerprint([b"b", b"a"])), "the same in another order")
     with pytest.raises(PlansDiffer, match="some filter"):
-        plan.check_same(Plan(1.0, 2, 100, compute_fingerprint([b"a", b"c"])), "some filter")
+        plan.check_same(KeptFiles(1.0, 2, 100, compute_fingerprint([b"a", b"c"])), "some filter")
 
 
 @pytest.mark.parametrize(("files", "options"), [(0, {}), (10, {"column_count": 3}), (10, {"files_per_day": 100})])
@@ -120,7 +120,7 @@ def test_every_file_has_counts_and_bounds_of_every_column(entries: list[dict[str
 
 
 def test_lower_bounds_are_not_above_upper_bounds_in_any_type(
-    generated_table: Table, entries: list[dict[str, Any]]
+    generated_table: GeneratedTable, entries: list[dict[str, Any]]
 ) -> None:
     schema = StaticTable.from_metadata(generated_table.metadata_location).schema()
     kinds = set()
@@ -155,7 +155,7 @@ def test_one_column_is_ordered_one_is_clustered_and_one_is_neither(entries: list
 
 
 def test_partitions_paths_and_summaries_agree_with_the_day_column(
-    generated_table: Table, entries: list[dict[str, Any]]
+    generated_table: GeneratedTable, entries: list[dict[str, Any]]
 ) -> None:
     assert len({entry["file_path"] for entry in entries}) == FILES
     for entry in entries:
@@ -182,13 +182,15 @@ def test_partitions_paths_and_summaries_agree_with_the_day_column(
         assert [low, high] == [(end - datetime.date(1970, 1, 1)).days for end in (min(days), max(days))]
 
 
-def test_spec_buckets_a_long_like_other_implementations(generated_table: Table) -> None:
+def test_spec_buckets_a_long_like_other_implementations(generated_table: GeneratedTable) -> None:
     spec = StaticTable.from_metadata(generated_table.metadata_location).spec()
     assert [str(field.transform) for field in spec.fields] == ["identity", "bucket[16]"]
     assert BucketTransform(16).transform(LongType())(34) == 3  # Spec, appendix B: hash 2017239379
 
 
-def test_existing_table_is_reused_unless_it_was_moved(generated_table: Table, cache: Path, tmp_path: Path) -> None:
+def test_existing_table_is_reused_unless_it_was_moved(
+    generated_table: GeneratedTable, cache: Path, tmp_path: Path
+) -> None:
     before = {path: path.stat().st_mtime_ns for path in generated_table.folder.rglob("*")}
     steps: list[int] = []
     assert generate_table(FILES, cache=cache, progress=lambda done, of: steps.append(done)) == generated_table
@@ -203,7 +205,7 @@ def test_existing_table_is_reused_unless_it_was_moved(generated_table: Table, ca
 
 
 def test_same_table_has_the_same_statistics_at_any_location(
-    generated_table: Table, entries: list[dict[str, Any]], tmp_path: Path
+    generated_table: GeneratedTable, entries: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     second_table = generate_table(FILES, cache=tmp_path)
     (first,) = (second_table.folder / "metadata").glob(f"{_find_first_manifest(second_table)}")
@@ -214,7 +216,7 @@ def test_same_table_has_the_same_statistics_at_any_location(
             assert entry["data_file"]["record_count"] == expected["record_count"]
 
 
-def _find_first_manifest(table: Table) -> str:
+def _find_first_manifest(table: GeneratedTable) -> str:
     document = json.loads(Path(urlsplit(table.metadata_location).path).read_text())
     with Path(urlsplit(document["snapshots"][0]["manifest-list"]).path).open("rb") as file:
         return Path(list(fastavro.reader(file))[-1]["manifest_path"]).name
@@ -240,15 +242,17 @@ def test_wider_table_repeats_the_columns_under_new_names(tmp_path: Path) -> None
 
 
 @pytest.mark.slow  # This starts a separate JVM; tests/planner/ compares both planners with ours too.
-def test_pyiceberg_and_java_keep_the_same_files_by_every_filter(generated_table: Table, tmp_path: Path) -> None:
+def test_pyiceberg_and_java_keep_the_same_files_by_every_filter(
+    generated_table: GeneratedTable, tmp_path: Path
+) -> None:
     python = PyIcebergPlanner(generated_table.metadata_location)
     with run_java_planner(generated_table.metadata_location, FILES, tmp_path / "java.log") as java:
         assert java.plan(True).answer == python.plan(True).answer
         assert java.plan(True).files == FILES
         for expected in FILTERS.values():
-            java_files = java.plan(expected.expression(generated_table))
-            java_files.check_same(python.plan(expected.expression(generated_table)), expected.name)
-            for plan in (java_files, java.plan(expected.expression(generated_table, round_number=2000))):
+            java_files = java.plan(expected.build_expression(generated_table))
+            java_files.check_same(python.plan(expected.build_expression(generated_table)), expected.name)
+            for plan in (java_files, java.plan(expected.build_expression(generated_table, round_number=2000))):
                 assert 0 < plan.files < FILES, expected.name
         assert 0 < java.plan(build_small_filter(generated_table)).files < 20
 

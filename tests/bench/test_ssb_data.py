@@ -38,7 +38,7 @@ class Data:
         assert row is not None
         return row[0] if len(row) == 1 else row
 
-    def column(self, sql: str) -> set[Any]:
+    def read_column(self, sql: str) -> set[Any]:
         return {row[0] for row in self.db.execute(sql).fetchall()}
 
 
@@ -99,10 +99,10 @@ def test_facts_stay_in_their_domains(data: Data) -> None:
         assert low <= extremes[0] <= extremes[1] <= high, column
         if high < 100:
             assert extremes == (low, high), column
-    assert data.column("SELECT DISTINCT lo_orderpriority FROM lineorder") == {
+    assert data.read_column("SELECT DISTINCT lo_orderpriority FROM lineorder") == {
         "1-URGENT", "2-HIGH", "3-MEDIUM", "4-NOT SPECIFIED", "5-LOW",
     }  # fmt: skip
-    assert len(data.column("SELECT DISTINCT lo_shipmode FROM lineorder")) == 7
+    assert len(data.read_column("SELECT DISTINCT lo_shipmode FROM lineorder")) == 7
     for table in TABLES:
         assert data.fetch_value(f'SELECT count(*) FROM "{table}" WHERE COLUMNS(*) IS NULL') == 0, table
 
@@ -124,7 +124,7 @@ def test_money_is_in_cents_and_adds_up(data: Data) -> None:
 
 def test_cities_nations_and_regions_nest(data: Data) -> None:
     for prefix, table in (("c", "customer"), ("s", "supplier")):
-        assert data.column(f"SELECT DISTINCT {prefix}_region FROM {table}") <= REGIONS
+        assert data.read_column(f"SELECT DISTINCT {prefix}_region FROM {table}") <= REGIONS
         nested = f"rpad(substr({prefix}_nation, 1, 9), 9, ' ') = substr({prefix}_city, 1, 9)"
         digit = f"regexp_matches({prefix}_city, '^.{{9}}[0-9]$')"
         assert data.fetch_value(f"SELECT count(*) FROM {table} WHERE NOT ({nested} AND {digit})") == 0
@@ -134,17 +134,17 @@ def test_cities_nations_and_regions_nest(data: Data) -> None:
             )
             == 1
         )
-    assert len(data.column("SELECT DISTINCT c_nation FROM customer")) == NATIONS
+    assert len(data.read_column("SELECT DISTINCT c_nation FROM customer")) == NATIONS
     assert data.fetch_value("SELECT count(DISTINCT c_city) FROM customer") > 200  # There are 250 cities.
 
 
 def test_brands_nest_in_categories_in_manufacturers(data: Data) -> None:
-    assert data.column("SELECT DISTINCT p_mfgr FROM part") == {f"MFGR#{m}" for m in range(1, 6)}
-    assert data.column("SELECT DISTINCT p_category FROM part") == {
+    assert data.read_column("SELECT DISTINCT p_mfgr FROM part") == {f"MFGR#{m}" for m in range(1, 6)}
+    assert data.read_column("SELECT DISTINCT p_category FROM part") == {
         f"MFGR#{m}{c}" for m in range(1, 6) for c in range(1, 6)
     }
     brands = {f"MFGR#{m}{c}{b}" for m in range(1, 6) for c in range(1, 6) for b in range(1, 41)}
-    column = data.column("SELECT DISTINCT p_brand1 FROM part")
+    column = data.read_column("SELECT DISTINCT p_brand1 FROM part")
     assert column <= brands
     assert len(column) > 900  # Of 1,000, by 4,000 parts
     nested = "starts_with(p_brand1, p_category) AND starts_with(p_category, p_mfgr)"
@@ -219,10 +219,10 @@ def test_thirteen_queries_select_the_papers_fractions(folder: Path) -> None:
     """The filter factors on the facts (the paper's table 3.1) hold within the random variation of a small scale."""
     expected = {"Q1.1": 1.9e-2, "Q1.2": 6.5e-4, "Q2.1": 8.0e-3, "Q2.2": 1.6e-3, "Q3.1": 3.4e-2, "Q4.1": 1.6e-2}
     oracle = Oracle(folder)
-    facts = oracle.rows("SELECT count(*) FROM lineorder")[0][0]
+    facts = oracle.read_rows("SELECT count(*) FROM lineorder")[0][0]
     for name, factor in expected.items():
         tail = QUERIES[name].split("from ", 1)[1].split("group by")[0]
-        hits = oracle.rows(f"SELECT count(*) FROM {tail}")[0][0]
+        hits = oracle.read_rows(f"SELECT count(*) FROM {tail}")[0][0]
         assert isinstance(hits, int)
         assert isinstance(facts, int)
         assert hits / facts == pytest.approx(factor, rel=0.75), name
@@ -234,7 +234,7 @@ def test_thirteen_queries_select_the_papers_fractions(folder: Path) -> None:
 
 def test_oracle_detects_a_wrong_row(folder: Path) -> None:
     oracle = Oracle(folder)
-    right = oracle.rows(QUERIES["Q4.1"])
+    right = oracle.read_rows(QUERIES["Q4.1"])
     assert oracle.describe_difference(QUERIES["Q4.1"], reversed(right)) == ""
     wrong = [*right[1:], (*right[0][:-1], 1)]
     assert str(right[0][-1]) in oracle.describe_difference(QUERIES["Q4.1"], wrong)

@@ -12,7 +12,7 @@ from bench.ssb.spark import FilesRead, _count_files
 
 
 @dataclass
-class Task:
+class ScanTaskStub:
     location: str
     bytes: int
     residual: str = "true"
@@ -25,7 +25,7 @@ class Task:
 
 
 class Group:
-    def __init__(self, *tasks: Task, text: str | None = None) -> None:
+    def __init__(self, *tasks: ScanTaskStub, text: str | None = None) -> None:
         self._tasks, self._text = tasks, text
 
     def taskGroup(self) -> Group:  # noqa: N802
@@ -40,7 +40,7 @@ class Group:
     def sizeBytes(self) -> int:  # noqa: N802
         return sum(task.bytes for task in self._tasks)
 
-    def toArray(self) -> tuple[Task, ...]:  # noqa: N802
+    def toArray(self) -> tuple[ScanTaskStub, ...]:  # noqa: N802
         return self._tasks
 
     def toString(self) -> str:  # noqa: N802
@@ -57,10 +57,10 @@ HOSTILE = 'ref(name="c") == "file=x, partition_data=y"'
 @pytest.mark.parametrize(
     "groups",
     [
-        (Group(Task("a", 1), Task("b", 2)), Group(Task("c", 4))),
-        (Group(Task("a", 1), Task("b", 2)), Group(Task("c", 3)), Group(Task("c", 1))),
-        (Group(Task("a", 1, HOSTILE), Task("b", 2)), Group(Task("c", 4))),
-        (Group(Task("a", 1), Task("b", 2), text="[…]"), Group(Task("c", 4))),
+        (Group(ScanTaskStub("a", 1), ScanTaskStub("b", 2)), Group(ScanTaskStub("c", 4))),
+        (Group(ScanTaskStub("a", 1), ScanTaskStub("b", 2)), Group(ScanTaskStub("c", 3)), Group(ScanTaskStub("c", 1))),
+        (Group(ScanTaskStub("a", 1, HOSTILE), ScanTaskStub("b", 2)), Group(ScanTaskStub("c", 4))),
+        (Group(ScanTaskStub("a", 1), ScanTaskStub("b", 2), text="[…]"), Group(ScanTaskStub("c", 4))),
     ],
     ids=["files", "a split file", "a literal like a location", "another text"],
 )

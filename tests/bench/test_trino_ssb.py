@@ -13,9 +13,9 @@ import pytest
 from bench.report import OURS
 from bench.ssb.generate import generate, get_table_path
 from bench.ssb.queries import QUERIES
-from bench.trino.asking import Answer, _parse_duration_ms
+from bench.trino.asking import TrinoAnswer, _parse_duration_ms
 from bench.trino.lake import LAYOUTS
-from bench.trino.ssb import DIRECT, Case, compute_bounds, compute_mean
+from bench.trino.ssb import DIRECT, LayoutMeasurement, compute_bounds, compute_mean
 
 
 class Files:
@@ -84,12 +84,12 @@ def test_every_query_has_a_bound_of_the_facts_that_it_joins() -> None:
             assert len(db.extract_statements(f"SELECT 1 FROM {from_clause}")) == 1
 
 
-def build_answer(wall_ms: float, files: int, splits: int) -> Answer:
-    return Answer([], wall_ms, 1.0, files, splits, 1.0, "")
+def build_answer(wall_ms: float, files: int, splits: int) -> TrinoAnswer:
+    return TrinoAnswer([], wall_ms, 1.0, files, splits, 1.0, "")
 
 
 def test_query_counts_as_slower_beyond_a_fraction_and_some_milliseconds() -> None:
-    case = Case(LAYOUTS[0], "Q1.1", total=100, bound=10)
+    case = LayoutMeasurement(LAYOUTS[0], "Q1.1", total=100, bound=10)
     case.answers = {
         DIRECT: [build_answer(1000, 100, 80)] * 3,
         OURS: [build_answer(1040, 12, 11), build_answer(990, 11, 10)] * 2,
@@ -104,7 +104,7 @@ def test_query_counts_as_slower_beyond_a_fraction_and_some_milliseconds() -> Non
 
 
 def test_reading_nothing_counts_as_one_file() -> None:
-    case = Case(LAYOUTS[0], "Q1.1", total=100, bound=0)
+    case = LayoutMeasurement(LAYOUTS[0], "Q1.1", total=100, bound=0)
     case.answers = {DIRECT: [build_answer(10, 100, 0)], OURS: [build_answer(10, 0, 0)]}
     assert (case.over_bound, case.fewer) == (1, 1)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench.measure import Worker, drive, repeat, run_alternately
-from bench.targets import Target
+from bench.targets import BenchTarget
 from bench.wire import Connection, LoadError, Request, Response, build_request
 
 
@@ -96,8 +96,8 @@ async def test_connection_closed_before_the_answer_voids_the_measurement() -> No
             await query
 
 
-def build_target(port: int, name: str = "it") -> Target:
-    return Target(name, f"http://127.0.0.1:{port}", (os.getpid(),), Path())
+def build_target(port: int, name: str = "it") -> BenchTarget:
+    return BenchTarget(name, f"http://127.0.0.1:{port}", (os.getpid(),), Path())
 
 
 async def test_rate_includes_only_counted_answers_and_failures_are_named() -> None:
@@ -133,7 +133,7 @@ async def test_servers_are_measured_in_alternating_order() -> None:
     async with run_server(b"HTTP/1.1 204 No Content\r\n\r\n") as port:
         targets = [build_target(port, "a"), build_target(port, "b")]
 
-        async def drive_one_request(target: Target) -> object:
+        async def drive_one_request(target: BenchTarget) -> object:
             order.append(target.name)
             return await drive(target, [repeat(build_request("GET", "/"), 1)])
 

@@ -55,7 +55,7 @@ def encode_rows(**form: Any) -> bytes:
 
 def read(data: bytes) -> list[pa.ChunkedArray]:
     """Read a file in all the ways in which the server reads data and delete files."""
-    columns = BoundedParquet(pa.BufferReader(data), "p", create_decoding_budget(64 << 20)).columns(PATHS)
+    columns = BoundedParquet(pa.BufferReader(data), "p", create_decoding_budget(64 << 20)).read_columns(PATHS)
     for number, kind in enumerate(KINDS.values()):
         convert_to_keys(columns[number], kind)
     BoundedParquet(pa.BufferReader(data), "p", create_decoding_budget(64 << 20)).read_columns_at(

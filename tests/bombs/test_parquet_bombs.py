@@ -117,7 +117,7 @@ def read_as_dimension(path: str, kind: str) -> str:
                 column = FileColumn.from_array(result[KEY], kind)
         except Unreadable as error:
             return error.reason
-        return f"{len(column.keys_of_rows(None))} keys of {column.rows} rows, {reader.decoded.left_bytes} left"
+        return f"{len(column.collect_keys(None))} keys of {column.rows} rows, {reader.decoded.left_bytes} left"
 
     return asyncio.run(read())
 
@@ -377,9 +377,9 @@ def test_deletion_vector_that_is_too_long_is_not_opened(tmp_path: Path) -> None:
 
 def test_long_default_of_a_column_missing_from_a_file_is_one_value() -> None:
     field = Field(KEY, "c", False, "string", initial_default=VALUE)
-    column = FileColumn.absent([Schema((field,))], DimensionColumn(KEY, "string"), 1_000_000, "f")
+    column = FileColumn.make_absent([Schema((field,))], DimensionColumn(KEY, "string"), 1_000_000, "f")
     assert column.rows == 1_000_000
-    assert len(column.keys_of_rows(None)) == 1
+    assert len(column.collect_keys(None)) == 1
     assert column.size_bytes < 10 * MIB
 
 

@@ -37,7 +37,7 @@ class TierContract:
             assert view is not None
             assert (view.readonly, view.format, view.ndim) == (True, "B", 1)
             assert view == value
-        stats = tier.stats()
+        stats = tier.read_stats()
         assert (stats.hits, stats.misses, stats.entries) == (3, 1, 1)
 
     def test_payload_in_parts_is_stored_as_one_value(self, tier: Tier) -> None:
@@ -81,12 +81,12 @@ class TierContract:
         tier.discard("never seen")
         assert tier.get("k") is None
         assert tier.get("l") == b"stays"
-        assert tier.stats().entries == 1
+        assert tier.read_stats().entries == 1
 
     def test_value_put_again_is_counted_once(self, tier: Tier) -> None:
         for _ in range(5):
             assert tier.put("k", make_payload("k", 3 << 20))
-        assert tier.stats().entries == 1
+        assert tier.read_stats().entries == 1
         assert tier.get("k") == make_payload("k", 3 << 20)
 
     def test_least_recently_used_values_are_evicted_first(self, tier: Tier) -> None:
@@ -100,14 +100,14 @@ class TierContract:
         assert "new" in held_names
         assert "k1" not in held_names
         assert held_names == sorted(held_names), "those that left are the oldest"
-        assert tier.stats().evictions >= 1
+        assert tier.read_stats().evictions >= 1
 
     def test_value_larger_than_the_budget_is_rejected_and_evicts_nothing(self, tier: Tier) -> None:
         tier.put("k", make_payload("k", 1 << 20))
         assert not tier.put("huge", bytes(self.BUDGET_BYTES + 1))
         assert tier.get("huge") is None
         assert tier.get("k") == make_payload("k", 1 << 20)
-        assert (tier.stats().refused, tier.stats().evictions) == (1, 0)
+        assert (tier.read_stats().refused, tier.read_stats().evictions) == (1, 0)
 
     def test_payload_outlives_its_entry_and_its_tier(self, tier: Tier) -> None:
         value = make_payload("k", 2 << 20)
@@ -130,7 +130,7 @@ class TierContract:
         tier.close()
         assert tier.get("k") is None
         assert not tier.put("l", b"")
-        assert tier.stats().hits == 1
+        assert tier.read_stats().hits == 1
 
     def test_any_sequence_agrees_with_a_dict_that_may_forget(self) -> None:
         contract = self
@@ -178,7 +178,7 @@ class TierContract:
             @invariant()
             def check_statistics(self) -> None:
                 self.tier.check_invariants()
-                stats = self.tier.stats()
+                stats = self.tier.read_stats()
                 assert stats.used_bytes <= stats.budget_bytes
                 assert (stats.errors, stats.damaged) == (0, 0), stats.last_error
 

@@ -64,7 +64,7 @@ def test_restart_keeps_the_values_and_their_order_of_use(folder: Path) -> None:
         assert tier.put(key, make_payload(key, 1 << 20))
     tier.close()
     tier = DiskTier(folder, 16 << 20)
-    assert tier.stats().entries == 14
+    assert tier.read_stats().entries == 14
     assert tier.get("k0") == make_payload("k0", 1 << 20)
     tier.close()
     tier = DiskTier(folder, 16 << 20)
@@ -99,7 +99,7 @@ def test_folder_never_exceeds_its_budget(folder: Path, sizes: tuple[int, int]) -
         assert tier.put(f"k{number}", source.randbytes(source.randint(*sizes)))
         if number % 20 == 0:
             peak = max(peak, measure_disk_bytes(folder))
-    assert tier.stats().evictions > 0
+    assert tier.read_stats().evictions > 0
     assert budget // 2 < peak <= budget
     tier.check_invariants()
     tier.close()
@@ -113,7 +113,7 @@ def test_disk_as_large_as_the_budget_is_never_full_even_during_a_put(tmp_path: P
         source = random.Random(f"size {size_max}")
         for number in range(400):
             assert tier.put(f"k{number}", source.randbytes(source.randrange(size_max)))
-        stats = tier.stats()
+        stats = tier.read_stats()
         assert stats.evictions > 0
         assert (stats.errors, stats.refused) == (0, 0), stats.last_error
         tier.close()
@@ -221,7 +221,7 @@ def test_concurrent_threads_see_only_whole_values(folder: Path) -> None:
     for thread in threads:
         thread.join()
     assert wrong_values == []
-    stats = tier.stats()
+    stats = tier.read_stats()
     assert (stats.damaged, stats.errors) == (0, 0), stats.last_error
     tier.check_invariants()
     tier.close()
@@ -242,7 +242,7 @@ def test_resident_value_equals_the_result_of_get_and_is_none_if_damaged(folder: 
             assert cached_value is not None
             resident = tier.get_resident("k")  # None on a file system that cannot report what is in memory
             assert resident is None or bytes(resident) == bytes(cached_value) == payload
-        hits = tier.stats().hits
+        hits = tier.read_stats().hits
         assert tier.get_resident("other") is None
         path = get_path(folder, "k")
         data = bytearray(path.read_bytes())
@@ -253,7 +253,7 @@ def test_resident_value_equals_the_result_of_get_and_is_none_if_damaged(folder: 
             data[position] ^= 1
         path.write_bytes(data[:-1])
         assert tier.get_resident("k") is None
-        assert tier.stats().hits == hits
-        assert tier.stats().damaged == 0  # `get` counts and removes it.
+        assert tier.read_stats().hits == hits
+        assert tier.read_stats().damaged == 0  # `get` counts and removes it.
         assert tier.get("k") is None
         assert not path.exists()

@@ -28,7 +28,7 @@ SIZES = {"small": 500, "read": 40_000, "mapped": 300_000, "large": 2_000_000}
 
 def fill(tier: DiskTier) -> None:
     for key, size in SIZES.items():
-        assert tier.put(key, make_payload(key, size)), tier.stats().last_error
+        assert tier.put(key, make_payload(key, size)), tier.read_stats().last_error
 
 
 def check_no_wrong_values(tier: DiskTier) -> set[str]:
@@ -87,7 +87,7 @@ def test_damaged_file_is_a_counted_miss_and_is_removed(
         path.write_bytes(data)
         assert tier.get(key) is None
         assert not path.exists()
-        stats = tier.stats()
+        stats = tier.read_stats()
         assert (stats.damaged, stats.entries, stats.errors) == (1, len(SIZES) - 1, 0), stats.last_error
         fill(tier)
         assert check_no_wrong_values(tier) == set(SIZES)
@@ -103,7 +103,7 @@ def test_two_swapped_files_are_two_misses(tmp_path: Path) -> None:
         (tmp_path / "aside").rename(other)
         assert tier.get("mapped") is None
         assert tier.get("large") is None
-        assert tier.stats().damaged == 2
+        assert tier.read_stats().damaged == 2
 
 
 @pytest.mark.parametrize("live", [True, False], ids=["while it is open", "between two runs"])
@@ -129,7 +129,7 @@ def test_changed_or_deleted_cache_files_never_cause_a_wrong_value(tmp_path: Path
         for number in range(12):
             # However wrong the account is, a few puts correct it, and then the budget holds.
             tier.put(f"more {number}", make_payload(f"more {number}", 900_000))
-        assert tier.get("more 11") == make_payload("more 11", 900_000), f"seed {seed}: {tier.stats().last_error}"
+        assert tier.get("more 11") == make_payload("more 11", 900_000), f"seed {seed}: {tier.read_stats().last_error}"
         check_no_wrong_values(tier)
     finally:
         tier.close()
@@ -151,12 +151,12 @@ def test_full_disk_loses_only_puts_until_there_is_space(tmp_path: Path) -> None:
         for _ in range(3):
             disk.fill()
             assert not tier.put("more", make_payload("more", 1 << 20))
-            assert tier.stats().last_error
+            assert tier.read_stats().last_error
             assert check_no_wrong_values(tier) == set(SIZES)
             tier.discard("large")
             assert tier.get("large") is None
             disk.free_space()
-            assert tier.put("more", make_payload("more", 1 << 20)), tier.stats().last_error
+            assert tier.put("more", make_payload("more", 1 << 20)), tier.read_stats().last_error
             tier.discard("more")
             fill(tier)
             assert check_no_wrong_values(tier) == set(SIZES)
@@ -169,7 +169,7 @@ def test_cache_misses_if_its_disk_is_full_from_the_start(tmp_path: Path) -> None
         with closing(DiskTier(disk.root / "cache", BUDGET_BYTES)) as tier:
             assert tier.get("small") is None
             assert not tier.put("small", b"x")
-            assert tier.stats().errors >= 2
+            assert tier.read_stats().errors >= 2
             disk.free_space()
             fill(tier)
             assert check_no_wrong_values(tier) == set(SIZES)
@@ -186,7 +186,7 @@ def test_folder_that_becomes_read_only_still_serves_its_values(tmp_path: Path) -
         assert check_no_wrong_values(tier) == set(SIZES)
         with closing(DiskTier(disk.root, BUDGET_BYTES)) as late_tier:
             assert check_no_wrong_values(late_tier) == set(SIZES)
-            assert "ead-only" in late_tier.stats().last_error
+            assert "ead-only" in late_tier.read_stats().last_error
         subprocess.run(["mount", "-o", "remount,rw", str(disk.root)], check=True)
         disk.free_space()
         assert tier.put("more", b"x")
@@ -224,7 +224,7 @@ def test_cache_misses_if_its_folder_is_a_file(tmp_path: Path) -> None:
     with closing(DiskTier(tmp_path / "cache", BUDGET_BYTES)) as tier:
         assert tier.get("k") is None
         assert not tier.put("k", b"x")
-        assert "exists" in tier.stats().last_error
+        assert "exists" in tier.read_stats().last_error
     assert (tmp_path / "cache").read_text() == "not a folder"
 
 
@@ -236,7 +236,7 @@ def test_foreign_lock_on_the_account_stops_puts_but_no_hits(tmp_path: Path, hold
         with closing(sqlite3.connect(tmp_path / "cache.db", isolation_level=None)) as stranger:
             stranger.execute(hold)
             assert not tier.put("more", b"x")
-            assert "locked" in tier.stats().last_error
+            assert "locked" in tier.read_stats().last_error
             assert check_no_wrong_values(tier) == set(SIZES)
             with closing(DiskTier(tmp_path, BUDGET_BYTES)) as late_tier:
                 assert check_no_wrong_values(late_tier) == set(SIZES)

@@ -62,8 +62,8 @@ def test_process_killed_during_a_put_leaves_no_torn_value_and_no_file(tmp_path: 
                 assert view is None or view == make_payload(key, choose_size(key)), (
                     f"seed {seed}, round {round_}: {key}"
                 )
-            assert tier.put("after", make_payload("after", 200_000)), f"seed {seed}: {tier.stats().last_error}"
-            assert tier.stats().damaged == 0
+            assert tier.put("after", make_payload("after", 200_000)), f"seed {seed}: {tier.read_stats().last_error}"
+            assert tier.read_stats().damaged == 0
         tier.check_invariants()
         tier.close()
         assert measure_disk_bytes(tmp_path) <= BUDGET_BYTES, f"seed {seed}, round {round_}"

@@ -28,7 +28,7 @@ def test_value_larger_than_the_budget_is_rejected_and_evicts_only_its_predecesso
     assert not cache.put("b", "huge", 1001)
     assert cache.get("a") == "kept"
     assert cache.get("b") is None, "an outdated value is worse than none"
-    assert cache.stats().refused == 1
+    assert cache.read_stats().refused == 1
     cache.check_invariants()
 
 
@@ -36,10 +36,10 @@ def test_replaced_value_is_counted_once() -> None:
     cache: MemoryCache[str, str] = MemoryCache(10_000)
     cache.put("a", "x", 500)
     cache.put("a", "y", 700)
-    assert cache.stats().used_bytes == 700 + ENTRY_OVERHEAD_BYTES
+    assert cache.read_stats().used_bytes == 700 + ENTRY_OVERHEAD_BYTES
     assert cache.get("a") == "y"
     cache.clear()
-    assert (cache.stats().used_bytes, len(cache)) == (0, 0)
+    assert (cache.read_stats().used_bytes, len(cache)) == (0, 0)
 
 
 def test_empty_values_count_as_well() -> None:
@@ -47,7 +47,7 @@ def test_empty_values_count_as_well() -> None:
     for number in range(1000):
         cache.put(number, None, 0)
     assert len(cache) == 10
-    assert cache.stats().evictions == 990
+    assert cache.read_stats().evictions == 990
 
 
 def test_cache_with_a_zero_budget_keeps_no_value() -> None:
@@ -93,7 +93,7 @@ def test_any_sequence_agrees_with_a_model(seed: int) -> None:
                 cache.discard(key)
         cache.check_invariants()
         assert {number for number in range(40) if number in cache} == set(model), f"seed {seed}, step {step}"
-    stats = cache.stats()
+    stats = cache.read_stats()
     assert (stats.hits, stats.misses, stats.entries) == (hits, misses, len(model))
     assert stats.used_bytes == sum(entry[1] for entry in model.values())
 

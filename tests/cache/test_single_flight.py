@@ -12,7 +12,7 @@ from seamark.cache.single_flight import SingleFlight
 from tests.seeds import quick
 
 
-class Source:
+class HeldSource:
     """A source that counts fetches; the test decides when they end."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Source:
 
 async def test_many_callers_share_one_fetch() -> None:
     flights: SingleFlight[str, str] = SingleFlight()
-    source = Source()
+    source = HeldSource()
     callers = [asyncio.create_task(flights.run("k", source.fetch)) for _ in range(100)]
     await asyncio.sleep(0)
     assert len(flights) == 1
@@ -45,7 +45,7 @@ async def test_many_callers_share_one_fetch() -> None:
 
 async def test_calls_for_different_keys_run_at_once_and_results_are_not_kept() -> None:
     flights: SingleFlight[str, str] = SingleFlight()
-    slow, quick = Source(), Source()
+    slow, quick = HeldSource(), HeldSource()
     quick.gate.set()
     waiting_task = asyncio.create_task(flights.run("slow", slow.fetch))
     assert await flights.run("quick", quick.fetch) == "fetch 1"
@@ -72,7 +72,7 @@ async def test_error_reaches_every_waiter_and_the_next_call_fetches_again() -> N
 
 async def test_cancelled_waiter_cancels_neither_the_fetch_nor_the_others() -> None:
     flights: SingleFlight[str, str] = SingleFlight()
-    source = Source()
+    source = HeldSource()
     first, second = (asyncio.create_task(flights.run("k", source.fetch)) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
@@ -85,7 +85,7 @@ async def test_cancelled_waiter_cancels_neither_the_fetch_nor_the_others() -> No
 
 async def test_fetch_is_cancelled_with_its_last_waiter_and_a_new_caller_fetches_again() -> None:
     flights: SingleFlight[str, str] = SingleFlight()
-    source = Source()
+    source = HeldSource()
     only = asyncio.create_task(flights.run("k", source.fetch))
     await asyncio.sleep(0)
     await asyncio.sleep(0)

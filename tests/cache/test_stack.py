@@ -24,14 +24,14 @@ REPO = Path(__file__).resolve().parents[2]
 SIZE = 200_000
 
 
-class Source:
+class PayloadSource:
     """A source that returns `payload_of` each key; it counts, and waits for `gate` if there is one."""
 
     def __init__(self) -> None:
         self.fetched: list[str] = []
         self.gate: asyncio.Event | None = None
 
-    def of(self, key: str) -> Callable[[], Awaitable[bytes]]:
+    def make_fetch(self, key: str) -> Callable[[], Awaitable[bytes]]:
         async def fetch() -> bytes:
             self.fetched.append(key)
             await (asyncio.sleep(0) if self.gate is None else self.gate.wait())
@@ -75,32 +75,32 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack[memoryview]]:
 
 async def wait_until_settled(stack: Stack[memoryview]) -> None:
     async with asyncio.timeout(60):
-        while stack.stats().pending_bytes:
+        while stack.read_stats().pending_bytes:
             await asyncio.sleep(0.005)
     stack.check_invariants()
 
 
 async def test_value_is_fetched_once_then_read_from_memory_and_after_a_restart_from_the_disk(tmp_path: Path) -> None:
-    source = Source()
+    source = PayloadSource()
     stack = make(tmp_path)
-    first = await stack.get("k", source.of("k"), return_unchanged)
+    first = await stack.get("k", source.make_fetch("k"), return_unchanged)
     assert first == make_payload("k", SIZE)
     assert stack.get_cached("k") is first
-    assert await stack.get("k", source.of("k"), return_unchanged) is first
+    assert await stack.get("k", source.make_fetch("k"), return_unchanged) is first
     await stack.close()
     stack = make(tmp_path)
     assert stack.get_cached("k") is None
-    assert await stack.get("k", source.of("k"), return_unchanged) == make_payload("k", SIZE)
+    assert await stack.get("k", source.make_fetch("k"), return_unchanged) == make_payload("k", SIZE)
     assert source.fetched == ["k"]
-    stats = stack.stats()
+    stats = stack.read_stats()
     assert stats.disk is not None
     assert (stats.fetches, stats.disk.hits) == (0, 1)
     await stack.close()
 
 
 async def test_many_callers_share_one_fetch(stack: Stack[memoryview]) -> None:
-    source = Source()
-    values = await asyncio.gather(*(stack.get("k", source.of("k"), return_unchanged) for _ in range(50)))
+    source = PayloadSource()
+    values = await asyncio.gather(*(stack.get("k", source.make_fetch("k"), return_unchanged) for _ in range(50)))
     assert source.fetched == ["k"]
     assert all(value is values[0] for value in values)
 
@@ -108,7 +108,7 @@ async def test_many_callers_share_one_fetch(stack: Stack[memoryview]) -> None:
 async def test_memory_holds_the_mapped_copy_once_the_disk_has_the_value(
     tmp_path: Path, stack: Stack[memoryview]
 ) -> None:
-    value = await stack.get("k", Source().of("k"), return_unchanged)
+    value = await stack.get("k", PayloadSource().make_fetch("k"), return_unchanged)
     await wait_until_settled(stack)
     twin = stack.get_cached("k")
     assert twin == value
@@ -125,19 +125,19 @@ async def test_value_over_a_mapped_file_has_the_size_that_it_uses_there(tmp_path
         weigh_mapped=lambda value: len(value) // 8,
         pending_bytes_max=64 << 20,
     )
-    source = Source()
+    source = PayloadSource()
     for number in range(20):  # Four times the budget
-        await stack.get(f"k{number}", source.of(f"k{number}"), return_unchanged)
+        await stack.get(f"k{number}", source.make_fetch(f"k{number}"), return_unchanged)
         await wait_until_settled(stack)
     assert all(stack.get_cached(f"k{number}") == make_payload(f"k{number}", SIZE) for number in range(20))
 
     async def read_small_buffer() -> bytes:
         return bytes(1000)
 
-    before = stack.stats().memory.used_bytes
+    before = stack.read_stats().memory.used_bytes
     await stack.get("small", read_small_buffer, return_unchanged)
     await wait_until_settled(stack)
-    assert stack.stats().memory.used_bytes - before == 1000 + ENTRY_OVERHEAD_BYTES
+    assert stack.read_stats().memory.used_bytes - before == 1000 + ENTRY_OVERHEAD_BYTES
     await stack.close()
 
 
@@ -149,18 +149,18 @@ async def test_stored_parts_are_opened_as_one_value(stack: Stack[memoryview]) ->
 
 
 async def test_bulk_read_returns_stored_keys_and_fetches_nothing(tmp_path: Path) -> None:
-    source = Source()
+    source = PayloadSource()
     stack = make(tmp_path)
     names = [f"k{number}" for number in range(150)]
     put = [name for number, name in enumerate(names) if number % 3]
     for name in put:
-        await stack.get(name, source.of(name), return_unchanged)
+        await stack.get(name, source.make_fetch(name), return_unchanged)
         await wait_until_settled(stack)
     await stack.close()
     damaged_path, other = get_path(tmp_path, put[0]), put[1:]
     damaged_path.write_bytes(damaged_path.read_bytes()[:-1])
     stack = make(tmp_path)
-    in_memory = await stack.get(put[1], source.of(put[1]), return_unchanged)
+    in_memory = await stack.get(put[1], source.make_fetch(put[1]), return_unchanged)
     results = dict(zip(names, await stack.get_stored(names, return_unchanged), strict=True))
     assert {name for name, value in results.items() if value is not None} == set(other)
     assert all(results[name] == make_payload(name, SIZE) for name in other)
@@ -168,7 +168,7 @@ async def test_bulk_read_returns_stored_keys_and_fetches_nothing(tmp_path: Path)
     assert all(stack.get_cached(name) is results[name] for name in names)
     assert source.fetched == put
     assert not damaged_path.exists()
-    stats = stack.stats().disk
+    stats = stack.read_stats().disk
     assert stats is not None
     assert (stats.hits, stats.misses, stats.damaged) == (len(other), 1, 1)
     await stack.close()
@@ -181,7 +181,7 @@ async def test_failed_fetch_fails_its_callers_and_is_not_remembered(stack: Stack
 
     results = await asyncio.gather(*(stack.get("k", fail, return_unchanged) for _ in range(3)), return_exceptions=True)
     assert [str(result) for result in results] == ["the store is away"] * 3
-    assert await stack.get("k", Source().of("k"), return_unchanged) == make_payload("k", SIZE)
+    assert await stack.get("k", PayloadSource().make_fetch("k"), return_unchanged) == make_payload("k", SIZE)
 
 
 async def test_fetched_value_that_cannot_be_opened_fails_its_callers_and_is_not_stored(
@@ -191,7 +191,7 @@ async def test_fetched_value_that_cannot_be_opened_fails_its_callers_and_is_not_
         raise LookupError("not a block")
 
     with pytest.raises(LookupError, match="not a block"):
-        await stack.get("k", Source().of("k"), refuse)
+        await stack.get("k", PayloadSource().make_fetch("k"), refuse)
     await wait_until_settled(stack)
     assert not get_path(tmp_path, "k").exists()
 
@@ -207,9 +207,9 @@ async def test_file_of_another_layout_is_removed_and_fetched_again(tmp_path: Pat
         return view
 
     stack = make(tmp_path)
-    assert await stack.get("k", Source().of("k"), reject_view) == make_payload("k", SIZE)
+    assert await stack.get("k", PayloadSource().make_fetch("k"), reject_view) == make_payload("k", SIZE)
     await wait_until_settled(stack)
-    assert stack.stats().unreadable == 1
+    assert stack.read_stats().unreadable == 1
     await stack.close()
     tier = DiskTier(tmp_path, 32 << 20)
     assert tier.get("k") == make_payload("k", SIZE)
@@ -218,22 +218,22 @@ async def test_file_of_another_layout_is_removed_and_fetched_again(tmp_path: Pat
 
 async def test_damaged_file_is_fetched_again(tmp_path: Path) -> None:
     stack = make(tmp_path)
-    await stack.get("k", Source().of("k"), return_unchanged)
+    await stack.get("k", PayloadSource().make_fetch("k"), return_unchanged)
     await stack.close()
     path = get_path(tmp_path, "k")
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    stack, source = make(tmp_path), Source()
-    assert await stack.get("k", source.of("k"), return_unchanged) == make_payload("k", SIZE)
+    stack, source = make(tmp_path), PayloadSource()
+    assert await stack.get("k", source.make_fetch("k"), return_unchanged) == make_payload("k", SIZE)
     assert source.fetched == ["k"]
     await stack.close()
 
 
 async def test_stack_works_without_a_disk(tmp_path: Path) -> None:
-    stack, source = make(tmp_path, disk=False), Source()
+    stack, source = make(tmp_path, disk=False), PayloadSource()
     for _ in range(2):
-        assert await stack.get("k", source.of("k"), return_unchanged) == make_payload("k", SIZE)
+        assert await stack.get("k", source.make_fetch("k"), return_unchanged) == make_payload("k", SIZE)
     assert source.fetched == ["k"]
-    assert stack.stats().disk is None
+    assert stack.read_stats().disk is None
     await stack.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -241,46 +241,47 @@ async def test_stack_works_without_a_disk(tmp_path: Path) -> None:
 async def test_queue_of_disk_writes_is_limited_and_drained_on_close(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as executor:
         stack = make(tmp_path, pending_bytes_max=3 * SIZE, executor=executor)
-        source = Source()
+        source = PayloadSource()
         for number in range(8):
             if number == 0:
-                await stack.get("k0", source.of("k0"), return_unchanged)
+                await stack.get("k0", source.make_fetch("k0"), return_unchanged)
                 release = threading.Event()
                 await wait_until_settled(stack)
                 # From here on the disk does nothing; the next keys have been read ahead.
                 misses = [
-                    asyncio.create_task(stack.get(f"k{n}", source.of(f"k{n}"), return_unchanged)) for n in range(1, 8)
+                    asyncio.create_task(stack.get(f"k{n}", source.make_fetch(f"k{n}"), return_unchanged))
+                    for n in range(1, 8)
                 ]
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
                 executor.submit(release.wait)
             else:
                 assert await misses[number - 1] == make_payload(f"k{number}", SIZE), "no get waits for a put"
-        stats = stack.stats()
+        stats = stack.read_stats()
         assert (stats.pending_bytes, stats.dropped) == (3 * SIZE, 4)
         release.set()
         await stack.close()
-        stats = stack.stats()
+        stats = stack.read_stats()
         assert stats.pending_bytes == 0
         assert stats.disk is not None
         assert stats.disk.puts == 4
 
 
 async def test_closed_stack_still_answers(tmp_path: Path) -> None:
-    stack, source = make(tmp_path), Source()
-    await stack.get("k", source.of("k"), return_unchanged)
+    stack, source = make(tmp_path), PayloadSource()
+    await stack.get("k", source.make_fetch("k"), return_unchanged)
     await stack.close()
     await stack.close()
-    assert await stack.get("k", source.of("k"), return_unchanged) == make_payload("k", SIZE)
-    assert await stack.get("l", source.of("l"), return_unchanged) == make_payload("l", SIZE)
+    assert await stack.get("k", source.make_fetch("k"), return_unchanged) == make_payload("k", SIZE)
+    assert await stack.get("l", source.make_fetch("l"), return_unchanged) == make_payload("l", SIZE)
     assert source.fetched == ["k", "l"]
 
 
 async def test_cancelled_caller_leaves_no_claim(tmp_path: Path) -> None:
     claims = Claims(tmp_path / "claims")
-    stack, source = make(tmp_path / "cache", claims=claims), Source()
+    stack, source = make(tmp_path / "cache", claims=claims), PayloadSource()
     source.gate = asyncio.Event()
-    caller = asyncio.create_task(stack.get("k", source.of("k"), return_unchanged))
+    caller = asyncio.create_task(stack.get("k", source.make_fetch("k"), return_unchanged))
     async with asyncio.timeout(60):
         while not source.fetched:
             await asyncio.sleep(0.001)
@@ -295,10 +296,10 @@ async def test_cancelled_caller_leaves_no_claim(tmp_path: Path) -> None:
 
 async def test_caller_that_waits_too_long_for_another_fetch_fetches_itself(tmp_path: Path) -> None:
     claims = Claims(tmp_path / "claims")
-    stack, source = make(tmp_path / "cache", claims=claims, claim_wait_s=0.1), Source()
+    stack, source = make(tmp_path / "cache", claims=claims, claim_wait_s=0.1), PayloadSource()
     assert claims.take("k")
-    assert await stack.get("k", source.of("k"), return_unchanged) == make_payload("k", SIZE)
-    stats = stack.stats()
+    assert await stack.get("k", source.make_fetch("k"), return_unchanged) == make_payload("k", SIZE)
+    stats = stack.read_stats()
     assert (stats.waits, stats.timed_out_waits, stats.fetches) == (1, 1, 1)
     await stack.close()
 
@@ -355,7 +356,7 @@ def test_processes_that_need_the_same_keys_fetch_each_once_in_total(tmp_path: Pa
 async def test_every_answer_is_the_value_of_its_key_under_random_traffic(tmp_path: Path, seed: int) -> None:
     source = random.Random(seed)
     stack = make(tmp_path, memory_bytes=5 * SIZE, pending_bytes_max=2 * SIZE, claims=Claims(tmp_path / "claims"))
-    origin = Source()
+    origin = PayloadSource()
     tasks: list[tuple[str, asyncio.Task[memoryview]]] = []
     for _ in range(300):
         key = f"k{source.randrange(12)}"
@@ -365,7 +366,7 @@ async def test_every_answer_is_the_value_of_its_key_under_random_traffic(tmp_pat
             case 1:
                 stack.discard(key)
             case _:
-                tasks.append((key, asyncio.create_task(stack.get(key, origin.of(key), return_unchanged))))
+                tasks.append((key, asyncio.create_task(stack.get(key, origin.make_fetch(key), return_unchanged))))
         if source.random() < 0.1:
             source.choice(tasks)[1].cancel() if tasks else None
         if source.random() < 0.3:

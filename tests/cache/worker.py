@@ -40,7 +40,7 @@ def main(folder: Path, seed: int, steps: int) -> None:
                 tier.put(key, values[key])
             case _:
                 tier.discard(key)
-    stats = tier.stats()
+    stats = tier.read_stats()
     tier.close()
     print(json.dumps({"wrong": wrong_values, "hits": stats.hits, "damaged": stats.damaged, "error": stats.last_error}))
 

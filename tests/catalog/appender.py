@@ -71,7 +71,7 @@ def _read_rows(place: str) -> list[Row]:
 
 
 @dataclass(frozen=True)
-class File:
+class LiveFile:
     """A live data file of a snapshot, with inherited values."""
 
     path: str
@@ -83,7 +83,7 @@ class File:
     first_row_id: int | None
 
 
-def read_manifest(listed_row: Row) -> list[File]:
+def read_manifest(listed_row: Row) -> list[LiveFile]:
     """Return the files of a manifest with the values that they inherit by the specification."""
     expected_rows, next_row = [], listed_row.get("first_row_id")
     rows = _read_rows(listed_row["manifest_path"])
@@ -100,7 +100,7 @@ def read_manifest(listed_row: Row) -> list[File]:
         sequence_numbers = [row[name] for name in ("sequence_number", "file_sequence_number")]
         numbers = [inherited if number is None else number for number in sequence_numbers]
         snapshot_id = listed_row["added_snapshot_id"] if row["snapshot_id"] is None else row["snapshot_id"]
-        expected_rows.append(File(file["file_path"], file["record_count"], status, snapshot_id, *numbers, first))
+        expected_rows.append(LiveFile(file["file_path"], file["record_count"], status, snapshot_id, *numbers, first))
     assert (
         listed_row["min_sequence_number"] == min((file.sequence_number for file in expected_rows), default=0)
         or not expected_rows
@@ -112,7 +112,7 @@ def read_list(snapshot: Row) -> list[Row]:
     return _read_rows(snapshot["manifest-list"])
 
 
-def read_snapshot(snapshot: Row) -> dict[str, File]:
+def read_snapshot(snapshot: Row) -> dict[str, LiveFile]:
     """Return the live data files by path, and check that each occurs once."""
     files = [file for listing in read_list(snapshot) for file in read_manifest(listing)]
     results = {file.path: file for file in files}
@@ -121,7 +121,7 @@ def read_snapshot(snapshot: Row) -> dict[str, File]:
 
 
 @dataclass
-class Appender:
+class EngineAppender:
     """An engine with the metadata that it loaded, as JSON.
 
     The options make it behave like different engines.
@@ -217,7 +217,7 @@ class Appender:
     def _make_file_row(self, path: str, records: int) -> Row:
         return {"file_path": path, "record_count": records, **self.file}
 
-    def _build_entry(self, status: int, data: Row, old_entry: File | None) -> Row:
+    def _build_entry(self, status: int, data: Row, old_entry: LiveFile | None) -> Row:
         plain = {"content": 0, "file_format": "PARQUET", "partition": {}, "file_size_in_bytes": 100}
         own_entries = {
             "status": status,

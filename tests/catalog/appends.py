@@ -6,30 +6,30 @@ import json
 from typing import Any
 
 from seamark.metaserver.catalog.values import LoadedTable
-from tests.catalog.appender import Appender, Commit, Row
-from tests.catalog.rig import CALLER, Rig
+from tests.catalog.appender import Commit, EngineAppender, Row
+from tests.catalog.rig import CALLER, CatalogRig
 
 DB = ("db",)
 REBASE = {"seamark.commit.rebase": "append"}
 
 
-async def create(rig: Rig, version: int = 2, **properties: str) -> None:
+async def create(rig: CatalogRig, version: int = 2, **properties: str) -> None:
     await rig.table(properties={"format-version": str(version), **REBASE, **properties})
 
 
-async def load(rig: Rig) -> Row:
-    entry = await rig.catalog.tables.entry(DB, "t")
+async def load(rig: CatalogRig) -> Row:
+    entry = await rig.catalog.tables.load_entry(DB, "t")
     row: Row = json.loads(await rig.objects.read(entry.metadata_location))
     return row
 
 
-async def commit(rig: Rig, commit: Commit) -> LoadedTable:
+async def commit(rig: CatalogRig, commit: Commit) -> LoadedTable:
     return await rig.commits.commit_table(CALLER, DB, "t", *commit)
 
 
-async def append(rig: Rig, files: dict[str, int], **knobs: Any) -> Appender:
+async def append(rig: CatalogRig, files: dict[str, int], **knobs: Any) -> EngineAppender:
     """Return an append to the current table."""
-    client = Appender(await load(rig), **knobs)
+    client = EngineAppender(await load(rig), **knobs)
     await commit(rig, client.commit(files))
     return client
 

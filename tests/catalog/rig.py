@@ -136,7 +136,7 @@ class RacingStore:
 
 
 @asynccontextmanager
-async def open_racing_rigs(home: Path) -> AsyncIterator[tuple[Rig, Rig, RacingStore]]:
+async def open_racing_rigs(home: Path) -> AsyncIterator[tuple[CatalogRig, CatalogRig, RacingStore]]:
     """Yield a rig, a second rig over the same database, and the store of the first, which can run an intruder."""
     capture = WrapperCapture(RacingStore)
     async with open_rig(home, wrap_store=capture) as rig, open_rig(home) as other:
@@ -144,7 +144,7 @@ async def open_racing_rigs(home: Path) -> AsyncIterator[tuple[Rig, Rig, RacingSt
 
 
 @dataclass(frozen=True)
-class Rig:
+class CatalogRig:
     catalog: Catalog
     commits: EngineCommits
     publisher: Publisher
@@ -157,8 +157,8 @@ class Rig:
             await self.catalog.namespaces.create(CALLER, ("db",), {})
         await self.catalog.tables.create(CALLER, ("db",), CreateTable(name=name, schema=SCHEMA, **options))
 
-    async def files(self) -> set[str]:
-        return {info.location async for info in self.objects.list(self.settings.warehouse_uri())}
+    async def list_files(self) -> set[str]:
+        return {info.location async for info in self.objects.list(self.settings.make_warehouse_uri())}
 
 
 @asynccontextmanager
@@ -169,13 +169,13 @@ async def open_rig(
     wrap_store: Any = None,
     wrap_objects: Any = None,
     **settings: Any,
-) -> AsyncIterator[Rig]:
+) -> AsyncIterator[CatalogRig]:
     clock = clock or SystemClock()
     chosen_settings = Settings(home=home, **settings)
     home.mkdir(exist_ok=True, parents=True)
     (home / "warehouse").mkdir(exist_ok=True)
     async with (
-        open_store(chosen_settings.database_url(), clock=clock) as store,
+        open_store(chosen_settings.make_database_url(), clock=clock) as store,
         open_objects(chosen_settings, clock) as objects,
     ):
         used_store = wrap_store(store) if wrap_store else store
@@ -187,7 +187,7 @@ async def open_rig(
             ) as catalog,
             open_publisher(catalog.context) as publisher,
         ):
-            yield Rig(
+            yield CatalogRig(
                 catalog=catalog,
                 commits=EngineCommits(catalog, publisher),
                 publisher=publisher,

@@ -17,13 +17,13 @@ from seamark.formats.storage.locations import make_location_key, parse_location
 from seamark.metaserver.catalog.values import Caller, CreateTable, CreateView, TableChange, TableIdentifier
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.port import InstantFilter
-from tests.catalog.rig import CALLER, SCHEMA, Rig, build_creation_updates, open_rig, rename_without_digest
+from tests.catalog.rig import CALLER, SCHEMA, CatalogRig, build_creation_updates, open_rig, rename_without_digest
 from tests.catalog.test_confinement import VERSION
 
 CONFINED_CALLER = Caller(principal_name="wa", request_id="r", confined_to=(("a",),), names_owners=False)
 
 
-async def move_table(rig: Rig) -> str:
+async def move_table(rig: CatalogRig) -> str:
     """Create a table in `a`, move it to `b`, and return its location."""
     for path in (("a",), ("b",)):
         await rig.catalog.namespaces.create(CALLER, path, {})
@@ -49,7 +49,7 @@ def _build_creation_updates(uuid: str, location: str) -> list[dict[str, Any]]:
     ]
 
 
-async def check_rejected(rig: Rig, caller: Caller, location: str) -> None:
+async def check_rejected(rig: CatalogRig, caller: Caller, location: str) -> None:
     """Check that every operation with a location rejects this location."""
     catalog = rig.catalog
     uuid = "11111111-2222-4333-8444-555555555555"
@@ -194,7 +194,7 @@ async def test_symbolic_link_does_not_bypass_a_claim(tmp_path: Path) -> None:
             request = CreateTable(name="x", schema=SCHEMA, properties={"write.data.path": f"file://{folder}/other/x"})
             with pytest.raises(BadRequest, match="symbolic link"):
                 await rig.catalog.tables.create(caller, ("a",), request)
-        entry = await rig.catalog.tables.entry(("b",), "moved")
+        entry = await rig.catalog.tables.load_entry(("b",), "moved")
         spelling = entry.metadata_location.replace(location, f"file://{folder}/link")
         with pytest.raises(BadRequest, match="symbolic link"):
             await rig.catalog.tables.register(CALLER, ("b",), "x", spelling, overwrite=False)
@@ -204,11 +204,11 @@ async def test_claim_belongs_to_the_path_and_not_to_the_target_of_a_link(tmp_pat
     """A folder that becomes a link after its table was created claims nothing in the target."""
     async with open_rig(tmp_path) as rig:
         location = await move_table(rig)
-        before = await rig.catalog.context.store.claims((await rig.catalog.tables.entry(("b",), "moved")).uuid)
+        before = await rig.catalog.context.store.claims((await rig.catalog.tables.load_entry(("b",), "moved")).uuid)
         folder = Path(parse_location(location).file_path)
         folder.rename(f"{folder}-away")
         folder.symlink_to(parse_location(rig.catalog.warehouse.make_namespace_location(("b",))).file_path)
-        assert [rig.catalog.warehouse.key(parse_location(location))] == [before[0].location]
+        assert [rig.catalog.warehouse.make_key(parse_location(location))] == [before[0].location]
         await rig.catalog.tables.create(CALLER, ("b",), CreateTable(name="free", schema=SCHEMA))
 
 
@@ -361,7 +361,7 @@ async def test_registering_an_older_file_revokes_later_permissions_and_keeps_the
         tables, name = rig.catalog.tables, (("b",), "moved")
         first = (await tables.load(*name)).entry
         assert first is not None
-        elsewhere, allowed = f"{rig.settings.warehouse_uri()}/later", f"{rig.settings.warehouse_uri()}/lent"
+        elsewhere, allowed = f"{rig.settings.make_warehouse_uri()}/later", f"{rig.settings.make_warehouse_uri()}/lent"
         updates = {"seamark.allowed-locations": allowed, "write.data.path": elsewhere}
         await rig.commits.commit_table(CALLER, *name, [], [{"action": "set-properties", "updates": updates}])
         second = (await tables.load(*name)).entry
@@ -407,7 +407,7 @@ async def test_table_is_identified_by_the_uuid_in_the_database(tmp_path: Path) -
         assert victim is not None
         claims, instants = (
             await rig.store.claims(victim.uuid),
-            await rig.store.instants(_filter_by_uuid(victim.uuid), 100),
+            await rig.store.list_instants(_filter_by_uuid(victim.uuid), 100),
         )
         place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/old"
         old_metadata = {**json.loads(encode_table(metadata)), "location": place, "format-version": 1}
@@ -431,12 +431,12 @@ async def test_table_is_identified_by_the_uuid_in_the_database(tmp_path: Path) -
                 CONFINED_CALLER, *name, [], [{"action": "add-snapshot", "snapshot": snapshot}]
             )
         assert await rig.store.claims(victim.uuid) == claims
-        assert await rig.store.instants(_filter_by_uuid(victim.uuid), 100) == instants
-        assert {instant.action for instant in await rig.store.instants(_filter_by_uuid(entry.uuid), 100)} == {
+        assert await rig.store.list_instants(_filter_by_uuid(victim.uuid), 100) == instants
+        assert {instant.action for instant in await rig.store.list_instants(_filter_by_uuid(entry.uuid), 100)} == {
             "register",
             "commit",
         }
-        stored_entry = await rig.store.entry(EntryKind.TABLE, *name)
+        stored_entry = await rig.store.load_entry(EntryKind.TABLE, *name)
         assert stored_entry is not None
         assert stored_entry.uuid == entry.uuid
 

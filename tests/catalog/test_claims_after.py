@@ -14,7 +14,7 @@ from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.catalog.values import Caller, CreateTable, CreateView, TableIdentifier
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.sql import names
-from tests.catalog.rig import CALLER, SCHEMA, Rig, open_rig
+from tests.catalog.rig import CALLER, SCHEMA, CatalogRig, open_rig
 from tests.catalog.test_confinement import VERSION
 
 A = Caller(principal_name="wa", request_id="r", confined_to=(("a",),), names_owners=False)
@@ -28,7 +28,7 @@ def database(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {} if request.param == "SQLite" else {"database": request.getfixturevalue("postgres_url")}
 
 
-async def create_moved_table(rig: Rig) -> str:
+async def create_moved_table(rig: CatalogRig) -> str:
     """Return the location of `b.t`, which was created in `a` and moved; it has a data file that no metadata names."""
     for path in (("a",), ("b",)):
         await rig.catalog.namespaces.create(CALLER, path, {})
@@ -38,13 +38,13 @@ async def create_moved_table(rig: Rig) -> str:
     return created_table.metadata.location
 
 
-async def housekeep(rig: Rig, clock: SimulatedClock, after_ms: int = _WEEK_MS + 1) -> None:
+async def housekeep(rig: CatalogRig, clock: SimulatedClock, after_ms: int = _WEEK_MS + 1) -> None:
     clock.advance(after_ms)
     await rig.catalog.dropped.purge_expired()
     await rig.catalog.dropped.release_unused()
 
 
-async def check_invariants(rig: Rig) -> None:
+async def check_invariants(rig: CatalogRig) -> None:
     store: Any = rig.store
     await store.check_invariants()
 
@@ -55,7 +55,7 @@ def delete_files(location: str) -> None:
             path.unlink()
 
 
-async def refuse(rig: Rig, caller: Caller, namespace: str, location: str) -> None:
+async def refuse(rig: CatalogRig, caller: Caller, namespace: str, location: str) -> None:
     """Check that no entry of the namespace gets the location, or a folder in it."""
     for place in (location, f"{location}/data", f"{location}/x/y"):
         request = CreateTable(name="x", schema=SCHEMA, location=place)
@@ -66,15 +66,15 @@ async def refuse(rig: Rig, caller: Caller, namespace: str, location: str) -> Non
         await rig.catalog.tables.create(caller, (namespace,), request)
 
 
-async def _drop(rig: Rig) -> None:
+async def _drop(rig: CatalogRig) -> None:
     await rig.catalog.tables.drop(CALLER, ("b",), "t", purge=False)
 
 
-async def _purge(rig: Rig) -> None:
+async def _purge(rig: CatalogRig) -> None:
     await rig.catalog.tables.drop(CALLER, ("b",), "t", purge=True)
 
 
-async def _unregister(rig: Rig) -> None:
+async def _unregister(rig: CatalogRig) -> None:
     await rig.catalog.tables.unregister(CALLER, ("b",), "t")
 
 
@@ -82,7 +82,7 @@ async def _unregister(rig: Rig) -> None:
 @pytest.mark.parametrize("ending", [_drop, _purge, _unregister])
 @pytest.mark.parametrize("retention_s", [7 * 86400, 0])
 async def test_former_namespace_of_a_moved_table_does_not_get_its_location(
-    tmp_path: Path, database: dict[str, Any], ending: Callable[[Rig], Any], retention_s: int
+    tmp_path: Path, database: dict[str, Any], ending: Callable[[CatalogRig], Any], retention_s: int
 ) -> None:
     clock = SimulatedClock(1)
     async with open_rig(tmp_path, clock=clock, drop_retention_s=retention_s, **database) as rig:
@@ -108,12 +108,12 @@ async def test_last_namespace_may_use_the_location_again(tmp_path: Path, databas
     clock = SimulatedClock(1)
     async with open_rig(tmp_path, clock=clock, **database) as rig:
         location = await create_moved_table(rig)
-        metadata_location = (await rig.catalog.tables.entry(("b",), "t")).metadata_location
+        metadata_location = (await rig.catalog.tables.load_entry(("b",), "t")).metadata_location
         await _drop(rig)
         await housekeep(rig, clock)
         await rig.catalog.tables.register(CALLER, ("b",), "back", metadata_location, overwrite=False)
         assert (await rig.catalog.dropped.list_retained(None, None, None)).items == []
-        assert await rig.store.names_of((await rig.catalog.tables.entry(("b",), "back")).uuid) == 1
+        assert await rig.store.count_names((await rig.catalog.tables.load_entry(("b",), "back")).uuid) == 1
         await rig.catalog.tables.unregister(CALLER, ("b",), "back")
         await housekeep(rig, clock)
         request = CreateTable(name="other", schema=SCHEMA, location=location)
@@ -132,12 +132,12 @@ async def test_admin_can_purge_or_release_a_retained_location(tmp_path: Path, da
             await rig.catalog.dropped.release(row.id)
         await housekeep(rig, clock)
         await rig.catalog.dropped.purge(CALLER, row.id)
-        assert await rig.files() == {f"{location}/data/secret.parquet"}
+        assert await rig.list_files() == {f"{location}/data/secret.parquet"}
         await refuse(rig, A, "a", location)
         (row,) = (await rig.catalog.dropped.list_retained(("b",), None, None)).items
         assert (await rig.catalog.dropped.list_retained(("a",), None, None)).items == []
         await rig.catalog.dropped.release(row.id)
-        assert await rig.files() == {f"{location}/data/secret.parquet"}
+        assert await rig.list_files() == {f"{location}/data/secret.parquet"}
         await rig.catalog.tables.create(A, ("a",), CreateTable(name="x", schema=SCHEMA, location=location))
         with pytest.raises(NotFound):
             await rig.catalog.dropped.release(row.id)
@@ -178,7 +178,7 @@ async def test_overwritten_metadata_file_does_not_end_a_claim(tmp_path: Path) ->
     clock = SimulatedClock(1)
     async with open_rig(tmp_path, clock=clock) as rig:
         location = await create_moved_table(rig)
-        entry = await rig.catalog.tables.entry(("b",), "t")
+        entry = await rig.catalog.tables.load_entry(("b",), "t")
         file = Path(parse_location(entry.metadata_location).file_path)
         for spelling in (location.upper().replace("FILE:", "file:"), f"{location}-away", ""):
             file.write_text(file.read_text().replace(location, spelling) if spelling else "{}")

@@ -16,7 +16,7 @@ from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.catalog.ownership.claims import create_remaining_claims
 from seamark.metaserver.catalog.values import CreateTable, CreateView
 from seamark.metaserver.objects.port import ObjectStore
-from tests.catalog.rig import CALLER, SCHEMA, Rig, open_rig
+from tests.catalog.rig import CALLER, SCHEMA, CatalogRig, open_rig
 from tests.catalog.test_claims import CONFINED_CALLER, check_rejected, move_table
 from tests.catalog.test_confinement import VERSION
 from tests.support.wrapper_capture import WrapperCapture
@@ -58,7 +58,7 @@ async def _prepare_old_server(home: Path) -> dict[str, str]:
     """
     async with open_rig(home) as rig:
         results = {"moved": await move_table(rig)}
-        other_location = {"write.metadata.path": f"{rig.settings.warehouse_uri()}/apart/meta"}
+        other_location = {"write.metadata.path": f"{rig.settings.make_warehouse_uri()}/apart/meta"}
         plans = await rig.catalog.tables.create(
             CALLER, ("b",), CreateTable(name="apart", schema=SCHEMA, properties=other_location)
         )
@@ -84,7 +84,7 @@ async def test_no_location_is_assigned_while_older_metadata_cannot_be_read(
             lambda: catalog.tables.create(CALLER, ("a",), create),
             lambda: catalog.tables.stage(CONFINED_CALLER, ("a",), create),
             lambda: catalog.views.create(CONFINED_CALLER, ("a",), view),
-            lambda: catalog.namespaces.create(CALLER, ("c",), {"location": f"{rig.settings.warehouse_uri()}/c"}),
+            lambda: catalog.namespaces.create(CALLER, ("c",), {"location": f"{rig.settings.make_warehouse_uri()}/c"}),
         ]
         for request in requests:
             with pytest.raises(RetryLater, match="cannot be checked"):
@@ -105,19 +105,19 @@ async def test_purge_waits_until_all_locations_are_known(tmp_path: Path) -> None
     capture = WrapperCapture(_UnavailableStorage)
     async with open_rig(tmp_path, wrap_objects=capture) as rig:
         name = (("b",), "apart")
-        entry = await rig.catalog.tables.entry(*name)
+        entry = await rig.catalog.tables.load_entry(*name)
         await rig.catalog.tables.drop(CALLER, *name, purge=False)
         (row,) = (await rig.catalog.dropped.list(("b",), None, None)).items
-        before = await rig.files()
+        before = await rig.list_files()
         capture.wrapper.away = False
         document = await rig.catalog.documents.table(entry.metadata_location)
         rig.catalog.context.documents.remember_table(entry.metadata_location, document, b"{}")
         capture.wrapper.away = True
         await rig.catalog.dropped.purge(CALLER, row.id)
-        assert await rig.files() == before, "the storage gave nothing of the other tables"
+        assert await rig.list_files() == before, "the storage gave nothing of the other tables"
         capture.wrapper.away = False
         await rig.catalog.dropped.purge_expired()
-        assert entry.metadata_location not in await rig.files()
+        assert entry.metadata_location not in await rig.list_files()
 
 
 async def test_possible_locations_of_a_table_with_lost_metadata_are_reserved(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ async def test_possible_locations_of_a_table_with_lost_metadata_are_reserved(tmp
         await _check_refused(rig, places["moved"])
 
 
-async def _check_refused(rig: Rig, location: str) -> None:
+async def _check_refused(rig: CatalogRig, location: str) -> None:
     with pytest.raises(BadRequest, match="overlaps"):
         await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name="over", schema=SCHEMA, location=location))
 

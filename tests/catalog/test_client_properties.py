@@ -11,7 +11,7 @@ import pytest
 from seamark.formats.iceberg.metadata.properties import configures_client
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.catalog.values import CreateTable, CreateView, TableChange
-from tests.catalog.rig import CALLER, SCHEMA, Rig, build_creation_updates, open_rig, rename_without_digest
+from tests.catalog.rig import CALLER, SCHEMA, CatalogRig, build_creation_updates, open_rig, rename_without_digest
 from tests.catalog.test_confinement import VERSION
 
 CLIENT_PROPERTIES = (
@@ -65,7 +65,7 @@ def test_ordinary_properties_of_engines_and_users_are_allowed(name: str) -> None
     assert not configures_client(name)
 
 
-async def _create_objects(rig: Rig) -> None:
+async def _create_objects(rig: CatalogRig) -> None:
     await rig.table()
     await rig.catalog.views.create(CALLER, ("db",), CreateView(name="v", schema=SCHEMA, view_version=VERSION))
 
@@ -172,7 +172,7 @@ async def test_stored_properties_that_steer_clients_are_neither_served_nor_writt
         for properties in (table.metadata.properties, view.metadata.properties):
             assert properties["a"] == "b"
             assert not any(map(configures_client, properties))
-        document = await rig.catalog.documents.document(table.entry.metadata_location, "all")
+        document = await rig.catalog.documents.render_document(table.entry.metadata_location, "all")
         assert b"signer" not in document
         update = {"action": "set-properties", "updates": {"c": "d"}}
         after = await rig.commits.commit_table(CALLER, ("db",), "t", [], [update])

@@ -33,7 +33,7 @@ from seamark.metaserver.commit.publication import CommitEvent
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.operations import AdvanceProducer
 from seamark.metaserver.store.port import IdempotencyTaken, InstantFilter
-from tests.catalog.rig import CALLER, SCHEMA, Rig, append, open_racing_rigs, open_rig
+from tests.catalog.rig import CALLER, SCHEMA, CatalogRig, append, open_racing_rigs, open_rig
 from tests.support.wrapper_capture import WrapperCapture
 
 DB = ("db",)
@@ -48,13 +48,13 @@ async def test_commit_moves_the_pointer_and_adds_an_instant(tmp_path: Path) -> N
         await rig.table()
         requirements, updates = append(7, None, 1)
         table = await rig.commits.commit_table(CALLER, DB, "t", requirements, updates)
-        entry = await rig.store.entry(EntryKind.TABLE, DB, "t")
+        entry = await rig.store.load_entry(EntryKind.TABLE, DB, "t")
         assert entry is not None
         assert table.entry is not None
         assert entry.metadata_location == table.entry.metadata_location
         assert (await rig.catalog.tables.load(*(DB, "t"))).metadata.current_snapshot_id == 7
         assert [log.metadata_file for log in table.metadata.metadata_log] == [entry.previous_location]
-        instants = await rig.store.instants(InstantFilter(uuid=entry.uuid), 10)
+        instants = await rig.store.list_instants(InstantFilter(uuid=entry.uuid), 10)
         assert [(instant.action, instant.snapshot_id, instant.principal_name) for instant in instants] == [
             ("create", None, "tester"),
             ("commit", 7, "tester"),
@@ -110,9 +110,9 @@ async def test_repeated_transaction_gets_its_first_outcome_and_a_different_one_d
             requirements, updates = append(number, None, 1)
             changes.append(TableChange(namespace=DB, name=name, requirements=requirements, updates=updates))
         await rig.commits.commit_transaction(CALLER, changes)
-        entries = [await rig.catalog.tables.entry(DB, name) for name in ("a", "b")]
+        entries = [await rig.catalog.tables.load_entry(DB, name) for name in ("a", "b")]
         await rig.commits.commit_transaction(CALLER, list(reversed(changes)))
-        assert [await rig.catalog.tables.entry(DB, name) for name in ("a", "b")] == entries
+        assert [await rig.catalog.tables.load_entry(DB, name) for name in ("a", "b")] == entries
         other = TableChange(namespace=DB, name="b", requirements=[], updates=build_property_update(x="1"))
         for invalid_changes in ([changes[0]], [changes[0], other]):
             with pytest.raises(CommitConflict):
@@ -123,10 +123,10 @@ async def test_commit_on_an_old_base_is_a_conflict_and_leaves_no_file(tmp_path: 
     async with open_rig(tmp_path) as rig:
         await rig.table()
         await rig.commits.commit_table(CALLER, DB, "t", *append(7, None, 1))
-        before = await rig.files()
+        before = await rig.list_files()
         with pytest.raises(CommitConflict, match="branch main"):
             await rig.commits.commit_table(CALLER, DB, "t", *append(9, None, 1))
-        assert await rig.files() == before
+        assert await rig.list_files() == before
 
 
 async def test_lost_swap_is_repeated_while_its_requirements_hold(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ async def test_lost_swap_is_repeated_while_its_requirements_hold(tmp_path: Path)
         await rig.publisher.close()
         log = {entry.metadata_file for entry in table.metadata.metadata_log}
         assert table.entry is not None
-        assert await rig.files() == log | {table.entry.metadata_location}, "the lost attempt's file must be gone"
+        assert await rig.list_files() == log | {table.entry.metadata_location}, "the lost attempt's file must be gone"
 
 
 async def test_lost_swap_whose_requirement_no_longer_holds_is_a_conflict(tmp_path: Path) -> None:
@@ -169,11 +169,11 @@ async def test_transaction_moves_all_pointers_or_none(tmp_path: Path) -> None:
             requirements=[{"type": "assert-current-schema-id", "current-schema-id": 9}],
             updates=[],
         )
-        before = await rig.files()
+        before = await rig.list_files()
         with pytest.raises(CommitConflict):
             await rig.commits.commit_transaction(CALLER, [good, bad])
         await rig.publisher.close()
-        assert await rig.files() == before
+        assert await rig.list_files() == before
         assert "x" not in (await rig.catalog.tables.load(DB, "a")).metadata.properties
         valid_change = TableChange(namespace=DB, name="b", requirements=[], updates=build_property_update(y="1"))
         await rig.commits.commit_transaction(CALLER, [good, valid_change])
@@ -192,12 +192,12 @@ async def test_transaction_that_names_a_table_twice_is_rejected(tmp_path: Path) 
 async def test_commit_without_changes_writes_nothing(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table()
-        before = await rig.files()
+        before = await rig.list_files()
         loaded_table = await rig.catalog.tables.load(DB, "t")
         same = [{"action": "set-location", "location": loaded_table.metadata.location}]
         table = await rig.commits.commit_table(CALLER, DB, "t", [], same)
         assert table.entry == loaded_table.entry
-        assert await rig.files() == before
+        assert await rig.list_files() == before
 
 
 async def test_idempotency_key_is_recorded_with_the_commit_and_only_once(tmp_path: Path) -> None:
@@ -207,15 +207,15 @@ async def test_idempotency_key_is_recorded_with_the_commit_and_only_once(tmp_pat
             principal_name="w", request_id="r", idempotency=IdempotencyKey(key="k", scope="s", request_hash="h")
         )
         table = await rig.commits.commit_table(keyed, DB, "t", [], build_property_update(x="1"))
-        record = await rig.store.idempotency("k", 0)
+        record = await rig.store.find_idempotency_record("k", 0)
         assert record is not None
         assert table.entry is not None
         assert (record.status, record.metadata_location) == (200, table.entry.metadata_location)
-        before = await rig.files()
+        before = await rig.list_files()
         with pytest.raises(IdempotencyTaken):
             await rig.commits.commit_table(keyed, DB, "t", [], build_property_update(x="2"))
         await rig.publisher.close()
-        assert await rig.files() == before
+        assert await rig.list_files() == before
         assert (await rig.catalog.tables.load(DB, "t")).metadata.properties["x"] == "1"
 
 
@@ -225,7 +225,7 @@ async def test_staged_table_is_created_by_its_first_commit(tmp_path: Path) -> No
         staged = await rig.catalog.tables.stage(CALLER, DB, CreateTable(name="t", schema=SCHEMA))
         assert staged.entry is None
         assert not await rig.catalog.tables.exists(DB, "t")
-        assert await rig.files() == set()
+        assert await rig.list_files() == set()
         create = [
             {"action": "assign-uuid", "uuid": staged.metadata.table_uuid},
             {"action": "upgrade-format-version", "format-version": 2},
@@ -261,9 +261,9 @@ async def test_fifty_concurrent_creates_have_one_winner_and_leave_one_file(tmp_p
         winners = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
         assert len(winners) == 1
         assert all(isinstance(outcome, AlreadyExists) for outcome in outcomes if isinstance(outcome, BaseException))
-        entry = await rig.store.entry(EntryKind.TABLE, DB, "t")
+        entry = await rig.store.load_entry(EntryKind.TABLE, DB, "t")
         assert entry is not None
-        assert await rig.files() == {entry.metadata_location}
+        assert await rig.list_files() == {entry.metadata_location}
 
 
 async def test_missing_objects_are_named_in_the_error(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ async def test_old_metadata_files_are_deleted_as_the_properties_say(tmp_path: Pa
         assert table.entry is not None
         metadata_files = {log.metadata_file for log in table.metadata.metadata_log}
         assert len(metadata_files) == 2
-        assert await rig.files() == metadata_files | {table.entry.metadata_location}
+        assert await rig.list_files() == metadata_files | {table.entry.metadata_location}
 
 
 async def test_copy_never_deletes_the_metadata_files_of_its_source_table(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ async def test_copy_never_deletes_the_metadata_files_of_its_source_table(tmp_pat
         await rig.table(properties=keep)
         await rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(x="1"))
         await rig.publisher.close()
-        entry, files = await rig.catalog.tables.entry(DB, "t"), await rig.files()
+        entry, files = await rig.catalog.tables.load_entry(DB, "t"), await rig.list_files()
         copied = json.loads(await rig.objects.read(entry.metadata_location))
         old_location = copied["location"]
         copied |= {"location": f"{old_location}-copy", "table-uuid": "7b1a4f4e-0c4b-4cf0-9b1c-6f1d4f4f6a11"}
@@ -307,8 +307,8 @@ async def test_copy_never_deletes_the_metadata_files_of_its_source_table(tmp_pat
         for value in range(3):
             await rig.commits.commit_table(CALLER, DB, "copy", [], build_property_update(y=str(value)))
         await rig.publisher.close()
-        assert files <= await rig.files()
-        assert place not in await rig.files()
+        assert files <= await rig.list_files()
+        assert place not in await rig.list_files()
 
 
 async def test_compressed_metadata_is_written_and_read(tmp_path: Path) -> None:
@@ -319,8 +319,8 @@ async def test_compressed_metadata_is_written_and_read(tmp_path: Path) -> None:
         assert table.entry.metadata_location.endswith(".gz.metadata.json")
     async with open_rig(tmp_path / "a") as rig:
         assert (await rig.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 7
-        cost = rig.catalog.documents.cache.stats().used_bytes
-        assert cost > 2 * len(await rig.catalog.documents.document(table.entry.metadata_location, "all"))
+        cost = rig.catalog.documents.cache.read_stats().used_bytes
+        assert cost > 2 * len(await rig.catalog.documents.render_document(table.entry.metadata_location, "all"))
 
 
 async def test_metadata_file_numbers_continue_after_register(tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ async def test_metadata_file_numbers_continue_after_register(tmp_path: Path) -> 
 WRITERS = [Caller(principal_name=name, request_id=f"request-of-{name}") for name in ("ann", "bob")]
 
 
-async def publish(rig: Rig, loaded_table: LoadedTable, *snapshots: int, sequence: int = 1) -> LoadedTable:
+async def publish(rig: CatalogRig, loaded_table: LoadedTable, *snapshots: int, sequence: int = 1) -> LoadedTable:
     """Publish consecutive appends by ann and bob in turn; ann's producer advances to `sequence`."""
     assert loaded_table.entry is not None
     updates, happenings = [], []
@@ -378,8 +378,8 @@ async def test_publication_changes_the_table_with_an_instant_for_each_snapshot(t
             loaded_table.entry.metadata_location
         ]
         assert [snapshot.parent_snapshot_id for snapshot in current_table.metadata.snapshots] == [None, 7, 8]
-        assert await rig.files() == {loaded_table.entry.metadata_location, publication.entry.metadata_location}
-        instants = (await rig.store.instants(InstantFilter(uuid=current_table.entry.uuid), 10))[1:]
+        assert await rig.list_files() == {loaded_table.entry.metadata_location, publication.entry.metadata_location}
+        instants = (await rig.store.list_instants(InstantFilter(uuid=current_table.entry.uuid), 10))[1:]
         assert [(instant.action, instant.snapshot_id, instant.principal_name) for instant in instants] == [
             ("commit", 7, "ann"),
             ("commit", 8, "bob"),
@@ -392,7 +392,7 @@ async def test_publication_changes_the_table_with_an_instant_for_each_snapshot(t
             "operation": "append",
             "added-records": "1",
         }
-        state = await rig.store.producer(current_table.entry.uuid, "ann")
+        state = await rig.store.load_producer(current_table.entry.uuid, "ann")
         assert state is not None
         assert (state.sequence, state.snapshot_id) == (1, 7)
 
@@ -402,25 +402,25 @@ async def test_commit_that_cannot_be_published_leaves_no_trace(tmp_path: Path) -
         await rig.table()
         loaded_table = await rig.catalog.tables.load(DB, "t")
         await rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(x="1"))
-        stands, before = await rig.catalog.tables.load(DB, "t"), await rig.files()
+        stands, before = await rig.catalog.tables.load(DB, "t"), await rig.list_files()
         assert stands.entry is not None
         with pytest.raises(CommitConflict, match="changed by another commit"):
             await publish(rig, loaded_table, 7)
-        assert await rig.store.producer(stands.entry.uuid, "ann") is None
+        assert await rig.store.load_producer(stands.entry.uuid, "ann") is None
         with pytest.raises(ValueError, match="metadata is unchanged"):
             await rig.publisher.publish(
                 CALLER, stands.entry, stands.metadata, stands.metadata, events=[], operations=[]
             )
         await publish(rig, stands, 8, sequence=4)
-        stands, before = await rig.catalog.tables.load(DB, "t"), await rig.files()
+        stands, before = await rig.catalog.tables.load(DB, "t"), await rig.list_files()
         with pytest.raises(CommitConflict, match="has already committed sequence 4"):
             await publish(rig, stands, 9, sequence=4)
         await rig.publisher.close()
-        assert await rig.files() == before
+        assert await rig.list_files() == before
         assert await rig.catalog.tables.load(DB, "t") == stands
 
 
-class LosingStore:
+class LostReplyStore:
     """A store that loses one transaction's request or reply, and may be silent afterwards."""
 
     def __init__(self, store: Any) -> None:
@@ -447,10 +447,10 @@ class LosingStore:
 async def test_publication_with_a_lost_outcome_is_resolved_or_reported_as_unknown(
     tmp_path: Path, lost: str, silent: bool
 ) -> None:
-    capture = WrapperCapture(LosingStore)
+    capture = WrapperCapture(LostReplyStore)
     async with open_rig(tmp_path, wrap_store=capture) as rig:
         await rig.table()
-        loaded_table, before = await rig.catalog.tables.load(DB, "t"), await rig.files()
+        loaded_table, before = await rig.catalog.tables.load(DB, "t"), await rig.list_files()
         assert loaded_table.entry is not None
         capture.wrapper.loses, capture.wrapper.falls_silent = lost, silent
         try:
@@ -461,8 +461,8 @@ async def test_publication_with_a_lost_outcome_is_resolved_or_reported_as_unknow
         await rig.publisher.close()
         settled = {"request": "commit_conflict", "reply": "published"}[lost]
         assert outcome == ("commit_unknown" if silent else settled)
-        assert len(await rig.files() - before) == (0 if outcome == "commit_conflict" else 1)
-        state = await rig.store.producer(loaded_table.entry.uuid, "ann")
+        assert len(await rig.list_files() - before) == (0 if outcome == "commit_conflict" else 1)
+        state = await rig.store.load_producer(loaded_table.entry.uuid, "ann")
         assert (state is not None) == (lost == "reply")
 
 
@@ -483,4 +483,4 @@ async def test_publications_and_commits_of_one_process_take_turns(tmp_path: Path
         assert after.entry is not None
         assert publication.entry is not None
         assert after.entry.previous_location == publication.entry.metadata_location
-        assert len(await rig.files()) == 3, "nobody has written in vain"
+        assert len(await rig.list_files()) == 3, "nobody has written in vain"

@@ -14,7 +14,7 @@ from seamark.metaserver.catalog.ownership.own_files import ALLOWED_LOCATIONS
 from seamark.metaserver.catalog.staging import TTL_S, StagingPasses
 from seamark.metaserver.catalog.values import Caller, CreateTable, CreateView, TableChange
 from tests.access.keyrings import make_fixed_keyring
-from tests.catalog.rig import CALLER, SCHEMA, Rig, open_rig
+from tests.catalog.rig import CALLER, SCHEMA, CatalogRig, open_rig
 
 CONFINED_CALLER = Caller(principal_name="wa", request_id="r", confined_to=(("a",),))
 VERSION = {
@@ -27,7 +27,7 @@ VERSION = {
 }
 
 
-async def _create_tenants(rig: Rig) -> str:
+async def _create_tenants(rig: CatalogRig) -> str:
     """Create two namespaces with a table each, and return the location of the forbidden table."""
     for path in (("a",), ("b",)):
         await rig.catalog.namespaces.create(CALLER, path, {})
@@ -77,16 +77,16 @@ async def test_caller_under_a_policy_registers_tables_only_inside_its_namespace(
     async with open_rig(tmp_path) as rig:
         await _create_tenants(rig)
         tables, caller = rig.catalog.tables, Caller(principal_name="wa", request_id="r", confined_to=())
-        mine, others = await tables.load(("a",), "mine"), await tables.load(("b",), "t")
-        assert mine.entry is not None
-        assert others.entry is not None
+        own_table, foreign_table = await tables.load(("a",), "mine"), await tables.load(("b",), "t")
+        assert own_table.entry is not None
+        assert foreign_table.entry is not None
         for namespace, name in ((("a",), "mine"), (("b",), "t")):
             await tables.unregister(CALLER, namespace, name)
-        registered = await tables.register(caller, ("a",), "back", mine.entry.metadata_location, overwrite=False)
-        assert registered.metadata.location == mine.metadata.location
+        registered = await tables.register(caller, ("a",), "back", own_table.entry.metadata_location, overwrite=False)
+        assert registered.metadata.location == own_table.metadata.location
         with pytest.raises(Forbidden, match="outside the namespaces"):
-            await tables.register(caller, ("a",), "x", others.entry.metadata_location, overwrite=False)
-        allowing = {"action": "set-properties", "updates": {ALLOWED_LOCATIONS: others.metadata.location}}
+            await tables.register(caller, ("a",), "x", foreign_table.entry.metadata_location, overwrite=False)
+        allowing = {"action": "set-properties", "updates": {ALLOWED_LOCATIONS: foreign_table.metadata.location}}
         loaded = await rig.commits.commit_table(CALLER, ("a",), "back", [], [allowing])
         assert loaded.entry is not None
         await tables.unregister(CALLER, ("a",), "back")
@@ -129,7 +129,7 @@ async def test_table_cannot_take_the_uuid_and_history_of_another_table(tmp_path:
         staged = (
             await rig.catalog.tables.stage(CONFINED_CALLER, ("a", "sub"), CreateTable(name="t", schema=SCHEMA))
         ).metadata
-        victim = (await rig.catalog.tables.entry(("b",), "t")).uuid
+        victim = (await rig.catalog.tables.load_entry(("b",), "t")).uuid
         for _ in ("live", "dropped"):
             with pytest.raises(BadRequest, match=victim):
                 await rig.commits.commit_transaction(CONFINED_CALLER, [_make_staged_creation(staged, uuid=victim)])
@@ -154,16 +154,16 @@ def test_staging_pass_opens_one_table_for_a_limited_time() -> None:
     clock = SimulatedClock(1)
     staging = StagingPasses(clock, make_fixed_keyring())
     token = staging.issue(("a", "b"), "t", "s3://lake/a/b/t-1")
-    assert staging.location(token, ("a", "b"), "t") == "s3://lake/a/b/t-1"
+    assert staging.read_location(token, ("a", "b"), "t") == "s3://lake/a/b/t-1"
     head, body, mac = token.split(".")
     forged_tokens = [f"{head}.{body}.{mac[:-4]}AAAA", "x", "", f"{head}.{body}.", token + "x", "a.b.c"]
     for wrong in forged_tokens:
         with pytest.raises(Forbidden):
-            staging.location(wrong, ("a", "b"), "t")
+            staging.read_location(wrong, ("a", "b"), "t")
     with pytest.raises(Forbidden):
-        staging.location(token, ("a", "b"), "other")
+        staging.read_location(token, ("a", "b"), "other")
     with pytest.raises(Forbidden):
-        StagingPasses(clock, make_fixed_keyring(b"o")).location(token, ("a", "b"), "t")
+        StagingPasses(clock, make_fixed_keyring(b"o")).read_location(token, ("a", "b"), "t")
     clock.advance(TTL_S * 1000 + 1000)
     with pytest.raises(Forbidden):
-        staging.location(token, ("a", "b"), "t")
+        staging.read_location(token, ("a", "b"), "t")

@@ -28,7 +28,7 @@ from seamark.metaserver.store.operations import (
 )
 from tests.api.client import Answer, Api, create_key
 from tests.attacks.world import SCHEMA
-from tests.server.rig import RunningServer, running
+from tests.server.rig import RunningServer, run_server
 from tests.store.samples import make_instant
 
 GRANTS = (Grant("ann", "writer", ("a",)), Grant("bob", "writer", ("b",)))
@@ -37,11 +37,11 @@ GRANTS = (Grant("ann", "writer", ("a",)), Grant("bob", "writer", ("b",)))
 @asynccontextmanager
 async def _serve_two_tenants(home: Path, **settings: Any) -> AsyncIterator[tuple[RunningServer, Any]]:
     """Open a server with two tenants, and a function that sends a request of one of them."""
-    async with running(home) as admin:
+    async with run_server(home) as admin:
         store, clock = admin.components.store, admin.components.clock
         await store.transact([CreateNamespace(path=(name,), properties={}) for name in ("a", "b")])
         tokens = {item.principal: await create_token(store, clock, item.principal, None, [item]) for item in GRANTS}
-    async with running(home, auth="token", **settings) as server:
+    async with run_server(home, auth="token", **settings) as server:
         api = Api(server)
 
         async def ask(principal: str, method: str, path: str, body: Any = None, **headers: str) -> Answer:
@@ -193,7 +193,7 @@ class _Store:
     def __init__(self, rows: int) -> None:
         self.rows, self.counts = rows, 0
 
-    async def namespace_size(self, top: str) -> tuple[int, int]:
+    async def measure_namespace(self, top: str) -> tuple[int, int]:
         self.counts += 1
         await asyncio.sleep(0)
         return self.rows, 0

@@ -15,7 +15,7 @@ from seamark.metaserver.catalog.values import TableIdentifier
 from seamark.metaserver.store.model import InstantState
 from seamark.metaserver.store.passed_time import look_at_clock
 from seamark.metaserver.store.port import InstantFilter
-from tests.catalog.rig import CALLER, Rig, append, open_rig
+from tests.catalog.rig import CALLER, CatalogRig, append, open_rig
 from tests.support.wrapper_capture import WrapperCapture
 
 DB = ("db",)
@@ -38,7 +38,7 @@ def _encode_avro(schema: dict[str, Any], rows: list[dict[str, Any]]) -> bytes:
     return out.getvalue()
 
 
-async def _create_filled_table(rig: Rig, name: str, foreign: str | None = None) -> set[str]:
+async def _create_filled_table(rig: CatalogRig, name: str, foreign: str | None = None) -> set[str]:
     """Create a table with one snapshot of two data files and a foreign file; return its files."""
     await rig.table(name)
     base = (await rig.catalog.tables.load(DB, name)).metadata.location
@@ -54,7 +54,7 @@ async def _create_filled_table(rig: Rig, name: str, foreign: str | None = None) 
     requirements, updates = append(1, None, 1)
     updates[0]["snapshot"]["manifest-list"] = text
     await rig.commits.commit_table(CALLER, DB, name, requirements, updates)
-    return {location for location in await rig.files() if location.startswith(base)}
+    return {location for location in await rig.list_files() if location.startswith(base)}
 
 
 async def test_undrop_restores_the_table_with_its_history(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ async def test_undrop_restores_the_table_with_its_history(tmp_path: Path) -> Non
         row = (await rig.catalog.dropped.list(DB, None, None)).items[0]
         await rig.catalog.dropped.restore(CALLER, row.id, None, None)
         assert (await rig.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 1
-        assert await rig.files() == files
+        assert await rig.list_files() == files
         with pytest.raises(NotFound):
             await rig.catalog.dropped.restore(CALLER, row.id, None, None)
 
@@ -90,11 +90,11 @@ async def test_purge_waits_for_the_retention_and_then_deletes_every_file(tmp_pat
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
         clock.advance(99_000)
         assert await rig.catalog.dropped.purge_expired() == 0
-        assert await rig.files() == files
+        assert await rig.list_files() == files
         clock.advance(2_000)
         assert await rig.catalog.dropped.purge_expired() == 1
-        assert await rig.files() == set()
-        instants = await rig.store.instants(InstantFilter(action="purge"), 10)
+        assert await rig.list_files() == set()
+        instants = await rig.store.list_instants(InstantFilter(action="purge"), 10)
         assert [(instant.state, instant.summary["deleted-files"]) for instant in instants] == [
             (InstantState.COMPLETED, len(files))
         ]
@@ -107,7 +107,7 @@ async def test_drop_without_purge_never_deletes_a_file(tmp_path: Path) -> None:
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
         clock.advance(10_000)
         assert await rig.catalog.dropped.purge_expired() == 1
-        assert await rig.files() == files
+        assert await rig.list_files() == files
         assert (await rig.catalog.dropped.list(None, None, None)).items == []
 
 
@@ -118,18 +118,18 @@ async def test_purge_spares_files_outside_the_warehouse(tmp_path: Path) -> None:
         await _create_filled_table(rig, "t", foreign.as_uri())
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
         await rig.catalog.dropped.purge_expired()
-        assert await rig.files() == set()
+        assert await rig.list_files() == set()
         assert foreign.read_bytes() == b"mine"
 
 
 async def test_purge_spares_files_of_a_table_registered_again_from_them(tmp_path: Path) -> None:
     async with open_rig(tmp_path, drop_retention_s=0) as rig:
         files = await _create_filled_table(rig, "t")
-        location = (await rig.catalog.tables.entry(DB, "t")).metadata_location
+        location = (await rig.catalog.tables.load_entry(DB, "t")).metadata_location
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
         await rig.catalog.tables.register(CALLER, DB, "saved", location, overwrite=False)
         await rig.catalog.dropped.purge_expired()
-        assert await rig.files() == files
+        assert await rig.list_files() == files
         assert (await rig.catalog.tables.load(DB, "saved")).metadata.current_snapshot_id == 1
 
 
@@ -151,9 +151,9 @@ async def test_interrupted_purge_is_finished_later(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         await _die_while_purging(tmp_path / "a", DyingObjects)
     async with open_rig(tmp_path / "a", drop_retention_s=0) as rig:
-        assert await rig.files() != set()
+        assert await rig.list_files() != set()
         assert await rig.catalog.dropped.purge_expired() == 1
-        assert await rig.files() == set()
+        assert await rig.list_files() == set()
         assert await rig.catalog.dropped.purge_expired() == 0
 
 
@@ -182,8 +182,8 @@ async def test_file_that_cannot_be_deleted_is_counted_and_the_rest_is_deleted(tm
         await _create_filled_table(rig, "t")
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
         await rig.catalog.dropped.purge_expired()
-        assert [location.rpartition("/")[2] for location in await rig.files()] == ["a.parquet"]
-        instants = await rig.store.instants(InstantFilter(action="purge"), 10)
+        assert [location.rpartition("/")[2] for location in await rig.list_files()] == ["a.parquet"]
+        instants = await rig.store.list_instants(InstantFilter(action="purge"), 10)
         assert instants[0].summary["failed-files"] == 1
 
 
@@ -207,7 +207,7 @@ async def test_table_marked_later_as_sharing_its_files_is_not_purged(tmp_path: P
         row = (await rig.catalog.dropped.list(DB, None, None)).items[0]
         with pytest.raises(BadRequest, match=r"gc\.enabled"):
             await rig.catalog.dropped.purge(CALLER, row.id)
-        assert files < await rig.files()
+        assert files < await rig.list_files()
         assert (await rig.catalog.dropped.get(row.id)).purge is False
 
 
@@ -232,7 +232,7 @@ async def test_broken_manifest_does_not_delay_other_purges(tmp_path: Path, kind:
         for name in ("t", "u"):
             await rig.catalog.tables.drop(CALLER, DB, name, purge=True)
         assert await rig.catalog.dropped.purge_expired() == 2
-        assert await rig.files() == set()
+        assert await rig.list_files() == set()
         assert await rig.catalog.dropped.purge_expired() == 0
 
 
@@ -261,13 +261,13 @@ async def test_purge_waits_for_unavailable_storage(tmp_path: Path) -> None:
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
         for capture.wrapper.call in ("read", "delete"):
             await rig.catalog.dropped.purge_expired()
-            assert await rig.files() != set()
-            assert [instant.state for instant in await rig.store.instants(InstantFilter(action="purge"), 10)] == [
+            assert await rig.list_files() != set()
+            assert [instant.state for instant in await rig.store.list_instants(InstantFilter(action="purge"), 10)] == [
                 InstantState.INFLIGHT
             ]
         capture.wrapper.call = ""
         assert await rig.catalog.dropped.purge_expired() == 1
-        assert await rig.files() == set()
+        assert await rig.list_files() == set()
 
 
 async def test_drop_and_rename_apply_to_the_requested_table_or_fail(tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ async def test_clock_jump_ends_no_retention(tmp_path: Path, jump_ms: int) -> Non
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
         clock.jump(jump_ms)
         assert await rig.catalog.dropped.purge_expired() == 0
-        assert await rig.files() >= files
+        assert await rig.list_files() >= files
         (row,) = (await rig.catalog.dropped.list(DB, None, None)).items
         await rig.catalog.dropped.restore(CALLER, row.id, None, None)
         assert (await rig.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 1
@@ -326,4 +326,4 @@ async def test_clock_jump_ends_no_retention(tmp_path: Path, jump_ms: int) -> Non
         assert await rig.catalog.dropped.purge_expired() == 0
         clock.advance(2000)
         assert await rig.catalog.dropped.purge_expired() == 1
-        assert not await rig.files() & files
+        assert not await rig.list_files() & files

@@ -21,13 +21,13 @@ from seamark.formats.runtime.errors import (
     StorageError,
 )
 from seamark.metaserver.store.model import EntryKind
-from tests.catalog.rig import CALLER, FailingObjects, FailingStore, RandomFaults, Rig, append, open_rig
+from tests.catalog.rig import CALLER, CatalogRig, FailingObjects, FailingStore, RandomFaults, append, open_rig
 from tests.seeds import quick
 
 DB = ("db",)
 
 
-async def _append_rounds(rig: Rig, number: int, rounds: int, outcomes: dict[int, str]) -> None:
+async def _append_rounds(rig: CatalogRig, number: int, rounds: int, outcomes: dict[int, str]) -> None:
     """Append to the last known state, as an engine does, and record the answer to each attempt by snapshot id."""
     for round_number in range(rounds):
         snapshot_id = number * 1000 + round_number + 1
@@ -63,9 +63,12 @@ async def _run_campaign(home: Path, seed: int, rate: float, writers: int, rounds
         await rig.publisher.close()
     async with open_rig(home) as rig:  # A new process would see the same state.
         metadata = (await rig.catalog.tables.load(DB, "t")).metadata
-        entry = await rig.store.entry(EntryKind.TABLE, DB, "t")
+        entry = await rig.store.load_entry(EntryKind.TABLE, DB, "t")
         assert entry is not None
-        assert {entry.metadata_location, *(log.metadata_file for log in metadata.metadata_log)} <= await rig.files()
+        assert {
+            entry.metadata_location,
+            *(log.metadata_file for log in metadata.metadata_log),
+        } <= await rig.list_files()
         _check(metadata, outcomes)
     return outcomes
 

@@ -18,9 +18,9 @@ from seamark.metaserver.catalog.ownership.own_files import find_foreign_paths
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.engine_commits import commit_manifests, engine_commits
 from seamark.metaserver.objects.port import ObjectStore
-from tests.catalog.appender import Appender, Row, _read_rows, read_list, read_snapshot
+from tests.catalog.appender import EngineAppender, Row, _read_rows, read_list, read_snapshot
 from tests.catalog.appends import DB, append, commit, create, find_head, load
-from tests.catalog.rig import Rig, open_rig
+from tests.catalog.rig import CatalogRig, open_rig
 from tests.seeds import first_seed
 from tests.waits import until
 
@@ -95,7 +95,7 @@ def index_metrics_by_name(fields: Row) -> dict[str, dict[int, Any]]:
     }
 
 
-async def read_metrics(rig: Rig) -> dict[str, dict[str, dict[int, Any]]]:
+async def read_metrics(rig: CatalogRig) -> dict[str, dict[str, dict[int, Any]]]:
     """Return the metrics of each live file by its path."""
     rows = [row for listing in read_list(find_head(await load(rig))) for row in _read_rows(listing["manifest_path"])]
     return {
@@ -152,7 +152,7 @@ async def test_new_manifests_are_read_once_before_the_lock_unless_many_commits_w
     async with open_rig(tmp_path, wrap_objects=CountedReads) as rig:
         await create(rig, 3)
         await append(rig, {f"{(await load(rig))['location']}/data/a": 1})
-        client = Appender(await load(rig), file=RIGHT_METRICS)
+        client = EngineAppender(await load(rig), file=RIGHT_METRICS)
         commit_of_engine = client.commit({f"{client.metadata['location']}/data/b": 3})
         locations = [client.manifest_list, *client.manifests]
         objects = rig.catalog.context.objects
@@ -183,7 +183,7 @@ async def test_new_manifests_are_read_once_before_the_lock_unless_many_commits_w
 async def test_repeat_of_a_corrected_commit_gets_the_first_answer(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig, 2)
-        client = Appender(await load(rig), file=WRONG_METRICS[0][0])
+        client = EngineAppender(await load(rig), file=WRONG_METRICS[0][0])
         request = client.commit({"file:///data/a": 3})
         first = await commit(rig, request)
         second_commit = await commit(rig, request)
@@ -202,7 +202,7 @@ async def test_overtaken_and_merged_appends_are_corrected_too(tmp_path: Path) ->
             for step in range(12):
                 # The appender writes files that it merges without metrics.
                 (wrong_metrics, corrected), merge = rng.choice(WRONG_METRICS), rng.choice((0, 1, 2))
-                late_appender = Appender(await load(rig), file=wrong_metrics, merge=merge)
+                late_appender = EngineAppender(await load(rig), file=wrong_metrics, merge=merge)
                 if rng.random() < 0.5:
                     await append(rig, {f"file:///data/{step}-other": 1}, file=RIGHT_METRICS, merge=rng.choice((0, 1)))
                     paths.add(f"file:///data/{step}-other")
@@ -219,6 +219,6 @@ async def test_overtaken_and_merged_appends_are_corrected_too(tmp_path: Path) ->
 async def test_commit_with_an_unreadable_manifest_is_not_changed(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig, 2)
-        client = Appender(await load(rig), file=WRONG_METRICS[0][0], listed={"manifest_length": 7})
+        client = EngineAppender(await load(rig), file=WRONG_METRICS[0][0], listed={"manifest_length": 7})
         await commit(rig, client.commit({"file:///data/a": 3}))
         assert find_head(await load(rig))["manifest-list"] == client.manifest_list

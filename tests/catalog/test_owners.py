@@ -15,7 +15,7 @@ from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.catalog.documents import is_named_by_content
 from seamark.metaserver.catalog.ownership.owners import determines_rights
 from seamark.metaserver.catalog.values import Caller, CreateView, TableIdentifier
-from tests.catalog.rig import CALLER, SCHEMA, Rig, open_rig, rename_without_digest
+from tests.catalog.rig import CALLER, SCHEMA, CatalogRig, open_rig, rename_without_digest
 from tests.catalog.test_confinement import VERSION
 
 RUN_AS = "trino.run-as-owner"
@@ -39,7 +39,7 @@ def _build_set_properties(**properties: str) -> dict[str, Any]:
     return {"action": "set-properties", "updates": properties}
 
 
-async def _create_view(rig: Rig) -> None:
+async def _create_view(rig: CatalogRig) -> None:
     await rig.catalog.namespaces.create(CALLER, ("db",), {})
     for name in ("v", "w"):
         await rig.catalog.views.create(
@@ -47,7 +47,7 @@ async def _create_view(rig: Rig) -> None:
         )
 
 
-async def _read_owner(rig: Rig, name: str) -> str | None:
+async def _read_owner(rig: CatalogRig, name: str) -> str | None:
     return (await rig.catalog.views.load(("db",), name)).metadata.properties.get(RUN_AS)
 
 
@@ -132,9 +132,9 @@ ROOT_AS_OWNER = {"trino.run-as-owner": "root"}
 WRITER = Caller(principal_name="mallory", request_id="r", confined_to=(("db",),), names_owners=False)
 
 
-async def _overwrite_view_file(rig: Rig, name: str, **changes: Any) -> None:
+async def _overwrite_view_file(rig: CatalogRig, name: str, **changes: Any) -> None:
     """Overwrite the view's file as a user with access to its folder can; a server without a cached file reads it."""
-    entry = await rig.catalog.views.entry(("db",), name)
+    entry = await rig.catalog.views.load_entry(("db",), name)
     path = Path(parse_location(entry.metadata_location).file_path)
     if is_named_by_content(entry.metadata_location):
         path = rename_without_digest(entry.metadata_location)
@@ -176,7 +176,7 @@ async def test_overwritten_metadata_file_does_not_change_the_text_of_an_owned_vi
             await views.load(("db",), "v")
         await _overwrite_view_file(rig, "v", versions=versions)
         assert (await views.load(("db",), "v")).metadata == metadata
-        location = (await views.entry(("db",), "v")).metadata_location
+        location = (await views.load_entry(("db",), "v")).metadata_location
         await views.drop(CALLER, ("db",), "v")
         await views.register(CALLER, ("db",), "back", location)
         assert (await views.load(("db",), "back")).metadata == metadata

@@ -10,7 +10,7 @@ import pytest
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.catalog.policies import SETTERS, find_effective_setters, load_policies, parse_setters
 from seamark.metaserver.catalog.values import Caller, CreateTable, TableChange
-from tests.catalog.rig import CALLER, SCHEMA, Rig, open_rig
+from tests.catalog.rig import CALLER, SCHEMA, CatalogRig, open_rig
 
 WENDY, OTTO = Caller(principal_name="wendy", request_id="r"), Caller(principal_name="otto", request_id="r")
 COLUMNS, SWITCH = "seamark.clustering.columns", "seamark.compaction.enabled"
@@ -18,7 +18,7 @@ FORGED_SETTERS = {SETTERS: f'{{"{SWITCH}": "admin"}}'}
 ENCRYPTED_COLUMNS = "seamark.encrypted-columns"
 
 
-async def commit(rig: Rig, caller: Caller, *updates: dict[str, Any]) -> dict[str, str]:
+async def commit(rig: CatalogRig, caller: Caller, *updates: dict[str, Any]) -> dict[str, str]:
     change = TableChange(namespace=("db",), name="t", requirements=[], updates=list(updates))
     (loaded_table,) = await rig.commits.commit(caller, [change], is_single=True)
     return loaded_table.metadata.properties

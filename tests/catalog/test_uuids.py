@@ -12,12 +12,12 @@ from seamark.formats.runtime.errors import BadRequest, CommitUnknown, RetryLater
 from seamark.metaserver.catalog.values import Caller, CreateTable, TableChange
 from seamark.metaserver.store.operations import CreateEntry, Operation
 from seamark.metaserver.store.port import InstantFilter, PointerStore
-from tests.catalog.rig import CALLER, SCHEMA, Rig, open_rig
+from tests.catalog.rig import CALLER, SCHEMA, CatalogRig, open_rig
 
 CONFINED_CALLER = Caller(principal_name="wa", request_id="r", confined_to=(("a",),))
 
 
-async def _stage_with_uuid(rig: Rig, uuid: str | None = None) -> TableChange:
+async def _stage_with_uuid(rig: CatalogRig, uuid: str | None = None) -> TableChange:
     """Return the change that creates a staged table of namespace `a` with this UUID."""
     staged = (await rig.catalog.tables.stage(CONFINED_CALLER, ("a",), CreateTable(name="t", schema=SCHEMA))).metadata
     updates: list[dict[str, Any]] = [
@@ -47,7 +47,9 @@ async def test_uuid_of_a_purged_table_cannot_be_reused(tmp_path: Path, ending: s
         with pytest.raises(BadRequest, match="UUID"):
             await rig.commits.commit_transaction(CONFINED_CALLER, [await _stage_with_uuid(rig, victim)])
         assert not await rig.catalog.tables.exists(("a",), "t")
-        assert {instant.namespace for instant in await rig.store.instants(InstantFilter(uuid=victim), 100)} == {("b",)}
+        assert {instant.namespace for instant in await rig.store.list_instants(InstantFilter(uuid=victim), 100)} == {
+            ("b",)
+        }
         await rig.commits.commit_transaction(CONFINED_CALLER, [await _stage_with_uuid(rig)])
         if ending == "unregistered":  # A caller who may register restores the table with its own UUID.
             location = other_table.entry.metadata_location if other_table.entry else ""
@@ -80,7 +82,7 @@ async def test_create_that_the_database_lost_can_be_repeated_with_its_uuid(tmp_p
         with pytest.raises(RetryLater):
             await rig.commits.commit_transaction(CONFINED_CALLER, [change])
         uuid = change.updates[0]["uuid"]
-        assert [instant.state.value for instant in await rig.store.instants(InstantFilter(uuid=uuid), 9)] == [
+        assert [instant.state.value for instant in await rig.store.list_instants(InstantFilter(uuid=uuid), 9)] == [
             "rolled_back"
         ]
         await rig.commits.commit_transaction(CONFINED_CALLER, [change])

@@ -9,9 +9,19 @@ import pytest
 
 from seamark.metaserver.commit.engine_commits import manifest_corrections
 from seamark.metaserver.commit.snapshots import manifests
-from tests.catalog.appender import ADDED, DELETED, EXISTING, Appender, Row, _list_schema, _read_rows, _write, read_list
+from tests.catalog.appender import (
+    ADDED,
+    DELETED,
+    EXISTING,
+    EngineAppender,
+    Row,
+    _list_schema,
+    _read_rows,
+    _write,
+    read_list,
+)
 from tests.catalog.appends import append, commit, find_head, load
-from tests.catalog.rig import Rig, open_rig
+from tests.catalog.rig import CatalogRig, open_rig
 
 
 def build_entry(snapshot_id: int, status: int, number: int | None, data: Row) -> Row:
@@ -30,7 +40,7 @@ def build_vector(path: str, data_path: str, offset: int) -> Row:
     return {"content": 1, "file_path": path, "file_format": "PUFFIN", **position}
 
 
-async def delete(rig: Rig, client: Appender, entries: list[Row]) -> dict[str, tuple[Any, ...]]:
+async def delete(rig: CatalogRig, client: EngineAppender, entries: list[Row]) -> dict[str, tuple[Any, ...]]:
     """Commit a snapshot with these delete files.
 
     Return the status and the numbers of each entry, by its path and offset.
@@ -62,11 +72,11 @@ async def test_sequence_numbers_chosen_by_the_engine_stay(tmp_path: Path) -> Non
     async with open_rig(tmp_path) as rig:
         await rig.table(properties={"format-version": "3"})
         await append(rig, {"a": 1, "b": 1})
-        first = Appender(await load(rig))
+        first = EngineAppender(await load(rig))
         puffin, equality = (f"{first.metadata['location']}/data/{name}" for name in ("p.puffin", "eq.parquet"))
         a, b = build_vector(puffin, "a", 4), build_vector(puffin, "b", 44)
         await delete(rig, first, [build_entry(first.snapshot_id, ADDED, None, item) for item in (a, b)])
-        second = Appender(await load(rig))
+        second = EngineAppender(await load(rig))
         rewritten = {"content": 2, "file_path": equality, "file_format": "PARQUET", "equality_ids": [1]}
         entries = [
             build_entry(second.snapshot_id, DELETED, first.sequence, a),
@@ -93,11 +103,11 @@ async def test_marks_over_the_memory_limit_are_counted_before_they_are_read(
     async with open_rig(tmp_path) as rig:
         await rig.table(properties={"format-version": "3"})
         await append(rig, {"a": 1, "b": 1})
-        first = Appender(await load(rig))
+        first = EngineAppender(await load(rig))
         puffin = f"{first.metadata['location']}/data/p.puffin"
         vectors = [build_vector(puffin, "a", offset) for offset in range(4, 244, 40)]
         await delete(rig, first, [build_entry(first.snapshot_id, ADDED, None, vector) for vector in vectors])
-        second = Appender(await load(rig))
+        second = EngineAppender(await load(rig))
         marks = [build_entry(second.snapshot_id, DELETED, first.sequence, vector) for vector in vectors[1:]]
         stays = build_entry(first.snapshot_id, EXISTING, first.sequence, vectors[0])
         monkeypatch.setattr(manifests, "list_removals", refuse)

@@ -10,7 +10,7 @@ from tests.api.client import Answer, Api
 
 
 @dataclass
-class Claims:
+class ClaimedTable:
     """The table `db.<name>`."""
 
     api: Api
@@ -26,7 +26,7 @@ class Claims:
         name: str = "t",
         version: int = 2,
         **properties: str,
-    ) -> Claims:
+    ) -> ClaimedTable:
         """Create a table. `columns` are types by name, with ids from 1 on; `spec` are (column, transform)."""
         ids = {column: number for number, column in enumerate(columns, 1)}
         body = {
@@ -43,9 +43,11 @@ class Claims:
         }
         answer = await api("POST", "/v1/namespaces/db/tables", body)
         assert answer.status == 200, answer.raw
-        return Claims(api, name, answer.json["metadata"]["location"])
+        return ClaimedTable(api, name, answer.json["metadata"]["location"])
 
-    def data(self, name: str, *partition: Any, rows: int = 1, spec_id: int = 0, **fields: Any) -> dict[str, Any]:
+    def build_data_file(
+        self, name: str, *partition: Any, rows: int = 1, spec_id: int = 0, **fields: Any
+    ) -> dict[str, Any]:
         return {
             "content": "data",
             "file-path": f"{self.location}/data/{name}",
@@ -73,7 +75,7 @@ class Claims:
         answer = await self.api("POST", f"/v1/namespaces/db/tables/{self.name}", body)
         assert answer.status == 200, answer.raw
 
-    async def live(self) -> list[str]:
+    async def list_live_files(self) -> list[str]:
         """Return the names of all live files, from a plan of the whole table."""
         answer = await self.api("POST", f"/v1/namespaces/db/tables/{self.name}/plan", {})
         assert answer.status == 200, answer.raw

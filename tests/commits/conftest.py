@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.api.client import Api
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 
 @pytest.fixture
 async def api(tmp_path: Path) -> AsyncIterator[Api]:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         yield Api(server)

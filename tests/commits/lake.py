@@ -49,7 +49,7 @@ def _count_waiting(commits: Commits) -> None:
 
 
 @dataclass
-class Lake:
+class CommitTable:
     """The table `db.<name>`; `spec` are the fields of partition spec 0, by identity of `part` or none."""
 
     api: Api
@@ -59,12 +59,12 @@ class Lake:
     spec: Sequence[dict[str, Any]]
     rows: dict[str, list[Row]] = field(default_factory=dict)
     """The rows of each data file that was written"""
-    _made: Any = field(default_factory=itertools.count)
+    _file_numbers: Any = field(default_factory=itertools.count)
 
     @staticmethod
     async def create(
         api: Api, name: str = "t", *, version: int = 2, spec: Sequence[dict[str, Any]] = (), **properties: str
-    ) -> Lake:
+    ) -> CommitTable:
         body = {
             "name": name,
             "schema": SCHEMA,
@@ -76,7 +76,7 @@ class Lake:
         folder = Path(answer.json["metadata"]["location"].removeprefix("file://"))
         (folder / "data").mkdir(parents=True)
         _count_waiting(api.server.components.commits)
-        return Lake(api, folder, name, version, spec)
+        return CommitTable(api, folder, name, version, spec)
 
     @property
     def path(self) -> str:
@@ -92,7 +92,7 @@ class Lake:
         return await self.api("POST", self.path, dict(body), **options)
 
     async def append(self, *parts: Sequence[Row], **options: Any) -> Any:
-        return await self.commit({"add": [self.data(rows) for rows in parts], **options})
+        return await self.commit({"add": [self.write_data_file(rows) for rows in parts], **options})
 
     async def wait_for_changes(self, count: int) -> None:
         """Wait until `count` changes are in the table's queue, or in the group that is being committed."""
@@ -107,12 +107,12 @@ class Lake:
     # Files
 
     def _create_path(self, ending: str) -> Path:
-        return self.folder / "data" / f"{next(self._made):05d}{ending}"
+        return self.folder / "data" / f"{next(self._file_numbers):05d}{ending}"
 
     def _build_partition(self, part: int | None) -> list[Any]:
         return [part] if self.spec else []
 
-    def data(self, rows: Sequence[Row], *, metrics: bool = True, path: Path | None = None) -> dict[str, Any]:
+    def write_data_file(self, rows: Sequence[Row], *, metrics: bool = True, path: Path | None = None) -> dict[str, Any]:
         path = path or self._create_path(".parquet")
         columns = list(zip(*rows, strict=True)) or [()] * len(FIELDS)
         write(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.commits.lake import BY_PART, Lake, Row
+from tests.commits.lake import BY_PART, CommitTable, Row
 
 PARTS = (0, 1, 2)
 BLIND = ("append", "equality", "overwrite")
@@ -95,10 +95,10 @@ def draw_change(rng: random.Random, version: int, number: int, parts: tuple[int,
 
 
 @dataclass
-class Case:
+class ConcurrentChanges:
     """A table with its base, and two changes made from it."""
 
-    lake: Lake
+    lake: CommitTable
     version: int
     base: dict[str, StoredFile]
     snapshot_id: int
@@ -106,10 +106,10 @@ class Case:
     second: Change
 
     @staticmethod
-    async def make(api: Any, seed: int, name: str) -> Case:
+    async def make(api: Any, seed: int, name: str) -> ConcurrentChanges:
         rng = random.Random(seed)
         version = rng.choice([2, 3])
-        lake = await Lake.create(api, name, version=version, spec=BY_PART)
+        lake = await CommitTable.create(api, name, version=version, spec=BY_PART)
         base: dict[str, StoredFile] = {}
         snapshot_id = 0
         for _ in range(rng.randint(1, 3)):
@@ -117,7 +117,7 @@ class Case:
             for _ in range(rng.randint(1, 3)):
                 part = rng.choice(PARTS)
                 rows = [(item, part, f"r{rng.randrange(10**6)}") for item in rng.sample(range(6), rng.randint(1, 4))]
-                data = lake.data(rows)
+                data = lake.write_data_file(rows)
                 base[data["file-path"]] = StoredFile(data["file-path"], part, rows)
                 added_files.append(data)
             snapshot_id = (await lake.commit({"add": added_files}))["snapshot-id"]
@@ -130,25 +130,25 @@ class Case:
             while not _does_something(change, base):
                 change = draw_change(rng, version, number, (*PARTS, *near))
             changes.append(change)
-        return Case(lake, version, base, snapshot_id, *changes)
+        return ConcurrentChanges(lake, version, base, snapshot_id, *changes)
 
-    def rows(self) -> list[Row]:
+    def list_rows(self) -> list[Row]:
         return [row for item in self.base.values() for _, row in item.live]
 
-    def body(self, change: Change) -> dict[str, Any]:
+    def build_body(self, change: Change) -> dict[str, Any]:
         """Return the change as an engine that read the base would send it."""
         return _REALISED[change.kind](self, change) | _describe_reads(self, change)
 
     def list_allowed_results(self) -> list[Counter[Row]]:
         """Return the rows that a reader may see when both are committed; empty if no outcome would be right."""
-        base, first, second = self.rows(), self.first, self.second
+        base, first, second = self.list_rows(), self.first, self.second
         if second.isolation == "snapshot" and not second.blind:
             return self._list_snapshot_isolation_results()
         return [Counter(second.apply(first.apply(base))), Counter(first.apply(second.apply(base)))]
 
     def _list_snapshot_isolation_results(self) -> list[Counter[Row]]:
-        base = Counter(self.rows())
-        counts, second_count = Counter(self.first.apply(self.rows())), Counter(self.second.apply(self.rows()))
+        base = Counter(self.list_rows())
+        counts, second_count = Counter(self.first.apply(self.list_rows())), Counter(self.second.apply(self.list_rows()))
         gone_one, gone_two = base - counts, base - second_count
         both_write = gone_one & gone_two
         if both_write and (counts - base or second_count - base):
@@ -176,7 +176,7 @@ def _does_something(change: Change, base: dict[str, StoredFile]) -> bool:
 
 
 async def _delete_some(
-    lake: Lake, base: dict[str, StoredFile], version: int, snapshot_id: int, rng: random.Random
+    lake: CommitTable, base: dict[str, StoredFile], version: int, snapshot_id: int, rng: random.Random
 ) -> int:
     choice = rng.choice(list(base.values()))
     choice.deleted = {rng.randrange(len(choice.rows))}
@@ -190,7 +190,7 @@ async def _delete_some(
     return actual_snapshot_id
 
 
-def _describe_reads(case: Case, change: Change) -> dict[str, Any]:
+def _describe_reads(case: ConcurrentChanges, change: Change) -> dict[str, Any]:
     """Return what the change states about its reads."""
     if change.blind:
         return {}
@@ -210,30 +210,30 @@ def _describe_reads(case: Case, change: Change) -> dict[str, Any]:
     return document if scope is None else document | {"scope": scope}
 
 
-def _append(case: Case, change: Change) -> dict[str, Any]:
-    return {"add": [case.lake.data(change.inserted_rows)]}
+def _append(case: ConcurrentChanges, change: Change) -> dict[str, Any]:
+    return {"add": [case.lake.write_data_file(change.inserted_rows)]}
 
 
-def _append_counted_rows(case: Case, change: Change) -> dict[str, Any]:
-    new_rows = [row for row in change.apply(case.rows()) if row[2] == f"count{change.number}"]
-    return {"add": [case.lake.data(new_rows)]}
+def _append_counted_rows(case: ConcurrentChanges, change: Change) -> dict[str, Any]:
+    new_rows = [row for row in change.apply(case.list_rows()) if row[2] == f"count{change.number}"]
+    return {"add": [case.lake.write_data_file(new_rows)]}
 
 
-def _overwrite(case: Case, change: Change) -> dict[str, Any]:
-    return {"add": [case.lake.data(change.inserted_rows)], "replace": {"partitions": "written"}}
+def _overwrite(case: ConcurrentChanges, change: Change) -> dict[str, Any]:
+    return {"add": [case.lake.write_data_file(change.inserted_rows)], "replace": {"partitions": "written"}}
 
 
-def _delete_by_equality(case: Case, change: Change) -> dict[str, Any]:
+def _delete_by_equality(case: ConcurrentChanges, change: Change) -> dict[str, Any]:
     return {"add": [case.lake.write_equality_deletes(sorted(change.ids), change.part)]}
 
 
-def _compact(case: Case, change: Change) -> dict[str, Any]:
+def _compact(case: ConcurrentChanges, change: Change) -> dict[str, Any]:
     part_files = [item for item in case.base.values() if item.part == change.part]
     rows = [row for item in part_files for _, row in item.live]
-    return {"add": [case.lake.data(rows)], "remove": [{"file-path": item.path} for item in part_files]}
+    return {"add": [case.lake.write_data_file(rows)], "remove": [{"file-path": item.path} for item in part_files]}
 
 
-def _rewrite_files(case: Case, change: Change) -> dict[str, Any]:
+def _rewrite_files(case: ConcurrentChanges, change: Change) -> dict[str, Any]:
     """Return the files of a delete or update: copy-on-write, or position deletes."""
     touched = [item for item in case.base.values() if any(change.matches(row) for _, row in item.live)]
     update = change.kind == "update"
@@ -245,14 +245,14 @@ def _rewrite_files(case: Case, change: Change) -> dict[str, Any]:
             if update or not change.matches(row)
         ]
         return {
-            "add": [case.lake.data(kept_rows)] if kept_rows else [],
+            "add": [case.lake.write_data_file(kept_rows)] if kept_rows else [],
             "remove": [{"file-path": item.path} for item in touched],
         }
     hit = {item.path: {at for at, row in item.live if change.matches(row)} for item in touched}
     new_rows = (
         [change.update_row(row) for item in touched for _, row in item.live if change.matches(row)] if update else []
     )
-    added_files: list[Any] = [case.lake.data(new_rows)] if new_rows else []
+    added_files: list[Any] = [case.lake.write_data_file(new_rows)] if new_rows else []
     removed_files: list[Any] = []
     if change.how == "vectors":
         merged_positions = {item.path: hit[item.path] | item.deleted for item in touched}
@@ -272,7 +272,7 @@ def _rewrite_files(case: Case, change: Change) -> dict[str, Any]:
     return {"add": added_files, "remove": removed_files}
 
 
-_REALISED: dict[str, Callable[[Case, Change], dict[str, Any]]] = {
+_REALISED: dict[str, Callable[[ConcurrentChanges, Change], dict[str, Any]]] = {
     "append": _append,
     "count": _append_counted_rows,
     "overwrite": _overwrite,

@@ -21,7 +21,7 @@ NAMES = ("id", "part", "value")
 
 
 @dataclass(frozen=True)
-class File:
+class PlannedFile:
     content: int
     path: str
     partition: tuple[Any, ...]
@@ -56,7 +56,7 @@ def read_manifests(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
     return read_avro(snapshot["manifest-list"])
 
 
-def read_entries(manifest: dict[str, Any]) -> list[File]:
+def read_entries(manifest: dict[str, Any]) -> list[PlannedFile]:
     """Return all entries, including deleted ones, with inherited values.
 
     See the spec, "Sequence Number Inheritance" and "First Row ID Inheritance".
@@ -73,7 +73,7 @@ def read_entries(manifest: dict[str, Any]) -> list[File]:
         if row_id is None and next_row_id is not None and entry["status"] != 2:
             row_id, next_row_id = next_row_id, next_row_id + file["record_count"]
         results.append(
-            File(
+            PlannedFile(
                 content=file.get("content", 0),
                 path=file["file_path"],
                 partition=tuple(file["partition"].values()),
@@ -93,7 +93,7 @@ def read_entries(manifest: dict[str, Any]) -> list[File]:
     return results
 
 
-def list_live_files(snapshot: dict[str, Any] | None) -> list[File]:
+def list_live_files(snapshot: dict[str, Any] | None) -> list[PlannedFile]:
     if snapshot is None:
         return []
     return [entry for manifest in read_manifests(snapshot) for entry in read_entries(manifest) if entry.status != 2]
@@ -118,7 +118,7 @@ def read_snapshot_rows(snapshot: dict[str, Any] | None) -> list[Row]:
     return sorted(rows, key=repr)
 
 
-def _find_deleted(delete: File, file: File, file_rows: list[Row], has_vector: bool) -> set[int]:
+def _find_deleted(delete: PlannedFile, file: PlannedFile, file_rows: list[Row], has_vector: bool) -> set[int]:
     same = (delete.spec_id, delete.partition) == (file.spec_id, file.partition)
     path = to_local_path(delete.path)
     if delete.offset is not None:
@@ -162,7 +162,7 @@ def check(metadata: dict[str, Any], snapshot_id: int | None = None) -> None:
         _check_row_ids(metadata, snapshot, live_ones)
 
 
-def _check_totals(summary: dict[str, str], live: list[File]) -> None:
+def _check_totals(summary: dict[str, str], live: list[PlannedFile]) -> None:
     data = [item for item in live if item.content == 0]
     deletes = [item for item in live if item.content != 0]
     expected = {
@@ -176,7 +176,7 @@ def _check_totals(summary: dict[str, str], live: list[File]) -> None:
     assert {name: summary.get(name) for name in expected} == {name: str(value) for name, value in expected.items()}
 
 
-def _check_row_ids(metadata: dict[str, Any], snapshot: dict[str, Any], live: list[File]) -> None:
+def _check_row_ids(metadata: dict[str, Any], snapshot: dict[str, Any], live: list[PlannedFile]) -> None:
     spans = []
     for item in live:
         if item.content == 0:

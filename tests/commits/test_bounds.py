@@ -22,10 +22,10 @@ from seamark.metaserver.commit.conflicts import conflicts, history, key_comparis
 from seamark.metaserver.commit.snapshots import manifest_filter, manifests, snapshot_writer
 from seamark.metaserver.settings.settings import Settings
 from tests.api.client import Api
-from tests.commits.claims import Claims
-from tests.commits.lake import Lake
+from tests.commits.claims import ClaimedTable
+from tests.commits.lake import CommitTable
 from tests.commits.reader import find_snapshot, list_live_files
-from tests.server.rig import running
+from tests.server.rig import run_server
 from tests.waits import until
 
 
@@ -33,15 +33,19 @@ from tests.waits import until
 async def test_change_holds_no_more_decoded_manifests_than_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs: str
 ) -> None:
-    async with running(tmp_path) as server:
-        table = await Claims.create(Api(server), {"a": "long"})
-        first = await table.commit(add=[table.data("first")])
+    async with run_server(tmp_path) as server:
+        table = await ClaimedTable.create(Api(server), {"a": "long"})
+        first = await table.commit(add=[table.build_data_file("first")])
         for number in range(4):
-            await table.commit(add=[table.data(f"f{number}")])
+            await table.commit(add=[table.build_data_file(f"f{number}")])
         scope = {"filter": {"type": "eq", "term": "a", "value": 5}}
-        body: dict[str, Any] = {"add": [table.data("new")], "read_snapshot_id": first["snapshot-id"], "scope": scope}
+        body: dict[str, Any] = {
+            "add": [table.build_data_file("new")],
+            "read_snapshot_id": first["snapshot-id"],
+            "scope": scope,
+        }
         if needs == "the files to remove":
-            removed_files = [{"file-path": table.data(name)["file-path"]} for name in ("first", "f0")]
+            removed_files = [{"file-path": table.build_data_file(name)["file-path"]} for name in ("first", "f0")]
             body = {"read_snapshot_id": first["snapshot-id"], "remove": removed_files}
         assert (await table.send(**body)).status == 409
         monkeypatch.setattr(change_application, "DECODED_BYTES_MAX", 1000)
@@ -51,11 +55,11 @@ async def test_change_holds_no_more_decoded_manifests_than_its_limit(
 
 
 async def test_scope_has_no_more_partitions_than_a_change_may_have_files(tmp_path: Path) -> None:
-    async with running(tmp_path, commit_files_limit=2) as server:
-        table = await Claims.create(Api(server), {"a": "long"}, [("a", "identity")])
+    async with run_server(tmp_path, commit_files_limit=2) as server:
+        table = await ClaimedTable.create(Api(server), {"a": "long"}, [("a", "identity")])
         for count, status in ((2, 200), (3, 400)):
             partitions = [{"spec-id": 0, "values": [number]} for number in range(count)]
-            body: dict[str, Any] = {"add": [table.data(f"f{count}", 9)], "read_snapshot_id": None}
+            body: dict[str, Any] = {"add": [table.build_data_file(f"f{count}", 9)], "read_snapshot_id": None}
             assert (await table.send(**body, scope={"partitions": partitions})).status == status
 
 
@@ -73,10 +77,10 @@ async def test_entries_of_large_manifests_are_compared_off_the_event_loop(
         return real(file)
 
     monkeypatch.setattr(manifest_filter, "make_file_key", count_and_key)
-    monkeypatch.setattr(manifests, "_IN_LOOP_ENTRIES", 0)
-    async with running(tmp_path) as server:
-        lake = await Lake.create(Api(server))
-        files = [lake.data([(number, 0, "a")]) for number in range(3)]
+    monkeypatch.setattr(manifests, "_IN_LOOP_ENTRIES_MAX", 0)
+    async with run_server(tmp_path) as server:
+        lake = await CommitTable.create(Api(server))
+        files = [lake.write_data_file([(number, 0, "a")]) for number in range(3)]
         first = await lake.commit({"add": files})
         body = {"read-snapshot-id": first["snapshot-id"], "remove": [{"file-path": files[1]["file-path"]}]}
         assert (await lake.commit(body))["summary"]["total-data-files"] == "2"
@@ -126,18 +130,18 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
     for module, name in _LONG_WORK:
         note_threads(module, name)
     monkeypatch.setattr(commits, "read_request", change.read_request)
-    monkeypatch.setattr(manifests, "_IN_LOOP_ENTRIES", -1)
-    monkeypatch.setattr(snapshot_writer, "_IN_THREAD_ENTRIES", 0)
+    monkeypatch.setattr(manifests, "_IN_LOOP_ENTRIES_MAX", -1)
+    monkeypatch.setattr(snapshot_writer, "_IN_THREAD_ENTRIES_MIN", 0)
     for module in (commits, change_application):
         monkeypatch.setattr(module, "LARGE_BYTES", 0)
-    async with running(tmp_path) as server:
-        lake = await Lake.create(Api(server))
-        files = [lake.data([(number, 0, "a"), (number, 1, "b")]) for number in range(4)]
+    async with run_server(tmp_path) as server:
+        lake = await CommitTable.create(Api(server))
+        files = [lake.write_data_file([(number, 0, "a"), (number, 1, "b")]) for number in range(4)]
         places = [file["file-path"] for file in files]
         first = (await lake.commit({"add": files}))["snapshot-id"]
         deletes = [lake.write_position_deletes([(place, 0)], has_path_bounds=True) for place in places[:2]]
         second = (await lake.commit({"add": deletes, "read-snapshot-id": first}))["snapshot-id"]
-        small_file = lake.data([(0, 1, "b")])
+        small_file = lake.write_data_file([(0, 1, "b")])
         answer = await lake.commit(
             {
                 "add": [small_file],
@@ -150,17 +154,21 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
         narrow = {"type": "in", "term": "id", "values": [0, 1]}
         await lake.commit({"add": [lake.write_equality_deletes([7])], "read-snapshot-id": second})
         wide_filter = {"type": "lt", "term": "id", "value": 100}
-        star_table = {"add": [lake.data([(5, 5, "c")])]}
+        star_table = {"add": [lake.write_data_file([(5, 5, "c")])]}
         head = (await lake.commit(star_table))["snapshot-id"]
         await lake.commit({"remove": [{"file-path": places[2]}], "read-snapshot-id": head})
-        removal = {"read-snapshot-id": head, "add": [lake.data([(8, 8, "d")])], "scope": {"filter": wide_filter}}
+        removal = {
+            "read-snapshot-id": head,
+            "add": [lake.write_data_file([(8, 8, "d")])],
+            "scope": {"filter": wide_filter},
+        }
         for body, status in (
             ({"remove": [{"file-path": places[3]}], "scope": {"filter": narrow}}, 409),
             ({"remove": [{"file-path": places[0]}]}, 409),
             ({"remove": [{"file-path": f"{places[0]}x"}]}, 409),
             ({"add": [lake.write_position_deletes([(f"{places[0]}x", 0)], has_path_bounds=True)]}, 409),
             (star_table | {"replace": {"filter": {"type": "eq", "term": "id", "value": 50}}}, 409),
-            ({"add": [lake.data([(6, 6, "c")])], "replace": {"filter": wide_filter}}, 409),
+            ({"add": [lake.write_data_file([(6, 6, "c")])], "replace": {"filter": wide_filter}}, 409),
             ({"add": [lake.write_position_deletes([(place, 1)], has_path_bounds=True) for place in places]}, 409),
             (star_table, 409),
             (removal, 409),
@@ -187,11 +195,11 @@ async def test_objects_of_a_large_change_are_freed_off_the_event_loop(
         assert contents == []
 
     monkeypatch.setattr(fair_lock, "_drop_contents", note_thread)
-    monkeypatch.setattr(fair_lock, "FREED_IN_LOOP", 3)
+    monkeypatch.setattr(fair_lock, "FREED_IN_LOOP_MAX", 3)
     monkeypatch.setattr(bodies, "QUICK_BYTES", 10)
-    async with running(tmp_path) as server:
-        lake = await Lake.create(Api(server))
-        await lake.commit({"add": [lake.data([(number, 1, "a")]) for number in range(5)]})
+    async with run_server(tmp_path) as server:
+        lake = await CommitTable.create(Api(server))
+        await lake.commit({"add": [lake.write_data_file([(number, 1, "a")]) for number in range(5)]})
         await until(lambda: len(freed) == 3)
     assert freed == [5, 5, 5], "files as they were sent, as they were decoded, and their names"
     assert threading.get_ident() not in threads
@@ -204,8 +212,8 @@ async def test_freed_objects_have_no_other_references(monkeypatch: pytest.Monkey
         def __del__(self) -> None:
             threads.append(threading.get_ident())
 
-    monkeypatch.setattr(fair_lock, "FREED_IN_LOOP", 3)
-    monkeypatch.setattr(fair_lock, "_FREED_IN_STEP", 2)
+    monkeypatch.setattr(fair_lock, "FREED_IN_LOOP_MAX", 3)
+    monkeypatch.setattr(fair_lock, "_FREED_PER_STEP", 2)
     arguments: list[Any] = [
         tuple(FreedRecorder() for _ in range(5)),
         [FreedRecorder() for _ in range(4)],
@@ -232,11 +240,11 @@ async def test_bytes_that_wait_for_their_write_are_limited(monkeypatch: pytest.M
     cached = manifests.Manifests.of(SlowDisk(), Settings(), 4)  # type: ignore[arg-type]
     writer = snapshot_writer.SnapshotWriter(SlowDisk(), SimulatedClock(1), cached, "file:///w", 1, is_deferred=True)
     metadata: Any = SimpleNamespace(format_version=2)
-    await writer.manifest_list((), metadata, None, 1)
+    await writer.write_manifest_list((), metadata, None, 1)
     await writer.settle()
     monkeypatch.setattr(snapshot_writer, "_DEFERRED_BYTES_MAX", 3 * size_bytes)
     for number in range(30):
-        await writer.manifest_list((), metadata, None, number)
+        await writer.write_manifest_list((), metadata, None, number)
     await writer.settle()
     assert waiting_bytes == 0
     assert 2 * size_bytes < most_bytes <= 4 * size_bytes

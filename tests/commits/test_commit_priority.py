@@ -16,12 +16,12 @@ def collide(priority: CommitPriority, change: tuple[str, str], *times: float, ta
 def test_priority_is_earned_by_collisions_and_ends_with_the_change() -> None:
     priority = CommitPriority(after=3, longest_s=10.0)
     collide(priority, A, 0.0, 0.5)
-    assert priority.holder(T, 0.5) is None
+    assert priority.find_holder(T, 0.5) is None
     collide(priority, A, 1.0)
-    assert priority.holder(T, 1.0) == (A, 4.0), "long enough for what an attempt takes"
-    assert priority.holder("another", 1.0) is None
+    assert priority.find_holder(T, 1.0) == (A, 4.0), "long enough for what an attempt takes"
+    assert priority.find_holder("another", 1.0) is None
     priority.release(T, A, 2.0)
-    assert priority.holder(T, 2.0) is None
+    assert priority.find_holder(T, 2.0) is None
 
 
 def test_change_that_has_waited_longest_is_next() -> None:
@@ -30,13 +30,13 @@ def test_change_that_has_waited_longest_is_next() -> None:
     collide(priority, A, 0.5, 1.0)
     collide(priority, C, 0.6, 1.1)
     collide(priority, B, 1.2)
-    assert priority.holder(T, 1.3) == (A, 1.0 + 4.0 - 1.3)
+    assert priority.find_holder(T, 1.3) == (A, 1.0 + 4.0 - 1.3)
     priority.release(T, A, 1.4)
-    holder = priority.holder(T, 1.4)
+    holder = priority.find_holder(T, 1.4)
     assert holder is not None
     assert holder[0] == B
     priority.release(T, B, 1.5)
-    holder = priority.holder(T, 1.5)
+    holder = priority.find_holder(T, 1.5)
     assert holder is not None
     assert holder[0] == C
 
@@ -44,18 +44,18 @@ def test_change_that_has_waited_longest_is_next() -> None:
 def test_unused_priority_ends_and_the_table_pauses() -> None:
     priority = CommitPriority(after=1, longest_s=2.0)
     collide(priority, A, 0.0)
-    assert priority.holder(T, 1.9) is not None
-    assert priority.holder(T, 2.0) is None
+    assert priority.find_holder(T, 1.9) is not None
+    assert priority.find_holder(T, 2.0) is None
     collide(priority, A, 2.1, 10.0, 21.0)
-    assert priority.holder(T, 21.0) is None
+    assert priority.find_holder(T, 21.0) is None
     collide(priority, A, 22.1)
-    assert priority.holder(T, 22.1) is not None
+    assert priority.find_holder(T, 22.1) is not None
 
 
 def test_no_change_has_priority_with_length_0() -> None:
     priority = CommitPriority(after=1, longest_s=0.0)
     collide(priority, A, 0.0, 1.0, 2.0)
-    assert priority.holder(T, 2.0) is None
+    assert priority.find_holder(T, 2.0) is None
 
 
 def test_change_that_is_not_repeated_is_forgotten() -> None:
@@ -63,4 +63,4 @@ def test_change_that_is_not_repeated_is_forgotten() -> None:
     collide(priority, A, 0.0)
     collide(priority, B, 200.0)
     collide(priority, A, 201.0)
-    assert priority.holder(T, 201.0) is None
+    assert priority.find_holder(T, 201.0) is None

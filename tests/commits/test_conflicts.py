@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from tests.api.client import Api
-from tests.commits.model import Case
+from tests.commits.model import ConcurrentChanges
 from tests.commits.reader import check, find_snapshot, read_snapshot_rows
 from tests.seeds import first_seed
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 SEED = first_seed("COMMIT_SEED")
 
 
 async def _play(api: Api, seed: int, name: str, outcomes: Counter[str]) -> None:
-    case = await Case.make(api, seed, name)
+    case = await ConcurrentChanges.make(api, seed, name)
     label = f"COMMIT_SEED={seed} {case.first} {case.second}"
-    bodies = [case.body(case.first), case.body(case.second)]
+    bodies = [case.build_body(case.first), case.build_body(case.second)]
     first = await case.lake.send(bodies[0])
     assert first.status == 200, (label, first.raw)
     second = await case.lake.send(bodies[1])
@@ -32,7 +32,7 @@ async def _play(api: Api, seed: int, name: str, outcomes: Counter[str]) -> None:
     else:
         assert second.error[:2] == (409, "CommitFailedException"), (label, second.raw)
         assert not case.must_commit(), (label, second.error)
-        assert counts == Counter(case.first.apply(case.rows())), label
+        assert counts == Counter(case.first.apply(case.list_rows())), label
     outcomes[f"{case.second.kind} {'committed' if second.status == 200 else 'refused'}"] += 1
 
 
@@ -46,7 +46,7 @@ async def _run_campaign(api: Api, count: int) -> Counter[str]:
 
 
 async def test_committed_changes_are_serialisable_and_independent_changes_are_committed(tmp_path: Path) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         outcomes = await _run_campaign(Api(server), 30)
     assert sum(count for name, count in outcomes.items() if name.endswith("committed")) > 5
 
@@ -54,7 +54,7 @@ async def test_committed_changes_are_serialisable_and_independent_changes_are_co
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 async def test_thousand_pairs_of_changes_are_serialisable(tmp_path: Path) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         outcomes = await _run_campaign(Api(server), int(os.environ.get("COMMIT_PAIRS", "1000")))
     assert {name.split()[0] for name in outcomes if name.endswith("refused")} >= {
         "delete",

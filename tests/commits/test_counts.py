@@ -5,43 +5,45 @@ from __future__ import annotations
 import pytest
 
 from tests.api.client import Api
-from tests.commits.claims import Claims
+from tests.commits.claims import ClaimedTable
 
 MOST = 2**63 - 1
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
 async def test_files_with_more_rows_in_total_than_a_long_are_rejected(api: Api, version: int) -> None:
-    table = await Claims.create(api, {"x": "long"}, version=version)
-    response = await table.send(add=[table.data("a", rows=MOST), table.data("b", rows=1)])
+    table = await ClaimedTable.create(api, {"x": "long"}, version=version)
+    response = await table.send(add=[table.build_data_file("a", rows=MOST), table.build_data_file("b", rows=1)])
     assert response.error[:2] == (400, "BadRequestException")
     assert "add: the data files have 9,223,372,036,854,775,808 rows together" in response.error[2]
-    await table.commit(add=[table.data("a", rows=MOST - 1), table.data("b", rows=1)])
-    assert await table.live() == ["a", "b"]
+    await table.commit(add=[table.build_data_file("a", rows=MOST - 1), table.build_data_file("b", rows=1)])
+    assert await table.list_live_files() == ["a", "b"]
 
 
 async def test_delete_files_with_more_deletes_than_a_long_are_rejected(api: Api) -> None:
-    table = await Claims.create(api, {"x": "long"})
+    table = await ClaimedTable.create(api, {"x": "long"})
     keyed = {"content": "equality-deletes", "equality-ids": [1]}
-    response = await table.send(add=[table.data("a", rows=MOST, **keyed), table.data("b", rows=1, **keyed)])
+    response = await table.send(
+        add=[table.build_data_file("a", rows=MOST, **keyed), table.build_data_file("b", rows=1, **keyed)]
+    )
     assert response.error[:2] == (400, "BadRequestException")
     assert "add: the delete files" in response.error[2]
 
 
 async def test_rows_beyond_the_last_row_id_are_rejected_and_the_table_stays_writable(api: Api) -> None:
-    table = await Claims.create(api, {"x": "long"}, version=3)
-    await table.commit(add=[table.data("a", rows=MOST - 5)])
-    response = await table.send(add=[table.data("b", rows=6)])
+    table = await ClaimedTable.create(api, {"x": "long"}, version=3)
+    await table.commit(add=[table.build_data_file("a", rows=MOST - 5)])
+    response = await table.send(add=[table.build_data_file("b", rows=6)])
     assert response.error[:2] == (400, "BadRequestException")
     assert "row id" in response.error[2]
-    await table.commit(add=[table.data("c", rows=5)])
-    assert await table.live() == ["a", "c"]
+    await table.commit(add=[table.build_data_file("c", rows=5)])
+    assert await table.list_live_files() == ["a", "c"]
 
 
 async def test_manifests_with_too_many_rows_in_total_are_not_merged(api: Api) -> None:
-    table = await Claims.create(api, {"x": "long"}, **{"commit.manifest.min-count-to-merge": "2"})
+    table = await ClaimedTable.create(api, {"x": "long"}, **{"commit.manifest.min-count-to-merge": "2"})
     for name in ("a", "b", "c"):
-        commit = await table.commit(add=[table.data(name, rows=MOST)])
-    await table.commit(add=[table.data("d")])
-    assert await table.live() == ["a", "b", "c", "d"]
+        commit = await table.commit(add=[table.build_data_file(name, rows=MOST)])
+    await table.commit(add=[table.build_data_file("d")])
+    assert await table.list_live_files() == ["a", "b", "c", "d"]
     assert int(commit["summary"].get("total-records", 0)) <= MOST, "Java reads totals as longs"

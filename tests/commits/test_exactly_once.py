@@ -17,13 +17,13 @@ from seamark.connector.client.commits import CommitClient
 from seamark.connector.client.errors import ServerFailed, Unreachable
 from seamark.metaserver.store.operations import AdvanceProducer
 from tests.api.client import Api
-from tests.commits.lake import SCHEMA, Lake
+from tests.commits.lake import SCHEMA, CommitTable
 from tests.commits.reader import check, find_snapshot, read_snapshot_rows
-from tests.faults.rigs.http import Client
+from tests.faults.rigs.http import HttpClient
 from tests.faults.rigs.lossy_proxy import FATES, choose_fates, run_lossy_proxy
 from tests.faults.rigs.mortal import MortalServer
 from tests.seeds import first_seed
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 SEED = first_seed("FAULT_SEED")
 
@@ -31,22 +31,25 @@ SEED = first_seed("FAULT_SEED")
 @pytest.fixture(params=["sqlite", "postgres"])
 async def api(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     server_options = {"database": request.getfixturevalue("postgres_url")} if request.param == "postgres" else {}
-    async with running(tmp_path, **server_options) as server:
+    async with run_server(tmp_path, **server_options) as server:
         yield Api(server)
 
 
-def make_numbered_change(lake: Lake, sequence: int, producer: str = "p") -> dict[str, Any]:
-    return {"producer": {"id": producer, "sequence": sequence}, "add": [lake.data([(sequence, 0, producer)])]}
+def make_numbered_change(lake: CommitTable, sequence: int, producer: str = "p") -> dict[str, Any]:
+    return {
+        "producer": {"id": producer, "sequence": sequence},
+        "add": [lake.write_data_file([(sequence, 0, producer)])],
+    }
 
 
-async def read_rows(lake: Lake) -> list[Any]:
+async def read_rows(lake: CommitTable) -> list[Any]:
     metadata = await lake.read_metadata()
     check(metadata)
     return read_snapshot_rows(find_snapshot(metadata))
 
 
 async def test_sequence_is_committed_once_and_repeats_get_its_answer(api: Api) -> None:
-    lake = await Lake.create(api)
+    lake = await CommitTable.create(api)
     bodies = [make_numbered_change(lake, sequence) for sequence in (3, 4, 9)]
     answers = [await lake.commit(body) for body in bodies]
     assert [answer["summary"]["seamark.producer-sequence"] for answer in answers] == ["3", "4", "9"]
@@ -61,7 +64,7 @@ async def test_sequence_is_committed_once_and_repeats_get_its_answer(api: Api) -
 
 
 async def test_only_one_of_concurrent_repeats_is_committed(api: Api) -> None:
-    lake = await Lake.create(api)
+    lake = await CommitTable.create(api)
     body = make_numbered_change(lake, 1)
     answers = await asyncio.gather(*(lake.commit(body) for _ in range(6)))
     assert sorted(answer["duplicate"] for answer in answers) == [False, True, True, True, True, True]
@@ -70,14 +73,14 @@ async def test_only_one_of_concurrent_repeats_is_committed(api: Api) -> None:
 
 
 async def test_sequence_forgotten_by_the_database_is_found_in_the_snapshots(tmp_path: Path) -> None:
-    async with running(tmp_path) as server:
-        lake = await Lake.create(Api(server))
+    async with run_server(tmp_path) as server:
+        lake = await CommitTable.create(Api(server))
         bodies = [make_numbered_change(lake, sequence) for sequence in (1, 2)]
         answers = [await lake.commit(body) for body in bodies]
     with sqlite3.connect(tmp_path / "seamark.db") as database:
         assert database.execute("DELETE FROM producers").rowcount == 1
     database.close()
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         lake.api = Api(server)
         for body, answer in zip(bodies, answers, strict=True):
             second_answer = await lake.commit(body)
@@ -101,7 +104,7 @@ async def _change_table_of_name(api: Api, how: str) -> None:
 @pytest.mark.parametrize("how", ["renamed", "replaced", "dropped"])
 async def test_repeat_reports_success_after_its_table_has_left_the_name(api: Api, how: str) -> None:
     """A rejection would make the client delete files that are live."""
-    lake = await Lake.create(api)
+    lake = await CommitTable.create(api)
     body = make_numbered_change(lake, 4)
     uuid = (await lake.commit(body))["table-uuid"]
     await _change_table_of_name(api, how)
@@ -115,7 +118,7 @@ async def test_repeat_reports_success_after_its_table_has_left_the_name(api: Api
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("how", ["renamed", "replaced"])
 async def test_change_that_another_server_commits_meanwhile_is_not_rejected_later(api: Api, how: str) -> None:
-    lake = await Lake.create(api)
+    lake = await CommitTable.create(api)
     uuid = (await lake.read_metadata())["table-uuid"]
     async with api.server.components.engine_commits.publisher.lock(("db",), "t"):
         tasks = [asyncio.create_task(lake.send(make_numbered_change(lake, sequence))) for sequence in (1, 2)]
@@ -127,19 +130,19 @@ async def test_change_that_another_server_commits_meanwhile_is_not_rejected_late
     assert [answer.error[:2] for answer in answers] == [(500, "CommitStateUnknownException"), refusal]
 
 
-def _open_lake(base_url: str, name: str) -> Lake:
+def _open_lake(base_url: str, name: str) -> CommitTable:
     """Return a table behind a server of another process."""
-    client = Client(base_url)
+    client = HttpClient(base_url)
     client.call("POST", "/v1/namespaces", {"namespace": ["db"]})
     status, created_table = client.call("POST", "/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA})
     assert status == 200
     folder = Path(created_table["metadata"]["location"].removeprefix("file://"))
     (folder / "data").mkdir(parents=True)
-    return Lake(None, folder, name, 2, ())  # type: ignore[arg-type]
+    return CommitTable(None, folder, name, 2, ())  # type: ignore[arg-type]
 
 
 def _read_ids(base_url: str, name: str) -> list[int]:
-    _, loaded_table = Client(base_url).call("GET", f"/v1/namespaces/db/tables/{name}")
+    _, loaded_table = HttpClient(base_url).call("GET", f"/v1/namespaces/db/tables/{name}")
     check(loaded_table["metadata"])
     return sorted(row[0] for row in read_snapshot_rows(find_snapshot(loaded_table["metadata"])))
 
@@ -162,7 +165,7 @@ def test_lost_requests_and_replies_lose_and_duplicate_nothing(tmp_path: Path) ->
             before = len(proxy.requests)
             proxy.fate = lambda method, path: "lost reply"
             with pytest.raises(Unreachable):
-                client.commit("db.t", {"add": [lake.data([(99, 0, "x")])]})
+                client.commit("db.t", {"add": [lake.write_data_file([(99, 0, "x")])]})
             assert len(proxy.requests) == before + 1, "without a producer nothing is sent twice"
         assert _read_ids(server.base_url, "t") == sorted([*range(sequence), 99]), f"FAULT_SEED={SEED}"
 

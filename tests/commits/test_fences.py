@@ -10,20 +10,22 @@ from pathlib import Path
 from seamark.metaserver.store.lease import SERVICES
 from seamark.metaserver.store.operations import TakeLease
 from tests.api.client import Api
-from tests.commits.lake import Lake
-from tests.server.rig import running
+from tests.commits.lake import CommitTable
+from tests.server.rig import run_server
 
 
 async def test_only_the_change_with_an_old_fencing_number_is_rejected_from_its_group(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path, services_workers=0) as server:
-        lake = await Lake.create(Api(server))
+    async with run_server(tmp_path, services_workers=0) as server:
+        lake = await CommitTable.create(Api(server))
         (fence,) = await server.components.store.transact([TakeLease(SERVICES, "a", now_ms=0, until_ms=10)])
         await lake.append([(0, 0, "a")], fence=fence)
         (later_lease,) = await server.components.store.transact([TakeLease(SERVICES, "b", now_ms=20, until_ms=30)])
         assert later_lease > fence
-        bodies = [{"add": [lake.data([(n, 0, "a")])]} | ({"fence": fence} if n % 2 else {}) for n in range(1, 9)]
+        bodies = [
+            {"add": [lake.write_data_file([(n, 0, "a")])]} | ({"fence": fence} if n % 2 else {}) for n in range(1, 9)
+        ]
         async with server.components.engine_commits.publisher.lock(("db",), "t"):
             tasks = [asyncio.create_task(lake.send(body)) for body in bodies]
             await lake.wait_for_changes(8)

@@ -23,15 +23,15 @@ from seamark.metaserver.objects.local import LocalObjects
 from seamark.metaserver.store.model import EntryKind, RegisteredIndexFile
 from seamark.metaserver.store.port import InstantFilter
 from tests.api.client import Api, create_key
-from tests.commits.lake import Lake
+from tests.commits.lake import CommitTable
 from tests.commits.reader import check, find_snapshot, read_manifests, read_snapshot_rows
-from tests.server.rig import running
+from tests.server.rig import run_server
 from tests.waits import until
 
 WRITERS, TURNS = 16, 6
 
 
-async def _write(lake: Lake, writer: int) -> list[Any]:
+async def _write(lake: CommitTable, writer: int) -> list[Any]:
     return [await lake.append([(writer * 100 + turn, 0, "a")]) for turn in range(TURNS)]
 
 
@@ -42,9 +42,9 @@ def _read_counter(api: Api, name: str) -> float:
 
 
 async def test_concurrent_appends_never_fail_and_share_transactions(tmp_path: Path) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         api = Api(server)
-        lake = await Lake.create(api, version=3)
+        lake = await CommitTable.create(api, version=3)
         answers = [
             item for result in await asyncio.gather(*(_write(lake, n) for n in range(WRITERS))) for item in result
         ]
@@ -57,7 +57,7 @@ async def test_concurrent_appends_never_fail_and_share_transactions(tmp_path: Pa
         chain = sorted(metadata["snapshots"], key=lambda snapshot: snapshot["sequence-number"])
         assert [item.get("parent-snapshot-id") for item in chain[1:]] == [item["snapshot-id"] for item in chain[:-1]]
         assert {item["snapshot-id"] for item in chain} == {answer["snapshot-id"] for answer in answers}
-        instants = await server.components.store.instants(
+        instants = await server.components.store.list_instants(
             InstantFilter(uuid=metadata["table-uuid"], action="commit"), 1000
         )
         assert {instant.snapshot_id for instant in instants} == {answer["snapshot-id"] for answer in answers}
@@ -66,11 +66,11 @@ async def test_concurrent_appends_never_fail_and_share_transactions(tmp_path: Pa
 async def test_racing_replicas_lose_no_append(tmp_path: Path, postgres_url: str) -> None:
     warehouse = (tmp_path / "lake").as_uri()
     async with (
-        running(tmp_path / "a", database=postgres_url, warehouse=warehouse) as first,
-        running(tmp_path / "b", database=postgres_url, warehouse=warehouse) as second,
+        run_server(tmp_path / "a", database=postgres_url, warehouse=warehouse) as first,
+        run_server(tmp_path / "b", database=postgres_url, warehouse=warehouse) as second,
     ):
-        lake = await Lake.create(Api(first))
-        other = Lake(Api(second), lake.folder, lake.name, lake.version, lake.spec, _made=lake._made)
+        lake = await CommitTable.create(Api(first))
+        other = CommitTable(Api(second), lake.folder, lake.name, lake.version, lake.spec, _made=lake._file_numbers)
         await asyncio.gather(*(_write((lake, other)[n % 2], n) for n in range(8)))
         metadata = await lake.read_metadata()
         check(metadata)
@@ -84,15 +84,15 @@ async def test_replica_that_loses_every_race_commits_in_the_end(
 ) -> None:
     """Its storage is slow: whenever it has read the table, the other replica has committed again."""
     shared: dict[str, Any] = {"database": f"sqlite:///{tmp_path}/shared.db", "warehouse": (tmp_path / "lake").as_uri()}
-    async with running(tmp_path / "a", **shared) as fast, running(tmp_path / "b", **shared) as slow:
-        lake = await Lake.create(Api(fast))
-        late_lake = Lake(Api(slow), lake.folder, lake.name, lake.version, lake.spec, _made=lake._made)
+    async with run_server(tmp_path / "a", **shared) as fast, run_server(tmp_path / "b", **shared) as slow:
+        lake = await CommitTable.create(Api(fast))
+        late_lake = CommitTable(Api(slow), lake.folder, lake.name, lake.version, lake.spec, _made=lake._file_numbers)
         await late_lake.append([(0, 0, "warm")])
         prepare, is_over = slow.components.engine_commits.publisher.prepare, False
         lost = 0
 
         async def read_pointer() -> Any:
-            return await fast.components.store.entry(EntryKind.TABLE, ("db",), "t")
+            return await fast.components.store.load_entry(EntryKind.TABLE, ("db",), "t")
 
         async def prepare_slowly(*args: Any, **kwargs: Any) -> Any:
             nonlocal lost
@@ -114,7 +114,7 @@ async def test_replica_that_loses_every_race_commits_in_the_end(
                 number += 1
 
         tasks = [asyncio.create_task(keep_on()) for _ in range(2)]
-        answers = [await late_lake.send({"add": [late_lake.data([(n, 0, "s")])]}) for n in (1, 2)]
+        answers = [await late_lake.send({"add": [late_lake.write_data_file([(n, 0, "s")])]}) for n in (1, 2)]
         lost_races, name = lost, "seamark.test.late"
         set_property = {"action": "set-properties", "updates": {name: "yes"}}
         stock = await late_lake.api(
@@ -141,8 +141,8 @@ async def test_no_pointer_moves_before_all_files_of_a_change_are_stored(
     One file is stored last, or not at all: then the change is not committed.
     """
     create = LocalObjects.create
-    async with running(tmp_path) as server:
-        lake = await Lake.create(Api(server))
+    async with run_server(tmp_path) as server:
+        lake = await CommitTable.create(Api(server))
         await lake.append([(0, 0, "a")])
         before = (await lake.read_metadata())["current-snapshot-id"]
         paths = sorted(tmp_path.rglob("*.avro"))
@@ -159,7 +159,7 @@ async def test_no_pointer_moves_before_all_files_of_a_change_are_stored(
             await create(self, location, data, **options)
 
         monkeypatch.setattr(LocalObjects, "create", create_late)
-        assert (await lake.send({"add": [lake.data([(1, 0, "b")])]})).status == 500
+        assert (await lake.send({"add": [lake.write_data_file([(1, 0, "b")])]})).status == 500
         assert (await lake.read_metadata())["current-snapshot-id"] == before
         await until(lambda: sorted(tmp_path.rglob("*.avro")) == paths)
         await lake.append([(2, 0, "c")])
@@ -170,13 +170,13 @@ async def test_no_pointer_moves_before_all_files_of_a_change_are_stored(
 
 
 async def test_rejected_change_does_not_block_others(tmp_path: Path) -> None:
-    async with running(tmp_path) as server:
-        lake = await Lake.create(Api(server))
-        victim = lake.data([(0, 0, "v")])
+    async with run_server(tmp_path) as server:
+        lake = await CommitTable.create(Api(server))
+        victim = lake.write_data_file([(0, 0, "v")])
         base = await lake.commit({"add": [victim]})
         remove = {"remove": [{"file-path": victim["file-path"]}], "read-snapshot-id": base["snapshot-id"]}
         requests = [lake.send(remove) for _ in range(3)] + [
-            lake.send({"add": [lake.data([(n, 0, "a")])]}) for n in (1, 2)
+            lake.send({"add": [lake.write_data_file([(n, 0, "a")])]}) for n in (1, 2)
         ]
         answers = await asyncio.gather(*requests)
         # The first change may be compared with the appends: then none of the three is allowed.
@@ -196,12 +196,12 @@ async def test_bug_triggered_by_one_change_fails_only_that_change_and_leaves_no_
             raise OverflowError("a bug")
         return await produce(writer, change, *more, **kwargs)
 
-    async with running(tmp_path) as server:
-        lake = await Lake.create(Api(server))
+    async with run_server(tmp_path) as server:
+        lake = await CommitTable.create(Api(server))
         monkeypatch.setattr(change_application, "produce", fail_overwrites)
         async with server.components.engine_commits.publisher.lock(("db",), "t"):
             # The first change is a group by itself; all that arrive while it waits are another group.
-            bodies = [{"add": [lake.data([(n, 0, "a")])]} for n in range(4)]
+            bodies = [{"add": [lake.write_data_file([(n, 0, "a")])]} for n in range(4)]
             bodies[2]["operation"] = "overwrite"
             tasks = []
             for count, body in enumerate(bodies, 1):
@@ -232,10 +232,10 @@ async def test_index_file_of_another_index_fails_only_its_change(
         return RegisteredIndexFile(table_uuid, location, next(definitions), "bloom", 0, 1, 1, size_bytes, None, 0)
 
     monkeypatch.setattr(commits, "read_index_file", read)
-    monkeypatch.setattr(commits, "of_id", lambda *_: None)
-    async with running(tmp_path, commit_retries=1) as server:
-        lake = await Lake.create(Api(server))
-        bodies: list[dict[str, Any]] = [{"add": [lake.data([(n, 0, "a")])]} for n in range(4)]
+    monkeypatch.setattr(commits, "parse_definition", lambda *_: None)
+    async with run_server(tmp_path, commit_retries=1) as server:
+        lake = await CommitTable.create(Api(server))
+        bodies: list[dict[str, Any]] = [{"add": [lake.write_data_file([(n, 0, "a")])]} for n in range(4)]
         for body in bodies[1:3]:
             body["index-files"] = [{"location": "file:///index", "size-in-bytes": 10}]
         order = [1, 0, 2, 3] if registered == "before" else [0, 1, 2, 3]
@@ -253,9 +253,9 @@ async def test_index_file_of_another_index_fails_only_its_change(
 
 
 async def test_taken_key_within_a_group_fails_only_its_change(tmp_path: Path) -> None:
-    async with running(tmp_path) as server:
-        lake = await Lake.create(Api(server))
-        body, key = {"add": [lake.data([(1, 0, "a")])]}, create_key()
+    async with run_server(tmp_path) as server:
+        lake = await CommitTable.create(Api(server))
+        body, key = {"add": [lake.write_data_file([(1, 0, "a")])]}, create_key()
         appends = [lake.append([(n, 0, "b")]) for n in (2, 3, 4)]
         answers = await asyncio.gather(lake.send(body, key=key), lake.send(body, key=key), *appends)
         assert sorted(answer.status for answer in answers[:2])[0] == 200
@@ -263,11 +263,11 @@ async def test_taken_key_within_a_group_fails_only_its_change(tmp_path: Path) ->
 
 
 async def test_same_key_twice_in_one_group_gets_one_answer_for_both(tmp_path: Path) -> None:
-    async with running(tmp_path) as server:
-        lake = await Lake.create(Api(server))
+    async with run_server(tmp_path) as server:
+        lake = await CommitTable.create(Api(server))
         key = create_key()
-        body = {"add": [lake.data([(1, 0, "a")])]}
-        other_changes = [{"add": [lake.data([(number, 0, "b")])]} for number in (2, 3, 4)]
+        body = {"add": [lake.write_data_file([(1, 0, "a")])]}
+        other_changes = [{"add": [lake.write_data_file([(number, 0, "b")])]} for number in (2, 3, 4)]
         async with server.components.engine_commits.publisher.lock(("db",), "t"):
             # The first change is a group by itself; all that arrive while it waits are another group.
             first_commit = asyncio.create_task(lake.send(other_changes[0]))
@@ -290,9 +290,9 @@ async def test_same_key_twice_in_one_group_gets_one_answer_for_both(tmp_path: Pa
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("action", ["committed", "refused", "repeated"])
 async def test_unused_files_are_deleted_and_others_stay(tmp_path: Path, action: str) -> None:
-    async with running(tmp_path) as server:
-        lake = await Lake.create(Api(server))
-        body = {"add": [lake.data([(1, 0, "a")])], "producer": {"id": "p", "sequence": 1}}
+    async with run_server(tmp_path) as server:
+        lake = await CommitTable.create(Api(server))
+        body = {"add": [lake.write_data_file([(1, 0, "a")])], "producer": {"id": "p", "sequence": 1}}
         await lake.commit(body)
         if action == "committed":
             await asyncio.gather(*(_write(lake, n) for n in range(4)))
@@ -323,9 +323,9 @@ async def test_failed_change_is_answered_even_if_the_log_fails(
     def raise_disk_full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    async with running(tmp_path) as server:
-        lake = await Lake.create(Api(server))
-        body = {"add": [lake.data([(1, 1, "a")])]}
+    async with run_server(tmp_path) as server:
+        lake = await CommitTable.create(Api(server))
+        body = {"add": [lake.write_data_file([(1, 1, "a")])]}
         with monkeypatch.context() as patched:
             patched.setattr(server.components.commits, where, raise_zero_division)
             patched.setattr(group_commit, "_log", SimpleNamespace(error=raise_disk_full))

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.api.client import Api
-from tests.commits.claims import Claims, build_struct
+from tests.commits.claims import ClaimedTable, build_struct
 from tests.commits.reader import find_snapshot, read_manifests
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 
-async def _count_manifests(table: Claims) -> dict[int, int]:
+async def _count_manifests(table: ClaimedTable) -> dict[int, int]:
     """Return the number of manifests in the current snapshot, by partition spec."""
     answer = await table.api("GET", f"/v1/namespaces/db/tables/{table.name}")
     head = find_snapshot(answer.json["metadata"])
@@ -28,11 +28,11 @@ async def _count_manifests(table: Claims) -> dict[int, int]:
 async def test_appends_continue_after_the_schema_of_a_partition_column_was_removed(
     tmp_path: Path, version: int
 ) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         columns = {"x": "long", "y": "long"}
-        table = await Claims.create(Api(server), columns, [("x", "identity")], version=version)
+        table = await ClaimedTable.create(Api(server), columns, [("x", "identity")], version=version)
         for number in range(2):
-            await table.commit(add=[table.data(f"old{number}", number)])
+            await table.commit(add=[table.build_data_file(f"old{number}", number)])
         void = {"name": "p0", "transform": "void", "source-id": 1, "field-id": 1000}
         fields: list[dict[str, Any]] = [void] if version == 1 else []
         await table.update(
@@ -46,8 +46,8 @@ async def test_appends_continue_after_the_schema_of_a_partition_column_was_remov
         merging = {"commit.manifest.min-count-to-merge": "2"}
         await table.update({"action": "set-properties", "updates": merging})
         for number in range(6):
-            await table.commit(add=[table.data(f"new{number}", *([None] * len(fields)), spec_id=1)])
-        assert await table.live() == [*(f"new{number}" for number in range(6)), "old0", "old1"]
+            await table.commit(add=[table.build_data_file(f"new{number}", *([None] * len(fields)), spec_id=1)])
+        assert await table.list_live_files() == [*(f"new{number}" for number in range(6)), "old0", "old1"]
         manifests = await _count_manifests(table)
         assert manifests[0] == 2
         assert manifests[1] < 4

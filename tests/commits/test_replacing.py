@@ -7,38 +7,40 @@ from typing import Any
 import pytest
 
 from tests.api.client import Api
-from tests.commits.claims import Claims, build_struct
+from tests.commits.claims import ClaimedTable, build_struct
 
 
 async def test_partitions_of_both_zeros_are_replaced_when_both_are_written(api: Api) -> None:
-    table = await Claims.create(api, {"x": "double"}, [("x", "identity")])
-    await table.commit(add=[table.data("old+", 0.0), table.data("old-", -0.0)])
-    await table.commit(add=[table.data("new+", 0.0), table.data("new-", -0.0)], replace={"partitions": "written"})
-    assert await table.live() == ["new+", "new-"]
-    await table.commit(add=[table.data("newer-", -0.0)], replace={"partitions": "written"})
-    assert await table.live() == ["new+", "newer-"]
+    table = await ClaimedTable.create(api, {"x": "double"}, [("x", "identity")])
+    await table.commit(add=[table.build_data_file("old+", 0.0), table.build_data_file("old-", -0.0)])
+    await table.commit(
+        add=[table.build_data_file("new+", 0.0), table.build_data_file("new-", -0.0)], replace={"partitions": "written"}
+    )
+    assert await table.list_live_files() == ["new+", "new-"]
+    await table.commit(add=[table.build_data_file("newer-", -0.0)], replace={"partitions": "written"})
+    assert await table.list_live_files() == ["new+", "newer-"]
 
 
 async def test_scope_of_a_partition_outside_doubles_is_rejected(api: Api) -> None:
-    table = await Claims.create(api, {"x": "double"}, [("x", "identity")])
+    table = await ClaimedTable.create(api, {"x": "double"}, [("x", "identity")])
     scope = {"partitions": [{"spec-id": 0, "values": [10**400]}]}
-    response = await table.send(read_snapshot_id=None, add=[table.data("a", 1.0)], scope=scope)
+    response = await table.send(read_snapshot_id=None, add=[table.build_data_file("a", 1.0)], scope=scope)
     assert response.error[:2] == (400, "BadRequestException")
     assert "outside the range of double" in response.error[2]
 
 
 async def test_equality_deletes_of_both_zeros_are_compared_with_files_of_another_spec(api: Api) -> None:
-    table = await Claims.create(api, {"x": "double"}, [("x", "identity")])
-    read_snapshot = (await table.commit(add=[table.data("a", 1.0)]))["snapshot-id"]
+    table = await ClaimedTable.create(api, {"x": "double"}, [("x", "identity")])
+    read_snapshot = (await table.commit(add=[table.build_data_file("a", 1.0)]))["snapshot-id"]
     fields = [{"name": "p", "transform": "identity", "source-id": 1, "field-id": 1000}]
     fields.append({"name": "q", "transform": "void", "source-id": 1, "field-id": 1001})
     await table.update(
         {"action": "add-spec", "spec": {"fields": fields}}, {"action": "set-default-spec", "spec-id": -1}
     )
-    await table.commit(add=[table.data("theirs", -0.0, None, spec_id=1)])
+    await table.commit(add=[table.build_data_file("theirs", -0.0, None, spec_id=1)])
     equality = {"content": "equality-deletes", "equality-ids": [1]}
     for zeros in ([-0.0], [0.0, -0.0]):
-        deletes = [table.data(f"deletes{zero}", zero, **equality) for zero in zeros]
+        deletes = [table.build_data_file(f"deletes{zero}", zero, **equality) for zero in zeros]
         response = await table.send(read_snapshot_id=read_snapshot, add=deletes)
         assert response.error[:2] == (409, "CommitFailedException"), zeros
 
@@ -57,14 +59,14 @@ def _build_metrics_of_value(value: int) -> dict[str, Any]:
 async def test_replaced_rows_are_protected_whatever_else_was_read(
     api: Api, operation: str | None, scoped: bool
 ) -> None:
-    table = await Claims.create(api, {"x": "long", "p": "int"}, [("p", "identity")])
-    first = table.data("base", 1, **_build_metrics_of_value(5))
-    read_snapshot = (await table.commit(add=[first, table.data("other", 2)]))["snapshot-id"]
-    await table.commit(add=[table.data("theirs", 1, **_build_metrics_of_value(100))])
+    table = await ClaimedTable.create(api, {"x": "long", "p": "int"}, [("p", "identity")])
+    first = table.build_data_file("base", 1, **_build_metrics_of_value(5))
+    read_snapshot = (await table.commit(add=[first, table.build_data_file("other", 2)]))["snapshot-id"]
+    await table.commit(add=[table.build_data_file("theirs", 1, **_build_metrics_of_value(100))])
     body: dict[str, Any] = {
         "read_snapshot_id": read_snapshot,
         "replace": {"partitions": "written"},
-        "add": [table.data("mine", 1, rows=2)],
+        "add": [table.build_data_file("mine", 1, rows=2)],
     }
     if scoped:
         body["scope"] = {"filter": {"type": "eq", "term": "x", "value": 5}}
@@ -74,12 +76,12 @@ async def test_replaced_rows_are_protected_whatever_else_was_read(
     assert response.error[:2] == (409, "CommitFailedException")
     assert "theirs" in response.error[2]
     await table.commit(**body, isolation="snapshot")
-    assert await table.live() == ["mine", "other"]
+    assert await table.list_live_files() == ["mine", "other"]
 
 
 async def test_filter_uses_the_columns_of_its_schema_after_they_have_swapped_names(api: Api) -> None:
     """Three of five rows are null in column 1, which is named `a` in schema 0 and `b` in schema 1."""
-    table = await Claims.create(api, {"a": "long", "b": "long"})
+    table = await ClaimedTable.create(api, {"a": "long", "b": "long"})
     ten = (10).to_bytes(8, "little").hex()
     metrics = {
         "value-counts": [5, 5],
@@ -88,7 +90,7 @@ async def test_filter_uses_the_columns_of_its_schema_after_they_have_swapped_nam
         "upper-bounds": [ten] * 2,
     }
     column_metrics = {name: {"keys": [1, 2], "values": values} for name, values in metrics.items()}
-    read_snapshot = (await table.commit(add=[table.data("partly", rows=5, **column_metrics)]))["snapshot-id"]
+    read_snapshot = (await table.commit(add=[table.build_data_file("partly", rows=5, **column_metrics)]))["snapshot-id"]
 
     def build_body(name: str, schema_id: int) -> dict[str, Any]:
         filter = {"type": "gt", "term": name, "value": 5}
@@ -96,7 +98,7 @@ async def test_filter_uses_the_columns_of_its_schema_after_they_have_swapped_nam
             "read_snapshot_id": read_snapshot,
             "schema_id": schema_id,
             "replace": {"filter": filter},
-            "add": [table.data(f"new-{schema_id}")],
+            "add": [table.build_data_file(f"new-{schema_id}")],
         }
 
     assert (await table.send(**build_body("a", 0))).status == 400  # Three of its rows do not match.
@@ -104,6 +106,6 @@ async def test_filter_uses_the_columns_of_its_schema_after_they_have_swapped_nam
     await table.update({"action": "add-schema", "schema": swapped}, {"action": "set-current-schema", "schema-id": -1})
     for name, schema_id in (("a", 0), ("b", 1)):
         assert (await table.send(**build_body(name, schema_id))).status == 400
-    assert await table.live() == ["partly"]
+    assert await table.list_live_files() == ["partly"]
     assert (await table.send(**build_body("b", 0))).status == 200, "column 2 has no null"
-    assert await table.live() == ["new-0"]
+    assert await table.list_live_files() == ["new-0"]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.api.client import Api
-from tests.commits.claims import Claims
+from tests.commits.claims import ClaimedTable
 from tests.seeds import EXPLORING, first_seed
 
 TABLES, ROUNDS = 6, 12
@@ -22,7 +22,7 @@ DELETES = {"content": "position-deletes"}
 
 
 @dataclass
-class File:
+class CountedFile:
     rows: int
     deleted: set[int] = field(default_factory=set)
     named: int = 0
@@ -31,28 +31,28 @@ class File:
 
 
 @dataclass
-class Model:
-    table: Claims
+class RowCountModel:
+    table: ClaimedTable
     version: int
     rng: random.Random
-    files: dict[str, File] = field(default_factory=dict)
+    files: dict[str, CountedFile] = field(default_factory=dict)
     loose: int = 0
     """Rows of the delete files of several data files. They stay when the data files are removed."""
     by_value: bool = False
     count: int = 0
     read: int | None = None
 
-    def file(self, rows: int, **fields: Any) -> dict[str, Any]:
+    def build_file(self, rows: int, **fields: Any) -> dict[str, Any]:
         self.count += 1
-        return self.table.data(f"{self.count}", rows=rows, **fields)
+        return self.table.build_data_file(f"{self.count}", rows=rows, **fields)
 
     async def commit(self, add: list[dict[str, Any]], remove: list[dict[str, Any]] | None = None) -> None:
         answer = await self.table.commit(read_snapshot_id=self.read, add=add, remove=remove or [])
         self.read = answer["snapshot-id"]
 
     async def append(self) -> None:
-        added_files = [self.file(self.rng.randint(1, 20)) for _ in range(self.rng.randint(1, 3))]
-        self.files |= {item["file-path"]: File(item["record-count"]) for item in added_files}
+        added_files = [self.build_file(self.rng.randint(1, 20)) for _ in range(self.rng.randint(1, 3))]
+        self.files |= {item["file-path"]: CountedFile(item["record-count"]) for item in added_files}
         await self.commit(added_files)
 
     async def delete(self) -> None:
@@ -74,18 +74,18 @@ class Model:
                 if file.vector is not None:
                     remove.append({"file-path": file.vector, "content-offset": OFFSET})
                 delete_fields |= {"file-format": "puffin", "content-offset": OFFSET, "content-size-in-bytes": 50}
-            data_file = self.file(len(file.deleted if self.version == 3 else spots), **delete_fields)
+            data_file = self.build_file(len(file.deleted if self.version == 3 else spots), **delete_fields)
             file.vector, file.named = (
                 data_file["file-path"],
                 data_file["record-count"] + (self.version == 2) * file.named,
             )
             add.append(data_file)
         self.loose += loose
-        await self.commit(add + ([self.file(loose, **DELETES)] if loose else []), remove)
+        await self.commit(add + ([self.build_file(loose, **DELETES)] if loose else []), remove)
 
     async def delete_by_value(self) -> None:
         delete_fields: dict[str, Any] = {"content": "equality-deletes", "equality-ids": [1]}
-        await self.commit([self.file(1, **delete_fields)])
+        await self.commit([self.build_file(1, **delete_fields)])
         self.by_value = True
 
     async def replace(self) -> str:
@@ -102,7 +102,7 @@ class Model:
         added_rows, is_under = max(0, stated_rows), not self.by_value and max(0, stated_rows) < minimum
         is_right = added_rows <= rows and not is_under
         assert is_right or added_rows != live
-        new_file = [self.file(added_rows)] if added_rows else []
+        new_file = [self.build_file(added_rows)] if added_rows else []
         remove = [{"file-path": path} for path in chosen_files]
         answer = await self.table.send(operation="replace", read_snapshot_id=self.read, add=new_file, remove=remove)
         assert answer.status == (200 if is_right else 400), (answer.raw, added_rows, minimum, rows)
@@ -112,7 +112,7 @@ class Model:
         self.read = answer.json["snapshot-id"]
         for path in chosen_files:
             del self.files[path]
-        self.files |= {item["file-path"]: File(added_rows) for item in new_file}
+        self.files |= {item["file-path"]: CountedFile(added_rows) for item in new_file}
         return "replaced"
 
 
@@ -124,8 +124,8 @@ async def test_replacement_is_rejected_exactly_if_it_cannot_have_the_same_rows(a
     outcomes = set()
     for number in range(TABLES):
         rng = random.Random(f"{seed} {version} {number}")
-        table = await Claims.create(api, {"x": "long"}, name=f"t{number}", version=version)
-        model = Model(table, version, rng)
+        table = await ClaimedTable.create(api, {"x": "long"}, name=f"t{number}", version=version)
+        model = RowCountModel(table, version, rng)
         for _ in range(ROUNDS):
             if not model.files or rng.random() < 0.3:
                 await model.append()
@@ -139,33 +139,33 @@ async def test_replacement_is_rejected_exactly_if_it_cannot_have_the_same_rows(a
 
 
 async def test_overwrite_may_have_any_rows(api: Api) -> None:
-    table = await Claims.create(api, {"x": "long"})
-    old_file = table.data("old", rows=3)
+    table = await ClaimedTable.create(api, {"x": "long"})
+    old_file = table.build_data_file("old", rows=3)
     read_snapshot = (await table.commit(add=[old_file]))["snapshot-id"]
     body: dict[str, Any] = {
         "read_snapshot_id": read_snapshot,
-        "add": [table.data("new", rows=7)],
+        "add": [table.build_data_file("new", rows=7)],
         "remove": [{"file-path": old_file["file-path"]}],
     }
     response = await table.send(**body, operation="replace")
     assert response.error[:2] == (400, "BadRequestException")
     await table.commit(**body, operation="overwrite")
-    assert await table.live() == ["new"]
+    assert await table.list_live_files() == ["new"]
 
 
 async def test_rows_of_new_files_that_are_deleted_at_once_do_not_count(api: Api) -> None:
     """A writer replaced one of the files while it was rewritten with others."""
-    table = await Claims.create(api, {"x": "long"})
-    old_file = table.data("old", rows=3)
+    table = await ClaimedTable.create(api, {"x": "long"})
+    old_file = table.build_data_file("old", rows=3)
     read_snapshot = (await table.commit(add=[old_file]))["snapshot-id"]
-    new_file = table.data("new", rows=5)
+    new_file = table.build_data_file("new", rows=5)
     body: dict[str, Any] = {
         "operation": "replace",
         "read_snapshot_id": read_snapshot,
         "remove": [{"file-path": old_file["file-path"]}],
     }
     delete_fields: dict[str, Any] = {**DELETES, "referenced-data-file": new_file["file-path"]}
-    response = await table.send(**body, add=[new_file, table.data("one", rows=1, **delete_fields)])
+    response = await table.send(**body, add=[new_file, table.build_data_file("one", rows=1, **delete_fields)])
     assert response.error[:2] == (400, "BadRequestException")
-    await table.commit(**body, add=[new_file, table.data("two", rows=2, **delete_fields)])
-    assert await table.live() == ["new"]
+    await table.commit(**body, add=[new_file, table.build_data_file("two", rows=2, **delete_fields)])
+    assert await table.list_live_files() == ["new"]

@@ -6,16 +6,16 @@ import asyncio
 from pathlib import Path
 
 from tests.api.client import Api
-from tests.commits.lake import Lake
-from tests.server.rig import running
+from tests.commits.lake import CommitTable
+from tests.server.rig import run_server
 
 CHANGES = 6
 
 
 async def test_consecutive_turns_delay_others_no_longer_than_one_turn(tmp_path: Path) -> None:
-    async with running(tmp_path, commit_turn_after=1, commit_turn_s=1.0) as server:
-        lake = await Lake.create(Api(server))
-        victim = lake.data([(0, 0, "v")])
+    async with run_server(tmp_path, commit_turn_after=1, commit_turn_s=1.0) as server:
+        lake = await CommitTable.create(Api(server))
+        victim = lake.write_data_file([(0, 0, "v")])
         base = await lake.commit({"add": [victim]})
         remove = {"remove": [{"file-path": victim["file-path"]}], "read-snapshot-id": base["snapshot-id"]}
         await lake.commit(remove)

@@ -11,7 +11,7 @@ import aiohttp
 
 from seamark.metaserver.api.http.components import ServerComponents
 from tests.api.client import Api
-from tests.server.rig import RunningServer, running
+from tests.server.rig import RunningServer, run_server
 
 
 class ServerThread:
@@ -62,6 +62,6 @@ class ServerThread:
 
     async def _serve(self) -> None:
         self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
-        async with running(self.home, **self._settings) as self._running:
+        async with run_server(self.home, **self._settings) as self._running:
             self._ready.set()
             await self._ended.wait()

@@ -131,8 +131,8 @@ def test_client_is_pickled_without_its_connections(client: SeamarkClient) -> Non
 
 def test_copies_of_a_client_use_its_connections(server: ServerThread, client: SeamarkClient) -> None:
     """`close` of the client closes the connections of its copies."""
-    fresh_client = client.reading_fresh_rows()
-    for any_client in (client, fresh_client, fresh_client.reading_commits()):
+    fresh_client = client.with_fresh_rows()
+    for any_client in (client, fresh_client, fresh_client.with_commits()):
         any_client.partitions("db.t")
     pool = client._connections.get().connection_from_url(server.url)
     assert pool.num_connections == 1

@@ -17,7 +17,7 @@ from tests.connector.server_thread import ServerThread
 def test_namespaces_of_all_levels_and_their_tables_are_listed_page_by_page(
     server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("seamark.connector.client.client._PAGE_NAMES", 2)
+    monkeypatch.setattr("seamark.connector.client.client._NAMES_PER_PAGE", 2)
     names = [("a",), ("a", "b"), ("a", "b", "c"), ("d",), ("e",), ("f",), ("a", "x.y")]
     with open_catalog(server.url) as catalog:
         for name in names:

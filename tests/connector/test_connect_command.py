@@ -81,7 +81,9 @@ def test_spark_configuration_is_that_of_the_tests() -> None:
 
 def test_trino_configuration_is_that_of_the_how_to() -> None:
     blocks = [
-        block.text for block in Page(REPO / "docs/how-to/connect-trino.md").blocks if block.language == "properties"
+        block.read_text
+        for block in Page(REPO / "docs/how-to/connect-trino.md").blocks
+        if block.language == "properties"
     ]
     assert format_connection("trino", "sea", URI, has_token=False).splitlines()[1:] == blocks[0].strip().splitlines()
     of_s3 = format_connection("trino", "sea", URI, has_token=True, on_s3=True).splitlines()[1:]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from seamark.commands.catalog.expression_text import expression_text
+from seamark.commands.catalog.expression_text import format_expression
 from seamark.commands.explain import suggest_improvements
 from tests.api.plans.planned import append, build_data_file
 from tests.connector.server_thread import ServerThread
@@ -183,7 +183,7 @@ def test_refused_query_is_reported_with_the_reason(url: str) -> None:
     ],
 )
 def test_expression_is_shown_as_sql(value: object, text: str) -> None:
-    assert expression_text(value) == text
+    assert format_expression(value) == text
 
 
 def test_explain_finds_the_server_of_a_home_folder(url: str, tmp_path: Path) -> None:

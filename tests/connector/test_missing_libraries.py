@@ -1,4 +1,4 @@
-"""Without an engine's library, the engine's module says in one sentence what to install."""
+"""Tests that the module of an engine without its library says in one sentence what to install."""
 
 from __future__ import annotations
 

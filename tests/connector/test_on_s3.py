@@ -42,13 +42,13 @@ from tests.services.seamark import Seamark
 
 
 @dataclass(frozen=True)
-class Lake:
+class S3Lake:
     s3: S3
     bucket: str
     server: Seamark
     client: IndexClient
 
-    def files(self, ending: str) -> set[str]:
+    def list_files(self, ending: str) -> set[str]:
         pages = self.s3.client().get_paginator("list_objects_v2").paginate(Bucket=self.bucket)
         keys = [one["Key"] for page in pages for one in page.get("Contents", ())]
         return {f"s3://{self.bucket}/{key}" for key in keys if key.endswith(ending)}
@@ -70,7 +70,7 @@ class Lake:
 
 
 @pytest.fixture(scope="module")
-def lake(s3: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+def lake(s3: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Lake]:
     bucket = s3.create_bucket()
     env = {**s3.build_seamark_env(), "SEAMARK_S3_CLIENT_ACCESS": "static"}
     home: Path = tmp_path_factory.mktemp("s3")
@@ -79,13 +79,13 @@ def lake(s3: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
         closing(IndexClient(server.base_url)) as client,
     ):
         client._request("POST", "/v1/namespaces", {}, b'{"namespace": ["db"]}')
-        yield Lake(s3, bucket, server, client)
+        yield S3Lake(s3, bucket, server, client)
 
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("mode", MODES)
-def test_rows_in_s3_are_written_changed_and_read(lake: Lake, mode: str, version: int) -> None:
+def test_rows_in_s3_are_written_changed_and_read(lake: S3Lake, mode: str, version: int) -> None:
     table = f"t{version}{mode[:1]}"
     client, name = lake.client, f"db.{table}"
     create(client, table, version=version, properties=BY_ID)
@@ -105,7 +105,7 @@ def test_rows_in_s3_are_written_changed_and_read(lake: Lake, mode: str, version:
 
 
 @pytest.mark.slow
-def test_concurrent_engine_appends_both_commit_and_leave_no_extra_file(lake: Lake) -> None:
+def test_concurrent_engine_appends_both_commit_and_leave_no_extra_file(lake: S3Lake) -> None:
     create(lake.client, "stock", version=2, properties={"seamark.commit.rebase": "append"})
     append(lake.client, "db.stock", build_rows((0, "de", 0)))
     with lake.open_catalog() as catalog:
@@ -118,14 +118,14 @@ def test_concurrent_engine_appends_both_commit_and_leave_no_extra_file(lake: Lak
         assert len(table.history()) == 4
         file_paths = {value["file_path"] for value in table.inspect.files().to_pylist()}
         lists = {snapshot.manifest_list for snapshot in table.snapshots()}
-    files = {file for file in lake.files(".parquet") if "/stock-" in file}
+    files = {file for file in lake.list_files(".parquet") if "/stock-" in file}
     assert files == file_paths
-    assert lists <= lake.files(".avro")
+    assert lists <= lake.list_files(".avro")
     assert scan(lake.client, "db.stock", ["id"]).to_arrow().num_rows == 4
 
 
 @pytest.mark.slow
-def test_unfinished_uploads_of_killed_writers_are_aborted(lake: Lake) -> None:
+def test_unfinished_uploads_of_killed_writers_are_aborted(lake: S3Lake) -> None:
     """Only uploads of the table's files that are old enough are aborted, and the table stays unchanged."""
     for name in ("uploads", "neighbour"):
         create(lake.client, name, version=2)
@@ -156,7 +156,7 @@ def test_unfinished_uploads_of_killed_writers_are_aborted(lake: Lake) -> None:
             begin(key)
         age_uploads(lake)
         begin(young)
-        before = lake.files("")
+        before = lake.list_files("")
         dry_report = remove_orphan_files(lake.client, "db.uploads", dry_run=True)
         assert (dry_report.uploads, dry_report.files) == (len(aborted), 0)
         assert list_unfinished_keys() == {*aborted, *kept_keys, young}
@@ -165,11 +165,11 @@ def test_unfinished_uploads_of_killed_writers_are_aborted(lake: Lake) -> None:
         assert remove_orphan_files(lake.client, "db.uploads").uploads == 0
         for upload in s3.list_multipart_uploads(Bucket=lake.bucket)["Uploads"]:  # Other tests share the bucket.
             s3.abort_multipart_upload(Bucket=lake.bucket, Key=upload["Key"], UploadId=upload["UploadId"])
-    assert lake.files("") == before
+    assert lake.list_files("") == before
     assert read_rows(lake.client, "db.uploads") == [(1, "de", 1, None)]
 
 
-def age_uploads(lake: Lake) -> None:
+def age_uploads(lake: S3Lake) -> None:
     """Make the uploads a week old. The store takes the time of an upload from its folder."""
     week_ago = time.time() - 7 * 86_400
     for path in (lake.s3.root / lake.bucket).glob(".sgwtmp/multipart/*/*"):
@@ -196,7 +196,7 @@ def build_many_rows(seed: int, first: int) -> pa.Table:
     return pa.Table.from_pylist(values, schema=ARROW)
 
 
-def create_table_of_parts(lake: Lake, version: int) -> None:
+def create_table_of_parts(lake: S3Lake, version: int) -> None:
     with lake.open_catalog() as catalog:
         if catalog.table_exists("db.t"):
             catalog.drop_table("db.t")
@@ -211,7 +211,7 @@ def read_table(client: IndexClient) -> dict[int, dict[str, Any]]:
     return {row["id"]: row for batch in reader.read_all(plan(client, opened_table)) for row in batch.to_pylist()}
 
 
-def encrypt_all(lake: Lake, configuration: Any) -> None:
+def encrypt_all(lake: S3Lake, configuration: Any) -> None:
     """Replace the files by encrypted copies, because no writer of tables encrypts."""
     storage = open_table(lake.client, "db.t", At(ref=MAIN)).storage
     for location in lake.client.files("db.t", content="data")["file_path"].to_pylist():
@@ -226,7 +226,7 @@ def encrypt_all(lake: Lake, configuration: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("is_encrypted", quick([True, False], 1))
 def test_statements_merge_files_and_drop_columns_in_s3(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_encrypted: bool
+    lake: S3Lake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_encrypted: bool
 ) -> None:
     """Files are read by ranges and written in several parts. The values of a dropped column are not read."""
     monkeypatch.setenv(KEY_FILE, encrypted.write_key_file(tmp_path, "db"))
@@ -260,11 +260,11 @@ def test_statements_merge_files_and_drop_columns_in_s3(
     assert lake.list_unfinished() == []
     location = lake.client.load_table("db.t").location
     paths = set(lake.client.files("db.t", content="data")["file_path"].to_pylist())
-    assert paths <= {path for path in lake.files(".parquet") if path.startswith(location)}
+    assert paths <= {path for path in lake.list_files(".parquet") if path.startswith(location)}
 
 
 @pytest.mark.slow
-def test_columns_of_old_partitions_are_dropped_in_s3(lake: Lake) -> None:
+def test_columns_of_old_partitions_are_dropped_in_s3(lake: S3Lake) -> None:
     """The service of column TTL drops them in this way."""
     create_table_of_parts(lake, 2)
     append(lake.client, "db.t", build_many_rows(5, 0))
@@ -283,13 +283,13 @@ def test_columns_of_old_partitions_are_dropped_in_s3(lake: Lake) -> None:
 
 @pytest.mark.slow  # Each step takes 50 s. tests/connector/jobs/test_statements.py always tests files on a local disk.
 @pytest.mark.parametrize("step", [23, 2])
-def test_killed_statement_leaves_no_partial_file_in_s3(lake: Lake, step: int) -> None:
+def test_killed_statement_leaves_no_partial_file_in_s3(lake: S3Lake, step: int) -> None:
     """An object exists completely or not at all. What remains is an orphan file or an unfinished upload."""
     create_table_of_parts(lake, 3)
     for number in range(2):
         append(lake.client, "db.t", build_many_rows(number, number * 10_000))
     before = read_table(lake.client)
-    files_before = lake.files(".parquet")
+    files_before = lake.list_files(".parquet")
     job = StatementJob(lake.server.base_url, None, MergeFiles(("db", "t")), utc=True)
     killed, kill_at, answer = 0, random.Random(first_seed()).randint(2, step), None
     while answer is None:
@@ -297,7 +297,7 @@ def test_killed_statement_leaves_no_partial_file_in_s3(lake: Lake, step: int) ->
         killed += answer is None
         assert read_table(lake.client) == before, kill_at
         storage = open_table(lake.client, "db.t", At(ref=MAIN)).storage
-        for location in lake.files(".parquet") - files_before:
+        for location in lake.list_files(".parquet") - files_before:
             with SourceFile(location, storage) as source:
                 assert source.footer.rows > 0
         kill_at += step
@@ -316,5 +316,5 @@ def test_killed_statement_leaves_no_partial_file_in_s3(lake: Lake, step: int) ->
         for snapshot in snapshots
         for path in lake.client.files("db.t", at=At(snapshot_id=snapshot["snapshot-id"]))["file_path"].to_pylist()
     }
-    assert {path for path in lake.files(".parquet") if path.startswith(location)} == known_paths
+    assert {path for path in lake.list_files(".parquet") if path.startswith(location)} == known_paths
     assert read_table(lake.client) == before

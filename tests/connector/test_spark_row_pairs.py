@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from seamark.connector.spark.query.conditions import SparkColumn
-from seamark.connector.spark.statements.collected_rows import ordinals_of
+from seamark.connector.spark.statements.collected_rows import find_ordinals
 from seamark.connector.spark.statements.key_values import fitting_rows
 from seamark.connector.spark.statements.row_changes import match_rows
 from seamark.connector.write.latest_rows import find_latest_rows
@@ -49,5 +49,5 @@ def test_rows_have_the_ordinal_of_their_key() -> None:
         usable = {row for row in rows if None not in row and -(1 << 31) <= row[0] < 1 << 31}  # type: ignore[operator]
         assert len(paths_before) == len(usable)
         assert set(paths_before) == usable
-        actual = ordinals_of(keys, values, columns).tolist()
+        actual = find_ordinals(keys, values, columns).tolist()
         assert actual == [paths_before.index(row) if row in usable else -1 for row in rows], f"seed {seed}"

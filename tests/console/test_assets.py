@@ -10,12 +10,12 @@ from seamark.formats.index.kinds.kinds import KINDS
 from seamark.metaserver.api.console.console import FOLDER, POLICY, load_assets
 from tests.console.browser import REPO
 from tests.console.world import create_tokens
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 
 async def test_page_and_assets_are_public_complete_and_under_one_policy(tmp_path: Path) -> None:
     await create_tokens(tmp_path)
-    async with running(tmp_path, auth="token") as server:
+    async with run_server(tmp_path, auth="token") as server:
         async with server.http.get(f"{server.url}/") as answer:
             page = await answer.text()
             assert (answer.status, answer.content_type) == (200, "text/html")
@@ -41,7 +41,7 @@ async def test_page_and_assets_are_public_complete_and_under_one_policy(tmp_path
 
 async def test_no_path_leads_out_of_the_assets(tmp_path: Path) -> None:
     digest = load_assets().digest
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         for path in (
             f"{digest}/index.html",
             f"{digest}/nothing.js",
@@ -72,7 +72,7 @@ def test_vendored_libraries_equal_those_of_npm() -> None:
     assert spec.loader is not None
     vendor = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(vendor)
-    assets = vendor.vendored(REPO / ".cache" / "console" / "node_modules")
+    assets = vendor.read_vendored(REPO / ".cache" / "console" / "node_modules")
     assert {path.name: path.read_text() for path in vendor.FOLDER.iterdir()} == assets
 
 

@@ -21,8 +21,8 @@ from tests.console.world import (
     make_many,
     make_orders,
 )
-from tests.server.rig import RunningServer, running
-from tests.warehouses.world import running_with_warehouses
+from tests.server.rig import RunningServer, run_server
+from tests.warehouses.world import run_server_with_warehouses
 
 TABLE = "#/table/db/orders"
 WHERE = "where=customer_id+%3D+4711+AND+country+LIKE+%27%25A%27"
@@ -86,7 +86,11 @@ def check(recorded_page: RecordedPage, server: RunningServer) -> None:
 
 
 async def test_every_page_shows_its_data_and_updates_with_changes(tmp_path: Path) -> None:
-    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as recorded_page:
+    async with (
+        run_server(tmp_path) as server,
+        open_browser() as browser,
+        open_page(browser, server.url) as recorded_page,
+    ):
         before, after = await make_orders(server)
         for address, text in PAGES.items():
             await recorded_page.open(address)
@@ -147,7 +151,7 @@ async def sign_in(recorded_page: RecordedPage, token: str) -> None:
 async def test_user_signs_in_and_sees_what_its_grants_allow(tmp_path: Path) -> None:
     secrets = await create_tokens(tmp_path)
     admin, reader = secrets["admin"], secrets["rita"]
-    async with running(tmp_path, auth="token") as server, open_browser() as browser:
+    async with run_server(tmp_path, auth="token") as server, open_browser() as browser:
         await ask(server, "POST", "/v1/namespaces", {"namespace": ["secret"]}, admin)
         for namespace in ("db", "secret"):
             body = {"name": f"t_{namespace}", "schema": SCHEMA}
@@ -188,7 +192,11 @@ async def test_user_signs_in_and_sees_what_its_grants_allow(tmp_path: Path) -> N
 
 async def test_names_and_texts_of_others_are_shown_as_text(tmp_path: Path) -> None:
     markup = "<img src=x onerror=alert(1)>"
-    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as recorded_page:
+    async with (
+        run_server(tmp_path) as server,
+        open_browser() as browser,
+        open_page(browser, server.url) as recorded_page,
+    ):
         await ask(server, "POST", "/v1/namespaces", {"namespace": [markup], "properties": {}})
         schema = {"type": "struct", "fields": [{"id": 1, "name": markup, "type": "long", "required": False}]}
         body = {"name": markup, "schema": schema, "properties": {markup: f"</code>{markup}"}}
@@ -206,7 +214,11 @@ async def test_names_and_texts_of_others_are_shown_as_text(tmp_path: Path) -> No
 
 @pytest.mark.slow
 async def test_advisor_page_shows_the_proposals_and_a_picture_of_the_applied_ones(tmp_path: Path) -> None:
-    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as recorded_page:
+    async with (
+        run_server(tmp_path) as server,
+        open_browser() as browser,
+        open_page(browser, server.url) as recorded_page,
+    ):
         await create_table(server, "t")
         await recorded_page.page.route("**/advice?*", lambda route: route.fulfill(json=ADVICE))
         await recorded_page.open("#/table/db/t/advisor")
@@ -234,7 +246,11 @@ async def test_running_jobs_are_shown_with_their_progress(tmp_path: Path) -> Non
     waiting_job = {"service": "indexing", "namespace": ["db"], "table": "u", "uuid": "u", "asked-ms": 1, "failures": 2}
     waiting_jobs = [waiting_job | {"due-ms": 2}, waiting_job | {"table": "v", "due-ms": 4_102_444_800_000}]
     state = {"jobs": jobs, "waiting": waiting_jobs, "complete": False}
-    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as recorded_page:
+    async with (
+        run_server(tmp_path) as server,
+        open_browser() as browser,
+        open_page(browser, server.url) as recorded_page,
+    ):
         await recorded_page.page.route("**/api/v1/jobs", lambda route: route.fulfill(json=state))
         await recorded_page.open("#/services")
         await wait_for_text(recorded_page, "30 of 120 files, 1 MiB of 4 MiB")
@@ -258,7 +274,11 @@ async def test_the_streams_page_shows_offsets_pauses_and_rates_without_a_reload(
     paused = listing | {"table": "u", "paused": "a move of the table"}
     failing = listing | {"table": "v", "flush-error": "the rows do not fit the table"}
     state = {"streams": [listing, paused, failing], "next-page-token": None}
-    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as recorded_page:
+    async with (
+        run_server(tmp_path) as server,
+        open_browser() as browser,
+        open_page(browser, server.url) as recorded_page,
+    ):
         await recorded_page.page.route("**/api/v1/streams*", lambda route: route.fulfill(json=state))
         await recorded_page.open("#/streams")
         await wait_for_text(recorded_page, "a move of the table")
@@ -276,7 +296,11 @@ async def test_the_streams_page_shows_offsets_pauses_and_rates_without_a_reload(
 
 @pytest.mark.slow
 async def test_keyboard_reaches_the_content_first(tmp_path: Path) -> None:
-    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as recorded_page:
+    async with (
+        run_server(tmp_path) as server,
+        open_browser() as browser,
+        open_page(browser, server.url) as recorded_page,
+    ):
         await recorded_page.open("#/tables")
         await wait_for_text(recorded_page, "seamark connect pyiceberg")
         await create_table(server, "first")
@@ -302,7 +326,7 @@ async def test_keyboard_reaches_the_content_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [1360, 420])
 async def test_axe_finds_nothing_serious_on_any_page(theme: str, width: int, tmp_path: Path) -> None:
     async with (
-        running(tmp_path) as server,
+        run_server(tmp_path) as server,
         open_browser() as browser,
         open_page(browser, server.url, theme) as recorded_page,
     ):
@@ -324,7 +348,11 @@ async def test_axe_finds_nothing_serious_on_any_page(theme: str, width: int, tmp
 
 @pytest.mark.slow
 async def test_console_shows_ten_thousand_tables_and_a_hundred_thousand_files(tmp_path: Path) -> None:
-    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as recorded_page:
+    async with (
+        run_server(tmp_path) as server,
+        open_browser() as browser,
+        open_page(browser, server.url) as recorded_page,
+    ):
         await make_many(server, 10_000)
         await make_large(server, 100_000)
         await recorded_page.open("#/tables")
@@ -342,7 +370,7 @@ async def test_console_shows_ten_thousand_tables_and_a_hundred_thousand_files(tm
 
 @pytest.mark.slow
 async def test_console_of_a_warehouse_shows_the_tables_of_this_warehouse(tmp_path: Path) -> None:
-    async with running_with_warehouses(tmp_path, "sales") as world, open_browser() as browser:
+    async with run_server_with_warehouses(tmp_path, "sales") as world, open_browser() as browser:
         await world.create_table("/v1/sales", "db", "sold")
         await world.create_table("/v1", "db", "own")
         async with open_page(browser, world.url) as recorded_page:

@@ -17,7 +17,7 @@ from seamark.metaserver.planner.lookup.layout import read_layouts
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn
 from tests.console.world import IDS, ask, build_content_file, commit_change, create_table
 from tests.seeds import first_seed
-from tests.server.rig import RunningServer, running
+from tests.server.rig import RunningServer, run_server
 
 COLUMNS = ("id", "customer_id", "country", "amount", "day")
 Range = tuple[Any, Any]
@@ -82,17 +82,17 @@ class ExpectedLayout:
         else:
             self.position = {value: number / span if span else 0.0 for number, value in enumerate(self.values)}
 
-    def depth(self, number: int, value: Any) -> int:
+    def count_overlaps(self, number: int, value: Any) -> int:
         return sum(low <= value <= high for low, high in self.snapshots[number])
 
-    def mean_depth(self, number: int) -> float | None:
+    def compute_mean_depth(self, number: int) -> float | None:
         """Return for each file the depth between neighbouring values, weighted by their distance."""
         ranges = self.snapshots[number]
         total = 0.0
         for low, high in ranges:
             width = self.position[high] - self.position[low]
             if width <= 0:
-                total += self.depth(number, low)
+                total += self.count_overlaps(number, low)
                 continue
             inside = [value for value in self.values if low <= value <= high]
             for left, right in pairwise(inside):
@@ -121,16 +121,16 @@ def check(
     for number, layout in enumerate(answer["snapshots"]):
         ranges = expected.snapshots[number]
         assert (layout["files"], layout["bounded-files"]) == (files[number], len(ranges))
-        depths = [expected.depth(number, low) for low, _ in ranges]
+        depths = [expected.count_overlaps(number, low) for low, _ in ranges]
         assert layout["depth-max"] == max(depths, default=0)
         if ranges:
-            assert layout["depth-mean"] == pytest.approx(expected.mean_depth(number), rel=1e-6)
+            assert layout["depth-mean"] == pytest.approx(expected.compute_mean_depth(number), rel=1e-6)
         else:
             assert layout["depth-mean"] is None
         assert len(layout["depth"]) <= points
         for point in layout["depth"]:
             assert point["files"] in {
-                expected.depth(number, value) for value in expected.list_values_at(point["position"])
+                expected.count_overlaps(number, value) for value in expected.list_values_at(point["position"])
             }
         check_bars(layout["bars"], expected, ranges, bars)
 
@@ -188,13 +188,13 @@ async def test_layout_equals_that_of_a_loop_over_the_files(tables: int, tmp_path
     seed = first_seed()
     print(f"seed {seed}")
     rng = random.Random(seed)
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         for number in range(tables):
             await check_one_table(server, f"t{number}", rng)
 
 
 async def test_column_without_a_layout_is_rejected(tmp_path: Path) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         location = await create_table(server, "t")
         await commit_change(server, "t", [build_content_file(f"{location}/data/a", {"id": (1, 2)})])
         for path, message in (
@@ -221,10 +221,10 @@ class _Bounds:
     def __init__(self, files: int) -> None:
         self.files = files
 
-    def stats(self, column: object) -> _Bounds:
+    def find_statistics(self, column: object) -> _Bounds:
         return self
 
-    def bounds(self, side: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def read_bounds(self, side: str) -> np.ndarray[Any, np.dtype[np.int64]]:
         return np.arange(self.files, dtype=np.int64) * 1000 + (500 if side == "upper" else 0)
 
 

@@ -13,7 +13,7 @@ from playwright.async_api import expect
 from tests.connector.lake import append, create, spread
 from tests.console.browser import RecordedPage, open_browser, open_page
 from tests.console.test_console import check, wait_for_text
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 LONG_STATEMENT = "SELECT count(*) FROM " + ", ".join(f"db.t t{n}" for n in range(12))
 """A join of 60 rows with themselves that does not end by itself."""
@@ -27,7 +27,11 @@ async def enter(recorded_page: RecordedPage, statement: str, keys: str = "Contro
 
 @pytest.mark.slow
 async def test_statement_is_run_explained_cancelled_and_listed(tmp_path: Path) -> None:
-    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as recorded_page:
+    async with (
+        run_server(tmp_path) as server,
+        open_browser() as browser,
+        open_page(browser, server.url) as recorded_page,
+    ):
         await asyncio.to_thread(create, server.url)
         await asyncio.to_thread(append, server.url, "db.t", spread(3))
         markup = "<img src=x onerror=alert(1)>"
@@ -90,7 +94,7 @@ async def test_statement_is_run_explained_cancelled_and_listed(tmp_path: Path) -
 @pytest.mark.slow
 async def test_page_of_a_server_without_sql_says_how_to_enable_it(tmp_path: Path) -> None:
     async with (
-        running(tmp_path, sql="off") as server,
+        run_server(tmp_path, sql="off") as server,
         open_browser() as browser,
         open_page(browser, server.url) as recorded_page,
     ):

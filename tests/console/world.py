@@ -65,7 +65,7 @@ def build_content_file(
 async def create_tokens(home: Path) -> dict[str, str]:
     """Return secrets of an admin, and of Rita, a reader of `db`; called before the server starts."""
     clock = SystemClock()
-    async with open_store(build_settings(home).database_url(), clock=clock) as store:
+    async with open_store(build_settings(home).make_database_url(), clock=clock) as store:
         await store.transact([CreateNamespace(path=("db",), properties={})])
         return {
             "admin": await create_token(store, clock, "admin", None, [Grant("admin", "admin")]),
@@ -191,7 +191,7 @@ async def make_many(server: RunningServer, tables: int) -> None:
     """Make tables in the namespace `many`, all with one metadata file."""
     await create_table(server, "template")
     store = server.components.store
-    template = await store.entry(EntryKind.TABLE, ("db",), "template")
+    template = await store.load_entry(EntryKind.TABLE, ("db",), "template")
     assert template is not None
     await store.transact([CreateNamespace(path=("many",), properties={})])
     for start in range(0, tables, 1000):

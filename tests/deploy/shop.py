@@ -132,7 +132,7 @@ def await_final_outcome(shop: Shop, sql: str, **headers: str) -> str:
         answer = post(shop.proxy.port, sql, **headers)[0].partition("; ms=")[0]
         return "" if answer == "planned" or "recently" in answer else answer
 
-    return str(eventually(read_outcome_if_final))
+    return str(wait_for_result(read_outcome_if_final))
 
 
 def is_planned(shop: Shop, explained: str) -> bool:
@@ -154,7 +154,7 @@ def explain_over_plans(shop: Shop, sql: str, **options: Any) -> str:
         explained = str(query_rows(shop.proxy.port, sql, **options)[0][0])
         return explained if is_planned(shop, explained) else ""
 
-    return str(eventually(answer_over_plans))
+    return str(wait_for_result(answer_over_plans))
 
 
 def count_splits(port: int, sql: str) -> int:
@@ -173,7 +173,7 @@ def run_until_cancelled(cursor: Any, sql: str) -> None:
         cursor.execute(sql)
 
 
-def eventually(ask: Callable[[], Any], within_s: float = 60) -> Any:
+def wait_for_result(ask: Callable[[], Any], within_s: float = 60) -> Any:
     """Return the result of `ask` once it is true, within a time limit.
 
     The pauses between attempts grow, because a statement is expensive for Trino.

@@ -15,15 +15,15 @@ from tests.services.spark import new_catalog
 
 
 def test_postgres_runs_composes_configuration_and_keeps_what_it_acknowledged(postgres: Postgres) -> None:
-    assert postgres.sql("SHOW fsync") == "on"
-    assert postgres.sql("SHOW synchronous_commit") == "on"
-    assert postgres.sql("SHOW password_encryption") == "scram-sha-256"
+    assert postgres.run_sql("SHOW fsync") == "on"
+    assert postgres.run_sql("SHOW synchronous_commit") == "on"
+    assert postgres.run_sql("SHOW password_encryption") == "scram-sha-256"
 
 
 def test_each_postgres_database_starts_empty(postgres: Postgres) -> None:
     first, second = postgres.create_database(), postgres.create_database()
-    postgres.sql("CREATE TABLE t (a int)", first.rsplit("/", 1)[1])
-    assert postgres.sql("SELECT count(*) FROM pg_tables WHERE tablename = 't'", second.rsplit("/", 1)[1]) == "0"
+    postgres.run_sql("CREATE TABLE t (a int)", first.rsplit("/", 1)[1])
+    assert postgres.run_sql("SELECT count(*) FROM pg_tables WHERE tablename = 't'", second.rsplit("/", 1)[1]) == "0"
     for url in (first, second):
         postgres.drop_database(url)
 
@@ -31,11 +31,11 @@ def test_each_postgres_database_starts_empty(postgres: Postgres) -> None:
 def test_emptied_postgres_database_equals_a_new_one(postgres: Postgres) -> None:
     schema = "SELECT nspowner::regrole, nspacl FROM pg_namespace WHERE nspname = 'public'"
     name, url = "emptied", postgres.create_database("emptied")
-    new_tables = postgres.sql(schema, name)
-    postgres.sql("CREATE TABLE t (a int); REVOKE ALL ON SCHEMA public FROM PUBLIC", name)
+    new_tables = postgres.run_sql(schema, name)
+    postgres.run_sql("CREATE TABLE t (a int); REVOKE ALL ON SCHEMA public FROM PUBLIC", name)
     postgres.clear_database(url)
-    assert postgres.sql("SELECT count(*) FROM pg_tables WHERE tablename = 't'", name) == "0"
-    assert postgres.sql(schema, name) == new_tables
+    assert postgres.run_sql("SELECT count(*) FROM pg_tables WHERE tablename = 't'", name) == "0"
+    assert postgres.run_sql(schema, name) == new_tables
     postgres.drop_database(url)
 
 

@@ -33,7 +33,7 @@ pytestmark = NEEDS_TRINO
 
 
 @dataclass
-class Lake:
+class TrinoCatalog:
     """A Seamark server and its catalog in Trino. `client` contains the catalog properties for other engines."""
 
     seamark: Seamark
@@ -41,35 +41,35 @@ class Lake:
     catalog: str
     client: dict[str, str]
 
-    def rows(self, sql: str, session: dict[str, str] | None = None) -> list[list[Any]]:
+    def read_rows(self, sql: str, session: dict[str, str] | None = None) -> list[list[Any]]:
         return self.trino.rows(sql, session, catalog=self.catalog)
 
     @property
-    def by_name(self) -> Lake:
+    def by_name(self) -> TrinoCatalog:
         """Return the lake with another catalog of Trino, in which plan tables have names."""
         return replace(self, catalog=f"{self.catalog}{BY_NAME}")
 
 
 @pytest.fixture(params=[CATALOG, REMOTE])
-def lake(request: pytest.FixtureRequest, trino_lake: TrinoLake) -> Lake:
+def lake(request: pytest.FixtureRequest, trino_lake: TrinoLake) -> TrinoCatalog:
     """Return tables on local files, or in S3 as in compose."""
     name = request.param
-    return Lake(trino_lake.servers[name], trino_lake.trino, name, trino_lake.clients[name])
+    return TrinoCatalog(trino_lake.servers[name], trino_lake.trino, name, trino_lake.clients[name])
 
 
 LOCAL = pytest.mark.parametrize("lake", [CATALOG, pytest.param(REMOTE, marks=pytest.mark.slow)], indirect=True)
 """Runs the test only on local files. Other tests of this module write and read files over S3 too."""
 
 
-def write_with_pyiceberg(lake: Lake, table: str) -> None:
+def write_with_pyiceberg(lake: TrinoCatalog, table: str) -> None:
     catalog = load_catalog("seamark", type="rest", uri=lake.seamark.base_url, **lake.client)
     rows = pa.table({"id": pa.array([1, 2, 3], pa.int64()), "name": ["a", "b", "c"]})
     catalog.create_table(table, schema=rows.schema).append(rows)
     catalog.close()
 
 
-def test_trino_writes_and_reads_through_seamark(lake: Lake) -> None:
-    rows = lake.rows
+def test_trino_writes_and_reads_through_seamark(lake: TrinoCatalog) -> None:
+    rows = lake.read_rows
     rows("CREATE SCHEMA sales")
     values = "(1, DATE '2026-01-01', 10.5e0), (2, DATE '2026-01-02', 20e0)"
     rows(
@@ -88,35 +88,35 @@ def test_trino_writes_and_reads_through_seamark(lake: Lake) -> None:
 
 
 @pytest.mark.slow
-def test_trino_reads_a_table_that_pyiceberg_wrote(lake: Lake) -> None:
-    lake.rows("CREATE SCHEMA py")
+def test_trino_reads_a_table_that_pyiceberg_wrote(lake: TrinoCatalog) -> None:
+    lake.read_rows("CREATE SCHEMA py")
     write_with_pyiceberg(lake, "py.people")
-    assert lake.rows("SELECT name FROM py.people WHERE id > 1 ORDER BY 1") == [["b"], ["c"]]
+    assert lake.read_rows("SELECT name FROM py.people WHERE id > 1 ORDER BY 1") == [["b"], ["c"]]
 
 
 @pytest.mark.slow
 @LOCAL
-def test_view_created_in_trino_is_listed_and_read(lake: Lake) -> None:
-    lake.rows("CREATE SCHEMA views")
-    lake.rows("CREATE TABLE views.t AS SELECT * FROM (VALUES 1, 2, 3) t (n)")
-    lake.rows("CREATE VIEW views.v AS SELECT sum(n) AS total FROM views.t")
-    assert lake.rows("SELECT total FROM views.v") == [[6]]
+def test_view_created_in_trino_is_listed_and_read(lake: TrinoCatalog) -> None:
+    lake.read_rows("CREATE SCHEMA views")
+    lake.read_rows("CREATE TABLE views.t AS SELECT * FROM (VALUES 1, 2, 3) t (n)")
+    lake.read_rows("CREATE VIEW views.v AS SELECT sum(n) AS total FROM views.t")
+    assert lake.read_rows("SELECT total FROM views.v") == [[6]]
 
 
 @LOCAL
-def test_trino_and_pyiceberg_change_one_table_alternately(lake: Lake) -> None:
+def test_trino_and_pyiceberg_change_one_table_alternately(lake: TrinoCatalog) -> None:
     catalog = load_catalog("seamark", type="rest", uri=lake.seamark.base_url, **lake.client)
     catalog.create_namespace("turns")
     rows = pa.table({"id": list(range(100)), "word": [str(number) for number in range(100)]})
     table = catalog.create_table("turns.t", schema=rows.schema)
     table.append(rows)
-    assert lake.rows("SELECT count(*), sum(id) FROM turns.t") == [[100, 4950]]
-    lake.rows("DELETE FROM turns.t WHERE id >= 50")
+    assert lake.read_rows("SELECT count(*), sum(id) FROM turns.t") == [[100, 4950]]
+    lake.read_rows("DELETE FROM turns.t WHERE id >= 50")
     table.refresh()
     assert table.scan().to_arrow()["id"].to_pylist() == list(range(50))
     with table.update_schema() as change:
         change.add_column("extra", IntegerType())
-    lake.rows("INSERT INTO turns.t VALUES (1000, 'x', 7)")
+    lake.read_rows("INSERT INTO turns.t VALUES (1000, 'x', 7)")
     table.refresh()
     assert table.scan("id = 1000").to_arrow()["extra"].to_pylist() == [7]
     catalog.close()
@@ -124,19 +124,19 @@ def test_trino_and_pyiceberg_change_one_table_alternately(lake: Lake) -> None:
 
 @pytest.mark.slow  # This starts another JVM.
 @pytest.mark.spark
-def test_trino_and_spark_change_one_table_alternately(lake: Lake, spark: SparkSession) -> None:
+def test_trino_and_spark_change_one_table_alternately(lake: TrinoCatalog, spark: SparkSession) -> None:
     name = new_catalog(spark, lake.seamark.base_url, extra=lake.client)
     spark.sql(f"CREATE NAMESPACE {name}.shared")
     spark.sql(f"CREATE TABLE {name}.shared.t USING iceberg AS SELECT id, cast(id AS string) AS word FROM range(100)")
-    assert lake.rows("SELECT count(*), sum(id) FROM shared.t") == [[100, 4950]]
-    lake.rows("DELETE FROM shared.t WHERE id >= 50")
+    assert lake.read_rows("SELECT count(*), sum(id) FROM shared.t") == [[100, 4950]]
+    lake.read_rows("DELETE FROM shared.t WHERE id >= 50")
     assert spark.table(f"{name}.shared.t").count() == 50
     spark.sql(f"ALTER TABLE {name}.shared.t ADD COLUMN extra int")
-    lake.rows("INSERT INTO shared.t VALUES (1000, 'x', 7)")
+    lake.read_rows("INSERT INTO shared.t VALUES (1000, 'x', 7)")
     assert [row[0] for row in spark.sql(f"SELECT extra FROM {name}.shared.t WHERE id = 1000").collect()] == [7]
 
 
-def make_plan(lake: Lake, table: str, predicate: str, *, at: At = CURRENT) -> str:
+def make_plan(lake: TrinoCatalog, table: str, predicate: str, *, at: At = CURRENT) -> str:
     client = SeamarkClient(lake.seamark.base_url)
     try:
         name = client.plan_table(table, predicate, at=at).name
@@ -157,9 +157,9 @@ def make_plan(lake: Lake, table: str, predicate: str, *, at: At = CURRENT) -> st
     ],
     indirect=["lake"],
 )
-def test_trino_reads_a_plan_table_like_the_table(lake: Lake, version: int) -> None:
+def test_trino_reads_a_plan_table_like_the_table(lake: TrinoCatalog, version: int) -> None:
     """The table has deleted rows, and a snapshot that is not current."""
-    rows, schema = lake.by_name.rows, f"plans{version}"
+    rows, schema = lake.by_name.read_rows, f"plans{version}"
     rows(f"CREATE SCHEMA {schema}")
     rows(
         f"CREATE TABLE {schema}.t (id bigint, land varchar, day date) "
@@ -194,9 +194,9 @@ def test_trino_reads_a_plan_table_like_the_table(lake: Lake, version: int) -> No
 
 @pytest.mark.slow
 @LOCAL
-def test_trino_cannot_damage_a_plan_table_or_its_table(lake: Lake) -> None:
+def test_trino_cannot_damage_a_plan_table_or_its_table(lake: TrinoCatalog) -> None:
     lake = lake.by_name
-    rows = lake.rows
+    rows = lake.read_rows
     rows("CREATE SCHEMA harm")
     rows("CREATE TABLE harm.t AS SELECT * FROM (VALUES 1, 2, 3) t (n)")
     rows("INSERT INTO harm.t VALUES 100")
@@ -213,7 +213,7 @@ def test_trino_cannot_damage_a_plan_table_or_its_table(lake: Lake) -> None:
         with pytest.raises(TrinoQueryError):
             rows(statement)
     # The plan table does not name the files that the plan prunes. A clean-up must not treat them as orphans.
-    lake.rows(
+    lake.read_rows(
         f"ALTER TABLE {name} EXECUTE remove_orphan_files(retention_threshold => '0s')",
         session={f"{lake.catalog}.remove_orphan_files_min_retention": "0s"},
     )
@@ -223,8 +223,8 @@ def test_trino_cannot_damage_a_plan_table_or_its_table(lake: Lake) -> None:
 
 @pytest.mark.slow
 def test_trino_and_seamark_read_each_others_statistics(trino_lake: TrinoLake) -> None:
-    lake = Lake(trino_lake.servers[CATALOG], trino_lake.trino, CATALOG, trino_lake.clients[CATALOG])
-    rows = lake.rows
+    lake = TrinoCatalog(trino_lake.servers[CATALOG], trino_lake.trino, CATALOG, trino_lake.clients[CATALOG])
+    rows = lake.read_rows
     rows("CREATE SCHEMA counted")
     rows(
         "CREATE TABLE counted.t AS SELECT n, n % 7 AS k, CAST(n AS varchar) AS s, "
@@ -269,8 +269,8 @@ def test_trino_and_seamark_read_each_others_statistics(trino_lake: TrinoLake) ->
 @pytest.mark.slow
 def test_index_deleted_by_trinos_remove_orphan_files_is_built_again(trino_lake: TrinoLake) -> None:
     """Trino lists the whole location of a table, and keeps the files that its metadata names."""
-    lake = Lake(trino_lake.servers[CATALOG], trino_lake.trino, CATALOG, trino_lake.clients[CATALOG])
-    rows = lake.rows
+    lake = TrinoCatalog(trino_lake.servers[CATALOG], trino_lake.trino, CATALOG, trino_lake.clients[CATALOG])
+    rows = lake.read_rows
     rows("CREATE SCHEMA keep")
     rows("CREATE TABLE keep.t AS SELECT * FROM (VALUES 'a', 'c') t (land)")
     rows("INSERT INTO keep.t VALUES 'b'")
@@ -280,7 +280,7 @@ def test_index_deleted_by_trinos_remove_orphan_files_is_built_again(trino_lake: 
     compute_statistics(client, "keep.t")
     assert client.explain("keep.t", "land = 'bb'").files == 0
     location = Path(json.loads(client.load_table("keep.t").metadata)["location"].removeprefix("file://"))
-    lake.rows(
+    lake.read_rows(
         "ALTER TABLE keep.t EXECUTE remove_orphan_files(retention_threshold => '0s')",
         session={f"{lake.catalog}.remove_orphan_files_min_retention": "0s"},
     )

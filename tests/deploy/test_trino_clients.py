@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import sqlalchemy
 
-from seamark.commands.installation.java import java_25_home
+from seamark.commands.installation.java import find_java_25_home
 from tests.deploy.shop import Shop, post, query_rows, run_both_ways
 from tests.services.java import SHORT_LIVED
 from tests.services.needs import NEEDS_TRINO
@@ -36,7 +36,7 @@ def find_client_jar(pattern: str) -> str:
 
 
 def run_java(*arguments: str) -> str:
-    home = java_25_home()
+    home = find_java_25_home()
     assert home is not None
     argv = [str(home / "bin" / "java"), *SHORT_LIVED, *arguments]
     completed = subprocess.run(argv, capture_output=True, text=True, timeout=300)

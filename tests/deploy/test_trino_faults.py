@@ -16,7 +16,7 @@ import pytest
 import trino.exceptions
 from pyiceberg.catalog import load_catalog
 
-from tests.deploy.shop import connect, eventually, post, query_rows, run_until_cancelled
+from tests.deploy.shop import connect, post, query_rows, run_until_cancelled, wait_for_result
 from tests.services.needs import NEEDS_TRINO
 from tests.services.seamark import Seamark
 from tests.services.trino import Trino, trino_server
@@ -37,7 +37,7 @@ LONG_QUERY = (
 
 
 @dataclass
-class Lake:
+class BreakableServers:
     """Servers that a test may break; `catalog` is the server for Trino, and `planner` the server for the proxy."""
 
     catalog: Seamark
@@ -51,7 +51,7 @@ class Lake:
 
 
 @pytest.fixture(scope="module")
-def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BreakableServers]:
     folder = tmp_path_factory.mktemp("faults")
     with Seamark(folder / "catalog") as catalog:
         database = f"sqlite:///{catalog.home / 'seamark.db'}"
@@ -77,7 +77,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
                 seamark=planner.base_url,
             ) as proxy,
         ):
-            yield Lake(catalog, planner, coordinator, proxy)
+            yield BreakableServers(catalog, planner, coordinator, proxy)
 
 
 def fill(seamark: Seamark, schema: str) -> None:
@@ -111,7 +111,7 @@ def do_nothing() -> None:
 
 
 def test_statement_ends_as_without_the_proxy_when_the_planning_server_is_killed(
-    lake: Lake,
+    lake: BreakableServers,
 ) -> None:
     def kill() -> None:
         lake.catalog.kill9()
@@ -133,7 +133,7 @@ def test_statement_ends_as_without_the_proxy_when_the_planning_server_is_killed(
     assert rows == [900_000, 900_000]
 
 
-def test_catalog_outage_after_the_plan_is_trinos_own_error(lake: Lake) -> None:
+def test_catalog_outage_after_the_plan_is_trinos_own_error(lake: BreakableServers) -> None:
     assert query_rows(lake.proxy.port, ONE_ROW_QUERY) == [["n4711"]]
     lake.catalog.kill9()
     try:
@@ -149,16 +149,16 @@ def test_catalog_outage_after_the_plan_is_trinos_own_error(lake: Lake) -> None:
     assert query_rows(lake.proxy.port, ONE_ROW_QUERY) == [["n4711"]]
 
 
-def test_statement_may_wait_in_trinos_queue_longer_than_its_plans_lease(lake: Lake) -> None:
+def test_statement_may_wait_in_trinos_queue_longer_than_its_plans_lease(lake: BreakableServers) -> None:
     blockers = [connect(lake.trino.port) for _ in range(RUNNING_MAX)]
     cursors = [blocker.cursor() for blocker in blockers]
     with ThreadPoolExecutor(RUNNING_MAX + 1) as threads:
         running_queries = [threads.submit(run_until_cancelled, cursor, LONG_QUERY) for cursor in cursors]
         try:
-            eventually(lambda: are_running(lake, cursors, running_queries), within_s=200)
+            wait_for_result(lambda: are_running(lake, cursors, running_queries), within_s=200)
             before = lake.proxy.count_statements("rewritten")
             waiting = threads.submit(query_rows, lake.proxy.port, ONE_ROW_QUERY)
-            eventually(lambda: lake.proxy.count_statements("rewritten") > before, within_s=200)
+            wait_for_result(lambda: lake.proxy.count_statements("rewritten") > before, within_s=200)
             with pytest.raises(TimeoutError):
                 waiting.result(3 * LEASE_S)
         finally:
@@ -171,7 +171,7 @@ def test_statement_may_wait_in_trinos_queue_longer_than_its_plans_lease(lake: La
         connection.close()
 
 
-def test_expired_plan_lease_does_not_fail_the_statement(lake: Lake) -> None:
+def test_expired_plan_lease_does_not_fail_the_statement(lake: BreakableServers) -> None:
     """The test pauses Trino until the lease has expired."""
     lake.trino.process.send(signal.SIGSTOP)
     try:
@@ -185,7 +185,7 @@ def test_expired_plan_lease_does_not_fail_the_statement(lake: Lake) -> None:
         lake.trino.process.send(signal.SIGCONT)
 
 
-def test_expired_snapshot_gives_trinos_own_error(lake: Lake) -> None:
+def test_expired_snapshot_gives_trinos_own_error(lake: BreakableServers) -> None:
     expire = "ALTER TABLE orders EXECUTE expire_snapshots(retention_threshold => '0s')"
     session = {"seamark.expire_snapshots_min_retention": "0s"}
     results: list[object] = []
@@ -212,7 +212,7 @@ def read_error_name(port: int, sql: str, schema: str) -> str:
     return str(error.value.error_name)
 
 
-def test_clients_see_the_restart_of_a_killed_coordinator(lake: Lake) -> None:
+def test_clients_see_the_restart_of_a_killed_coordinator(lake: BreakableServers) -> None:
     def restart() -> None:
         lake.trino.process.stop(first=signal.SIGKILL)
         lake.trino.start()
@@ -228,7 +228,7 @@ def test_clients_see_the_restart_of_a_killed_coordinator(lake: Lake) -> None:
     assert query_rows(lake.proxy.port, ONE_ROW_QUERY) == [["n4711"]]
 
 
-def are_running(lake: Lake, cursors: Sequence[Any], statements: Sequence[Future[None]]) -> bool:
+def are_running(lake: BreakableServers, cursors: Sequence[Any], statements: Sequence[Future[None]]) -> bool:
     """Return whether all statements are running; raise the error of a statement that has ended."""
     for statement in statements:
         if statement.done():
@@ -237,7 +237,7 @@ def are_running(lake: Lake, cursors: Sequence[Any], statements: Sequence[Future[
     return all(read_query_state(lake, cursor.query_id) == "RUNNING" for cursor in cursors)
 
 
-def read_query_state(lake: Lake, query_id: str | None) -> str:
+def read_query_state(lake: BreakableServers, query_id: str | None) -> str:
     """Return the state of a query through the web interface.
 
     A SQL statement for it would wait in the queue, and Trino knows a query only after its client's first request.

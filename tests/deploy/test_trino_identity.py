@@ -17,7 +17,7 @@ from pyiceberg.catalog import load_catalog
 from bench.ssb.queries import QUERIES
 from seamark.connector.sql.choice import DUCKDB, TRINO
 from seamark.connector.sql.session import Engines, SqlSession
-from tests.connector.analysis.statements import Statements
+from tests.connector.analysis.statements import RandomStatements
 from tests.connector.sql.comparing import count_rows
 from tests.services.needs import NEEDS_TRINO
 from tests.services.trino import CATALOG
@@ -78,9 +78,9 @@ def test_sql_entry_answers_the_queries_of_both_benchmarks_like_trino(trino_lake:
 # Other statements
 
 
-def create_lake(rng: random.Random, trino_lake: TrinoLake, schema: str) -> Statements:
+def create_lake(rng: random.Random, trino_lake: TrinoLake, schema: str) -> RandomStatements:
     """Return tables of a few rows, each row in its own file, and a generator of statements over them."""
-    statements = Statements(rng, recursive_share=0)
+    statements = RandomStatements(rng, recursive_share=0)
     catalog = load_catalog("seamark", type="rest", uri=trino_lake.seamark.base_url)
     catalog.create_namespace(schema)
     with duckdb.connect() as db:

@@ -224,8 +224,9 @@ def test_all_files_are_read_when_all_can_have_partners(star: Shop, sql: str) -> 
 
 @pytest.mark.slow
 def test_dimension_that_changes_is_read_at_its_planned_snapshot(star: Shop) -> None:
-    """Items change their colour constantly, and the items of one file have all colours. If rows of one snapshot were
-    joined to files chosen by another snapshot, the join would return no rows.
+    """Items change their colour constantly, and the items of one file have all colours.
+
+    If rows of one snapshot were joined to files chosen by another snapshot, the join would return no rows.
     """
     catalog = load_catalog("seamark", type="rest", uri=star.seamark.base_url)
     keys = list(range(FILES * ITEMS_PER_FILE))

@@ -21,12 +21,12 @@ from tests.deploy.shop import (
     Shop,
     connect,
     count_splits,
-    eventually,
     explain_over_plans,
     post,
     query_rows,
     run_both_ways,
     run_until_cancelled,
+    wait_for_result,
 )
 from tests.services.needs import NEEDS_TRINO
 from tests.services.trino_proxy import run_trino_proxy
@@ -61,11 +61,11 @@ def test_client_that_cancels_ends_its_statement(shop: Shop) -> None:
     cursor = connection.cursor()
     thread = threading.Thread(target=run_until_cancelled, args=(cursor, f"SELECT count(*) FROM {numbers}"))
     thread.start()
-    query_id = eventually(lambda: cursor.query_id)
-    eventually(lambda: _read_query_state(shop, query_id) == "RUNNING")
+    query_id = wait_for_result(lambda: cursor.query_id)
+    wait_for_result(lambda: _read_query_state(shop, query_id) == "RUNNING")
     cursor.cancel()
     thread.join(60)
-    assert eventually(lambda: _read_query_state(shop, query_id) == "FAILED")
+    assert wait_for_result(lambda: _read_query_state(shop, query_id) == "FAILED")
     connection.close()
 
 
@@ -316,7 +316,7 @@ def test_statements_run_despite_faults_of_the_planning_server(shop: Shop, tmp_pa
         try:
             for _ in range(8):
                 assert query_rows(proxy.port, sql) == [["n5"]]
-            eventually(lambda: post(proxy.port, sql)[0].startswith("unchanged; Seamark has failed recently"))
+            wait_for_result(lambda: post(proxy.port, sql)[0].startswith("unchanged; Seamark has failed recently"))
         finally:
             os.kill(planner.pid, signal.SIGCONT)
         planner.kill9()
@@ -325,7 +325,7 @@ def test_statements_run_despite_faults_of_the_planning_server(shop: Shop, tmp_pa
                 assert query_rows(proxy.port, sql) == [["n5"]]
         finally:
             planner.start()
-        eventually(lambda: post(proxy.port, sql)[0].startswith("rewritten"))
+        wait_for_result(lambda: post(proxy.port, sql)[0].startswith("rewritten"))
 
 
 def test_proxy_finishes_running_requests_when_it_is_ended(shop: Shop, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 import trino.exceptions
 from pyiceberg.catalog import load_catalog
 
-from tests.deploy.shop import eventually, post, query_rows
+from tests.deploy.shop import post, query_rows, wait_for_result
 from tests.services.needs import NEEDS_TRINO
 from tests.services.seamark import Seamark
 from tests.services.trino import PLANS, Trino
@@ -114,7 +114,7 @@ def read_outcome(rig: RulesRig, sql: str, user: str) -> str:
         outcome = post(rig.proxy.port, sql, **{"X-Trino-User": user, "X-Trino-Schema": "ruled"})[0]
         return "" if "recently" in outcome else outcome.partition("; ms=")[0]
 
-    return str(eventually(read_outcome_if_final))
+    return str(wait_for_result(read_outcome_if_final))
 
 
 def count_rewritten(rig: RulesRig, sql: str, user: str) -> tuple[int, int]:
@@ -212,7 +212,7 @@ def test_files_are_not_pruned_by_hidden_rows_of_another_table(rig: RulesRig) -> 
     assert count_rewritten(rig, sql, "anna") == (1, 0)
     assert run_both(rig, sql, "rita") == []
     assert read_outcome(rig, sql, "rita") == "planned"
-    eventually(lambda: count_rewritten(rig, sql, "rita") == (0, 1))
+    wait_for_result(lambda: count_rewritten(rig, sql, "rita") == (0, 1))
 
 
 def test_plan_name_of_one_user_is_unknown_to_another(rig: RulesRig) -> None:
@@ -252,11 +252,11 @@ def post_json(rig: RulesRig, path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_plans_are_shown_only_to_their_catalog_and_disappear_soon(rig: RulesRig) -> None:
-    eventually(lambda: len(list_snapshot_ids(rig)) == FILES)
+    wait_for_result(lambda: len(list_snapshot_ids(rig)) == FILES)
     post(rig.proxy.port, "SELECT id FROM orders WHERE id = 77", **{"X-Trino-User": "anna", "X-Trino-Schema": "ruled"})
     assert len(list_snapshot_ids(rig)) == FILES + 1
     assert len(list_snapshot_ids(rig, None)) == len(list_snapshot_ids(rig, "another")) == FILES
-    eventually(lambda: len(list_snapshot_ids(rig)) == FILES)
+    wait_for_result(lambda: len(list_snapshot_ids(rig)) == FILES)
 
 
 @pytest.mark.slow
@@ -309,11 +309,11 @@ def test_statement_runs_unchanged_when_trino_requires_partition_filters(rig: Rul
 # Other statements
 
 
-class Statements:
+class RuleStatements:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
 
-    def condition(self, prefix: str, columns: tuple[str, ...]) -> str:
+    def draw_condition(self, prefix: str, columns: tuple[str, ...]) -> str:
         rng, parts = self.rng, []
         for _ in range(rng.choice([1, 1, 2])):
             column = rng.choice(columns)
@@ -360,24 +360,25 @@ class Statements:
         projection = ", ".join(sorted(rng.sample(sorted(set(columns)), rng.randrange(1, len(set(columns)) + 1))))
         match kind:
             case 0:
-                return f"SELECT {rng.choice(['*', projection])} FROM {name} WHERE {self.condition('', columns)}"
+                return f"SELECT {rng.choice(['*', projection])} FROM {name} WHERE {self.draw_condition('', columns)}"
             case 1:
-                return f"SELECT count(*), min({columns[0]}) FROM {name} x WHERE {self.condition('x.', columns)}"
+                return f"SELECT count(*), min({columns[0]}) FROM {name} x WHERE {self.draw_condition('x.', columns)}"
             case 2:
-                condition = self.condition("c.", ("number", "name", "tier"))
+                condition = self.draw_condition("c.", ("number", "name", "tier"))
                 left_table = rng.choice(["orders", "orders", "lent", "own"])
-                extra_condition = rng.choice(["", f" AND {self.condition('o.', ('id', 'country', 'card'))}"])
+                extra_condition = rng.choice(["", f" AND {self.draw_condition('o.', ('id', 'country', 'card'))}"])
                 join = f"{left_table} o JOIN customers c ON o.customer = c.number"
                 return f"SELECT o.id, c.name FROM {join} WHERE {condition}{extra_condition}"
             case 3:
-                inner = f"SELECT customer FROM orders WHERE {self.condition('', ('id', 'country', 'card'))}"
-                return f"SELECT id FROM orders WHERE customer IN ({inner}) AND {self.condition('', ('id', 'card'))}"
-            case 4:
+                inner = f"SELECT customer FROM orders WHERE {self.draw_condition('', ('id', 'country', 'card'))}"
                 return (
-                    f"WITH q AS (SELECT {projection} FROM {name} WHERE {self.condition('', columns)}) SELECT * FROM q"
+                    f"SELECT id FROM orders WHERE customer IN ({inner}) AND {self.draw_condition('', ('id', 'card'))}"
                 )
+            case 4:
+                condition = self.draw_condition("", columns)
+                return f"WITH q AS (SELECT {projection} FROM {name} WHERE {condition}) SELECT * FROM q"
             case _:
-                text = f"SELECT {projection} FROM {name} WHERE {self.condition('', columns)}".replace("'", "''")
+                text = f"SELECT {projection} FROM {name} WHERE {self.draw_condition('', columns)}".replace("'", "''")
                 return f"EXECUTE IMMEDIATE '{text}'"
 
 
@@ -386,7 +387,7 @@ class Statements:
     ("seed", "queries"), [(45, 12), (45, 45), pytest.param(500, 500, marks=pytest.mark.timeout(3600))]
 )
 def test_random_statements_of_three_users_are_equal_through_the_proxy(rig: RulesRig, seed: int, queries: int) -> None:
-    statements = Statements(random.Random(seed))
+    statements = RuleStatements(random.Random(seed))
     counts: Counter[str] = Counter()
     before = {one: rig.proxy.count_statements(one) for one in ("rewritten", "original", "unchanged")}
     rewritten: Counter[str] = Counter()
@@ -461,5 +462,5 @@ def test_columns_that_trino_resolves_through_stars_and_views_are_reported(rig: R
     ):
         assert count_rewritten(rig, sql, "anna") == (1, 0)
     expected = [["customer"], ["card", "country", "customer", "id"], ["country", "id"]]
-    assert eventually(lambda: len(list_reported_columns(rig)) >= before + 3)
+    assert wait_for_result(lambda: len(list_reported_columns(rig)) >= before + 3)
     assert all(columns in list_reported_columns(rig) for columns in expected), list_reported_columns(rig)

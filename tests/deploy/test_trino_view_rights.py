@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trino.exceptions
 
-from tests.deploy.shop import Shop, await_final_outcome, eventually, post, query_rows
+from tests.deploy.shop import Shop, await_final_outcome, post, query_rows, wait_for_result
 from tests.services.needs import NEEDS_TRINO
 from tests.services.trino_proxy import run_trino_proxy
 
@@ -89,7 +89,7 @@ def test_nested_views_run_with_the_rights_that_they_have_without_the_proxy(
     if is_allowed:
         assert proxied == [[4711, "n4711"], [4713, "n4713"]]
         assert read_outcome(guarded_shop, sql, "rita").endswith(f"; views=guarded.{view}")
-        assert "~plan~" in plan_view_of(guarded_shop, sql)
+        assert "~plan~" in rewrite_view(guarded_shop, sql)
     else:
         assert "Access Denied" in proxied
         assert guarded_shop.proxy.count_statements("original") == before + 1
@@ -118,7 +118,7 @@ def test_name_of_a_plan_view_soon_expires(guarded_shop: Shop) -> None:
     for view in ("hiding", "summary"):
         sql = f"SELECT id FROM {view} WHERE id = 4711"
         assert read_outcome(guarded_shop, sql, "rita").endswith(f"; views=guarded.{view}")
-        name = plan_view_of(guarded_shop, sql)
+        name = rewrite_view(guarded_shop, sql)
 
         def is_gone(name: str = name) -> bool:
             try:
@@ -128,13 +128,13 @@ def test_name_of_a_plan_view_soon_expires(guarded_shop: Shop) -> None:
             assert rows == [[4711]], "and until then it has the view's own rows"
             return False
 
-        eventually(is_gone)
+        wait_for_result(is_gone)
     direct, proxied = read_both_answers(guarded_shop, "SELECT * FROM shop.orders WHERE id = 4711", "rita")
     assert direct == proxied
     assert "Access Denied" in direct
 
 
-def plan_view_of(shop: Shop, sql: str) -> str:
+def rewrite_view(shop: Shop, sql: str) -> str:
     """Return the rewritten text of `sql`."""
     query_rows(shop.proxy.port, sql, user="rita", schema="guarded")
     statement = """SELECT query FROM system.runtime.queries WHERE "user" = 'rita' AND query LIKE '%~plan~%'"""

@@ -32,7 +32,7 @@ class Block:
 
     language: str
     mark: str
-    text: str
+    read_text: str
     line: int
 
 

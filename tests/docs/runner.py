@@ -89,7 +89,7 @@ class Run:
         Raises:
             AssertionError: The block fails, or its output differs from the page; the message has the line.
         """
-        text = self._adapt_text(block.text)
+        text = self._adapt_text(block.read_text)
         try:
             if block.mark == "output":
                 check_output(self.printed, text)
@@ -104,7 +104,7 @@ class Run:
 
     def _adapt_text(self, text: str) -> str:
         ports = {"8181": str(self.port), "8182": str(self.gateway_port)}
-        text = re.sub("8181|8182", lambda found: ports[found[0]], text)
+        text = re.sub("8181|8182", lambda match: ports[match[0]], text)
         for old_text, new_text in self.replace.items():
             text = text.replace(old_text, new_text)
         return text
@@ -198,7 +198,7 @@ def open_page_run(page: Page, folder: Path, replace: Mapping[str, str], spark: C
 def run_page(page: Page, folder: Path, request: pytest.FixtureRequest) -> None:
     """Run the page with the test's bucket, store and database in place of the example's."""
     replace: dict[str, str] = {}
-    runs = "".join(block.text for block in page.blocks if block.mark)
+    runs = "".join(block.read_text for block in page.blocks if block.mark)
     if "s3://lake" in runs:
         s3 = request.getfixturevalue("s3")
         replace |= {

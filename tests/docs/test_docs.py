@@ -19,7 +19,7 @@ from seamark.formats.runtime.tls import CA_VARIABLE
 from seamark.metaserver.access.certificates.rules import read_rules
 from seamark.metaserver.api.http.observability.metrics import ServerMetrics
 from seamark.metaserver.settings.issuers import read_issuers
-from seamark.metaserver.settings.settings import FIELDS, Settings, environment_name
+from seamark.metaserver.settings.settings import FIELDS, Settings, make_variable_name
 from seamark.metaserver.settings.sources import CONFIG_VARIABLE, load
 from tests.docs.commands import list_subcommands
 from tests.docs.pages import REPO, Block, Page, read_all_pages
@@ -69,7 +69,7 @@ def test_python_block_can_be_pasted_into_an_interactive_interpreter() -> None:
     for page, block in blocks:
         pasted: list[str] = []
         compiler = CommandCompiler()
-        for number, line in enumerate([*block.text.splitlines(), ""], block.line + 1):
+        for number, line in enumerate([*block.read_text.splitlines(), ""], block.line + 1):
             pasted.append(line)
             try:
                 if compiler("\n".join(pasted), symbol="single") is not None:
@@ -82,8 +82,8 @@ def test_python_block_can_be_pasted_into_an_interactive_interpreter() -> None:
 def test_page_that_fills_the_home_asks_for_a_new_folder() -> None:
     """Two pages in one folder would both create `shop.orders`."""
     for page in EXECUTED_PAGES:
-        serves = any(block.mark == "run: server" and "./seamark-home" in block.text for block in page.blocks)
-        creates = any("shop" in block.text for block in page.blocks if block.mark)
+        serves = any(block.mark == "run: server" and "./seamark-home" in block.read_text for block in page.blocks)
+        creates = any("shop" in block.read_text for block in page.blocks if block.mark)
         if serves and creates and page.path.name != "README.md":
             above, asks, _ = page.text.partition("Use a new folder for this page")
             assert asks, page
@@ -122,7 +122,7 @@ def test_every_page_is_linked_from_the_readme() -> None:
 
 
 def test_environment_variables_of_the_pages_are_settings() -> None:
-    known_environment_names = {environment_name(name) for name in FIELDS} | {
+    known_environment_names = {make_variable_name(name) for name in FIELDS} | {
         CONFIG_VARIABLE,
         CA_VARIABLE,
         "SEAMARK_TOKEN",
@@ -169,10 +169,10 @@ TOML = [pytest.param(*toml_block, id=f"{toml_block[0]}:{toml_block[1].line}") fo
 @pytest.mark.parametrize(("page", "block"), TOML)
 def test_settings_file_in_the_pages_is_accepted(page: Page, block: Block, tmp_path: Path) -> None:
     file = tmp_path / "seamark.toml"
-    file.write_text(block.text)
-    if block.text.startswith("[[issuer]]"):
+    file.write_text(block.read_text)
+    if block.read_text.startswith("[[issuer]]"):
         assert read_issuers(Settings(oidc_issuers_file=str(file)))
-    elif block.text.startswith("[[rule]]"):
+    elif block.read_text.startswith("[[rule]]"):
         assert read_rules(Settings(tls_client_rules_file=str(file)))
     else:
         load({}, {}, file)
@@ -185,7 +185,7 @@ def _list_commands() -> list[tuple[str, list[str]]]:
         for block in page.blocks:
             if block.language != "bash":
                 continue
-            for line in block.text.replace("\\\n", " ").splitlines():
+            for line in block.read_text.replace("\\\n", " ").splitlines():
                 for part in re.findall(r"(?:^|[\s(])(?:\S*/)?seamark((?: (?:\"[^\"]*\"|[^|&;#)])*)?)", line):
                     words = shlex.split(part)
                     if words and not line.lstrip().startswith(("#", "docker", "helm", "kubectl")):
@@ -219,7 +219,7 @@ def test_spark_configuration_of_the_page_is_that_of_the_tests_and_the_demo() -> 
         **build_catalog_conf("sea", "http://127.0.0.1:8181"),
         **purge,
     }
-    assert read_spark_conf(first.text) == expected
+    assert read_spark_conf(first.read_text) == expected
     pom = (DEPLOY / "jars" / "pom.xml").read_text()
     version = re.search(r"<iceberg.version>(.*)</", pom)
     assert version is not None
@@ -235,9 +235,9 @@ def test_statements_of_a_page_suit_the_shell_that_it_opens() -> None:
         shell = ""
         for block in page.blocks:
             if block.mark == "run: spark-catalog":
-                shell = block.text.split()[0]
+                shell = block.read_text.split()[0]
             elif block.mark == "run: spark" and shell == "spark-sql":
-                assert block.text.rstrip().endswith(";"), f"{page}:{block.line}: a semicolon is missing"
+                assert block.read_text.rstrip().endswith(";"), f"{page}:{block.line}: a semicolon is missing"
             elif block.mark == "run: spark":
                 assert "by `spark.sql(" in page.text, (
                     f"{page}:{block.line}: the block has SQL, but the shell expects Python"
@@ -252,7 +252,7 @@ def test_trino_properties_of_the_page_are_those_of_the_tests() -> None:
         line.partition("=")[0]
         for block in page.blocks
         if block.language == "properties"
-        for line in block.text.splitlines()
+        for line in block.read_text.splitlines()
         if line and not line.startswith("#")
     }
     of_gateway = {"iceberg.rest-catalog.vended-credentials-enabled"}  # tests/gateway/test_engines.py

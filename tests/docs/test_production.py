@@ -60,9 +60,11 @@ class Production:
     urls: list[str] = field(default_factory=list)
 
     def adapt_text(self, block: Block) -> str:
-        text = block.text
+        text = block.read_text
         for old_text, new_text in self.replace.items():
-            assert old_text in "".join(production_block.text for production_block in find_production_blocks()), old_text
+            assert old_text in "".join(production_block.read_text for production_block in find_production_blocks()), (
+                old_text
+            )
             text = text.replace(old_text, new_text)
         return text
 

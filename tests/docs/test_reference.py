@@ -13,7 +13,7 @@ from seamark.metaserver.api.app import add_routes
 from seamark.metaserver.api.openapi import build_document
 from seamark.metaserver.store.model import EntryKind, Instant, InstantState
 from seamark.metaserver.store.sql.migrations import MIGRATIONS
-from seamark.metaserver.timeline.events import InstantAnswer, cloud_event
+from seamark.metaserver.timeline.events import InstantAnswer, build_cloud_event
 from tests.api.rest.standard import read_operations
 from tests.docs.pages import REPO, Page
 from tests.docs.reference import PAGES, REFERENCE, SERVICES_PAGE, format_services_page, list_served_operations
@@ -51,13 +51,15 @@ def test_every_table_of_the_database_is_explained() -> None:
 
 
 def test_timeline_page_shows_instants_and_events_in_their_format() -> None:
-    documents = [json.loads(block.text) for block in Page(REFERENCE / "timeline.md").blocks if block.language == "json"]
+    documents = [
+        json.loads(block.read_text) for block in Page(REFERENCE / "timeline.md").blocks if block.language == "json"
+    ]
     instants = next(document for document in documents if "instants" in document)["instants"]
     assert instants
     assert all(tuple(instant) == InstantAnswer.__struct_encode_fields__ for instant in instants)
     event = next(document for document in documents if "specversion" in document)
-    assert event.keys() == cloud_event(INSTANT, "file:///w").keys()
-    assert event["type"] == cloud_event(INSTANT, "file:///w")["type"]
+    assert event.keys() == build_cloud_event(INSTANT, "file:///w").keys()
+    assert event["type"] == build_cloud_event(INSTANT, "file:///w")["type"]
 
 
 def test_timeline_page_names_every_state_and_parameter() -> None:

@@ -19,7 +19,7 @@ STORAGES = ("local files", "S3, signed by the server", "S3, keys from the server
 
 
 @dataclass(frozen=True)
-class Lake:
+class StorageLake:
     """A server on one kind of storage, and the settings that a client needs besides its URI."""
 
     server: Seamark
@@ -28,7 +28,7 @@ class Lake:
 
 
 @pytest.fixture(scope="module", params=STORAGES)
-def lake(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+def lake(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StorageLake]:
     home = tmp_path_factory.mktemp("lake")
     warehouse, env = "", {}
     properties: dict[str, str] = {}
@@ -40,7 +40,7 @@ def lake(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         env = {**s3.build_seamark_env(), "SEAMARK_S3_CLIENT_ACCESS": access}
         properties = {"header.X-Iceberg-Access-Delegation": delegation}
     with Seamark(home, warehouse=warehouse, env=env) as server:
-        yield Lake(server, request.param, properties)
+        yield StorageLake(server, request.param, properties)
 
 
 BY_VENDED_KEYS = {

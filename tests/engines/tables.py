@@ -33,14 +33,14 @@ class SparkTables:
         with Seamark(folder) as server:
             connect(spark, folder.name, server.base_url)
             tables = cls(IndexClient(server.base_url), spark, f"{folder.name}.db")
-            tables.sql("CREATE NAMESPACE {db}")
+            tables.run_sql("CREATE NAMESPACE {db}")
             yield tables
             tables.client.close()
 
-    def sql(self, text: str) -> list[tuple[Any, ...]]:
+    def run_sql(self, text: str) -> list[tuple[Any, ...]]:
         return collect_rows(self.spark.sql(text.replace("{db}", self.db)))
 
-    def files(self, table: str) -> set[str]:
+    def list_files(self, table: str) -> set[str]:
         """Return the data, delete and index files on storage, whether or not a table names them."""
         target = WriteTarget.of(self.client.load_table(f"db.{table}"))
         location = Path(urlsplit(target.location).path)

@@ -28,18 +28,18 @@ Model = dict[int, int]
 
 
 @dataclass(frozen=True)
-class Lake:
+class BucketLake:
     client: SeamarkClient
     spark: SparkSession
     db: str
     old: str
     """The name of a catalog that caches loaded tables, as Iceberg does by default."""
 
-    def sql(self, text: str) -> list[tuple[Any, ...]]:
+    def run_sql(self, text: str) -> list[tuple[Any, ...]]:
         return collect_rows(self.spark.sql(text.format(db=self.db, old=self.old)))
 
     def read_rows(self, name: str) -> Model:
-        actual = self.sql(f"SELECT id, v FROM {{db}}.{name}")
+        actual = self.run_sql(f"SELECT id, v FROM {{db}}.{name}")
         model = dict(actual)
         assert len(model) == len(actual)
         return model
@@ -52,19 +52,19 @@ class Lake:
 
 
 @pytest.fixture(scope="module")
-def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BucketLake]:
     with Seamark(tmp_path_factory.mktemp("buckets")) as server:
         client = SeamarkClient(server.base_url)
         cache_properties = {"cache-enabled": "true", "cache.expiration-interval-ms": "-1"}
         old_catalog = new_catalog(spark, server.base_url, extra=cache_properties)
-        new_lake = Lake(client, spark, f"{new_catalog(spark, server.base_url)}.db", f"{old_catalog}.db")
-        new_lake.sql("CREATE NAMESPACE IF NOT EXISTS {db}")
+        new_lake = BucketLake(client, spark, f"{new_catalog(spark, server.base_url)}.db", f"{old_catalog}.db")
+        new_lake.run_sql("CREATE NAMESPACE IF NOT EXISTS {db}")
         yield new_lake
         client.close()
 
 
-def create(lake: Lake, name: str, version: int) -> None:
-    lake.sql(
+def create(lake: BucketLake, name: str, version: int) -> None:
+    lake.run_sql(
         f"CREATE TABLE {{db}}.{name} (id bigint, v bigint) USING iceberg PARTITIONED BY (bucket(8, id)) TBLPROPERTIES "
         f"('format-version' = '{version}', 'write.merge.mode' = 'merge-on-read')"
     )
@@ -73,7 +73,7 @@ def create(lake: Lake, name: str, version: int) -> None:
 # The fast tier tests the same growth without Spark, and a Spark session that has loaded the table before the growth.
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [2, 3])
-def test_spark_and_seamark_write_to_one_table_from_8_to_64_buckets(lake: Lake, version: int) -> None:
+def test_spark_and_seamark_write_to_one_table_from_8_to_64_buckets(lake: BucketLake, version: int) -> None:
     rng, name, model = random.Random(version), f"changed_{version}", Model()
     create(lake, name, version)
     for step, count in enumerate((8, 16, 32, 64)):
@@ -84,7 +84,7 @@ def test_spark_and_seamark_write_to_one_table_from_8_to_64_buckets(lake: Lake, v
         assert lake.list_specs(name) == {step}
         updated_ids = rng.sample(range(100), 20)
         text = ", ".join(f"({one}L, {10 * step + 1}L)" for one in updated_ids)
-        lake.sql(
+        lake.run_sql(
             f"MERGE INTO {{db}}.{name} t USING (SELECT * FROM VALUES {text} AS g(id, v)) s ON t.id = s.id "
             "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
         )
@@ -96,23 +96,23 @@ def test_spark_and_seamark_write_to_one_table_from_8_to_64_buckets(lake: Lake, v
         assert lake.read_rows(name) == model, f"version {version}, {count} buckets"
         for number in rng.sample(range(100), 3):
             expected = [(model[number],)] if number in model else []
-            assert lake.sql(f"SELECT v FROM {{db}}.{name} WHERE id = {number}") == expected
+            assert lake.run_sql(f"SELECT v FROM {{db}}.{name} WHERE id = {number}") == expected
     # A metadata table has one struct for the partitions of all specs, so field names must differ.
-    (columns,) = {tuple(row[0].asDict()) for row in lake.sql(f"SELECT _partition FROM {{db}}.{name}")}
+    (columns,) = {tuple(row[0].asDict()) for row in lake.run_sql(f"SELECT _partition FROM {{db}}.{name}")}
     assert set(columns) == {"id_bucket", "id_bucket_16", "id_bucket_32", "id_bucket_64"}
-    record_count = sum(row[0] for row in lake.sql(f"SELECT record_count FROM {{db}}.{name}.partitions"))
+    record_count = sum(row[0] for row in lake.run_sql(f"SELECT record_count FROM {{db}}.{name}.partitions"))
     assert record_count == sum(lake.client.files(f"db.{name}", content="data")["record_count"].to_pylist())
 
 
 @pytest.mark.slow
-def test_spark_session_that_loaded_the_table_before_a_doubling_still_appends(lake: Lake) -> None:
+def test_spark_session_that_loaded_the_table_before_a_doubling_still_appends(lake: BucketLake) -> None:
     create(lake, "open", 2)
-    lake.sql("INSERT INTO {old}.open VALUES (0, 0)")
+    lake.run_sql("INSERT INTO {old}.open VALUES (0, 0)")
     model = {0: 0}
     for step, count in enumerate((16, 32, 64)):
         resize(lake.client, "db.open", buckets=count)
         ids = range(10 * step + 1, 10 * step + 10)
-        lake.sql("INSERT INTO {old}.open VALUES " + ", ".join(f"({id_}, {step})" for id_ in ids))
+        lake.run_sql("INSERT INTO {old}.open VALUES " + ", ".join(f"({id_}, {step})" for id_ in ids))
         assert lake.list_specs("open") == {step}, (
             "Spark writes with the spec that it has loaded, one behind the current one"
         )

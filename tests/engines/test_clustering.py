@@ -33,16 +33,16 @@ JOINS = {"customer": JoinedTable("db.customers", on={"customer": "id"})}
 BY = ["day", "customer.city"]
 
 
-class Rig(SparkTables):
-    def rows(self, table: str, columns: str = "*") -> list[str]:
-        return sorted(map(repr, self.sql(f"SELECT {columns} FROM {{db}}.{table}")))
+class ClusteringTables(SparkTables):
+    def read_rows(self, table: str, columns: str = "*") -> list[str]:
+        return sorted(map(repr, self.run_sql(f"SELECT {columns} FROM {{db}}.{table}")))
 
     def cluster(self, table: str, columns: list[str], **arguments: Any) -> WriteReport:
         return cluster(self.spark, f"db.{table}", columns, client=self.client, **arguments)
 
     def create_sales(self, table: str, suffix: str = "", version: int = 2, count: int = 4000) -> None:
         """Create a table with unordered rows in four files. A customer's city does not depend on the customer's id."""
-        self.sql(
+        self.run_sql(
             f"CREATE TABLE {{db}}.{table} ({SALES}) USING iceberg {suffix} TBLPROPERTIES ('format-version'='{version}')"
         )
         columns = (
@@ -54,10 +54,10 @@ class Rig(SparkTables):
 
 
 @pytest.fixture(scope="module")
-def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig.open(spark, tmp_path_factory.mktemp("clustering")) as new_rig:
-        new_rig.sql("CREATE TABLE {db}.customers (id bigint, city string, nation int) USING iceberg")
-        new_rig.sql(
+def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusteringTables]:
+    with ClusteringTables.open(spark, tmp_path_factory.mktemp("clustering")) as new_rig:
+        new_rig.run_sql("CREATE TABLE {db}.customers (id bigint, city string, nation int) USING iceberg")
+        new_rig.run_sql(
             "INSERT INTO {db}.customers SELECT id, concat('city ', abs(hash(id, 3)) % 20), abs(hash(id, 4)) % 5 "
             f"FROM range(0, {CUSTOMERS - 10}, 1, 1)"
         )
@@ -77,9 +77,11 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         (3, ""),
     ],
 )
-def test_clustering_keeps_rows_of_every_type_and_their_row_ids(rig: Rig, version: int, partitioned: str) -> None:
+def test_clustering_keeps_rows_of_every_type_and_their_row_ids(
+    rig: ClusteringTables, version: int, partitioned: str
+) -> None:
     table = f"everything_{version}_{len(partitioned)}"
-    rig.sql(
+    rig.run_sql(
         f"CREATE TABLE {{db}}.{table} ({COLUMNS}) USING iceberg {partitioned} "
         f"TBLPROPERTIES ('format-version'='{version}')"
     )
@@ -87,44 +89,44 @@ def test_clustering_keeps_rows_of_every_type_and_their_row_ids(rig: Rig, version
         frame = rig.spark.range(150 * part, 150 * part + 150).selectExpr(*ALL_TYPE_COLUMNS)
         write(frame, f"db.{table}", client=rig.client, distribution="none")
     columns = "*, _row_id, _last_updated_sequence_number" if version == 3 else "*"
-    before = rig.rows(table, columns)
-    partitions = rig.rows(f"{table}.files", "DISTINCT partition") if partitioned else []
+    before = rig.read_rows(table, columns)
+    partitions = rig.read_rows(f"{table}.files", "DISTINCT partition") if partitioned else []
     all_columns = ["n", "f", "d", "p", "s", "b", "day", "ts", "nt", "ok"]
     report = rig.cluster(table, all_columns, files=5)
     assert report.rows == 300
-    assert rig.rows(table, columns) == before
+    assert rig.read_rows(table, columns) == before
     if partitioned:
-        assert rig.rows(f"{table}.files", "DISTINCT partition") == partitions
+        assert rig.read_rows(f"{table}.files", "DISTINCT partition") == partitions
     else:
         assert report.files >= 5
     report = rig.cluster(table, ["id"], curve="zorder", target_file_bytes=1 << 30)
-    assert rig.rows(table, columns) == before
+    assert rig.read_rows(table, columns) == before
     assert report.files == max(1, len(partitions))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [2, 3])
-def test_clustering_applies_deletes_and_removes_their_files(rig: Rig, version: int) -> None:
+def test_clustering_applies_deletes_and_removes_their_files(rig: ClusteringTables, version: int) -> None:
     table = f"deleted_{version}"
     rig.create_sales(table, version=version)
-    rig.sql(f"ALTER TABLE {{db}}.{table} SET TBLPROPERTIES ('write.delete.mode'='merge-on-read')")
-    rig.sql(f"DELETE FROM {{db}}.{table} WHERE id % 5 = 1 AND day < 60")
+    rig.run_sql(f"ALTER TABLE {{db}}.{table} SET TBLPROPERTIES ('write.delete.mode'='merge-on-read')")
+    rig.run_sql(f"DELETE FROM {{db}}.{table} WHERE id % 5 = 1 AND day < 60")
     removed_ids = rig.spark.range(0, 4000, 7).selectExpr("id")
     write(removed_ids, f"db.{table}", client=rig.client, mode="delete", strategy="equality")
     columns = "*, _row_id, _last_updated_sequence_number" if version == 3 else "*"
-    before = rig.rows(table, columns)
-    assert len(rig.sql(f"SELECT * FROM {{db}}.{table}.delete_files")) > 0
+    before = rig.read_rows(table, columns)
+    assert len(rig.run_sql(f"SELECT * FROM {{db}}.{table}.delete_files")) > 0
     report = rig.cluster(table, BY, joins=JOINS, files=10)
     assert report.rows == len(before) < 3500
-    assert rig.rows(table, columns) == before
-    assert rig.sql(f"SELECT * FROM {{db}}.{table}.delete_files") == []
+    assert rig.read_rows(table, columns) == before
+    assert rig.run_sql(f"SELECT * FROM {{db}}.{table}.delete_files") == []
 
 
 @pytest.mark.slow
-def test_one_large_file_is_clustered_by_several_tasks(rig: Rig) -> None:
+def test_one_large_file_is_clustered_by_several_tasks(rig: ClusteringTables) -> None:
     table = "large"
     properties = "'format-version'='2', 'write.parquet.row-group-limit'='500'"
-    rig.sql(f"CREATE TABLE {{db}}.{table} ({SALES}) USING iceberg TBLPROPERTIES ({properties})")
+    rig.run_sql(f"CREATE TABLE {{db}}.{table} ({SALES}) USING iceberg TBLPROPERTIES ({properties})")
     ids = np.arange(4000)
     numbers = {"day": ids * 7 % 100, "customer": ids * 13 % CUSTOMERS, "quantity": ids % 7}
     rows = pa.table(
@@ -136,63 +138,64 @@ def test_one_large_file_is_clustered_by_several_tasks(rig: Rig) -> None:
     )
     with open_catalog(rig.client.url) as catalog:
         catalog.load_table(f"db.{table}").append(rows)
-    rig.sql(f"ALTER TABLE {{db}}.{table} SET TBLPROPERTIES ('write.delete.mode'='merge-on-read')")
-    rig.sql(f"DELETE FROM {{db}}.{table} WHERE id % 5 = 1")
-    before = rig.rows(table)
+    rig.run_sql(f"ALTER TABLE {{db}}.{table} SET TBLPROPERTIES ('write.delete.mode'='merge-on-read')")
+    rig.run_sql(f"DELETE FROM {{db}}.{table} WHERE id % 5 = 1")
+    before = rig.read_rows(table)
     with patch.object(clustering, "divide_task", wraps=divide_task) as divide:
         report = rig.cluster(table, BY, joins=JOINS, files=10)
     assert sum(len(list(divide_task(*call.args))) for call in divide.call_args_list) >= 4
     assert report.rows == len(before) == 3200
-    assert rig.rows(table) == before
+    assert rig.read_rows(table) == before
 
 
 @pytest.mark.slow
-def test_clustering_uses_the_current_schema_before_a_snapshot_has_it(rig: Rig) -> None:
+def test_clustering_uses_the_current_schema_before_a_snapshot_has_it(rig: ClusteringTables) -> None:
     rig.create_sales("evolved")
-    rig.sql("ALTER TABLE {db}.evolved RENAME COLUMN day TO weekday")
-    rig.sql("ALTER TABLE {db}.evolved ALTER COLUMN quantity TYPE bigint")
-    rig.sql("ALTER TABLE {db}.evolved ADD COLUMN extra string")
-    rig.sql("ALTER TABLE {db}.evolved DROP COLUMN note")
-    before = rig.rows("evolved")
+    rig.run_sql("ALTER TABLE {db}.evolved RENAME COLUMN day TO weekday")
+    rig.run_sql("ALTER TABLE {db}.evolved ALTER COLUMN quantity TYPE bigint")
+    rig.run_sql("ALTER TABLE {db}.evolved ADD COLUMN extra string")
+    rig.run_sql("ALTER TABLE {db}.evolved DROP COLUMN note")
+    before = rig.read_rows("evolved")
     rig.cluster("evolved", ["weekday", "extra", "quantity"], files=3)
-    assert rig.rows("evolved") == before
+    assert rig.read_rows("evolved") == before
 
 
 @pytest.mark.slow
-def test_clustering_commit_is_a_replace_and_earlier_snapshots_stay(rig: Rig) -> None:
+def test_clustering_commit_is_a_replace_and_earlier_snapshots_stay(rig: ClusteringTables) -> None:
     rig.create_sales("told")
-    before = rig.rows("told")
-    (old_snapshot,) = rig.sql("SELECT snapshot_id FROM {db}.told.snapshots")[0]
+    before = rig.read_rows("told")
+    (old_snapshot,) = rig.run_sql("SELECT snapshot_id FROM {db}.told.snapshots")[0]
     report = rig.cluster("told", BY, joins=JOINS, files=8, summary={"why": "a test"})
-    operation, summary = rig.sql(
+    operation, summary = rig.run_sql(
         f"SELECT operation, summary FROM {{db}}.told.snapshots WHERE snapshot_id = {report.snapshot_id}"
     )[0]
     assert operation == "replace"
     assert summary["clustered-by"] == "hilbert(day, customer.city)"
     assert summary["why"] == "a test"
     assert (summary["deleted-data-files"], summary["total-records"]) == ("4", "4000")
-    assert rig.rows(f"told VERSION AS OF {old_snapshot}") == before == rig.rows("told")
+    assert rig.read_rows(f"told VERSION AS OF {old_snapshot}") == before == rig.read_rows("told")
 
 
 @pytest.mark.slow
-def test_clustering_of_a_branch_changes_only_the_branch(rig: Rig) -> None:
+def test_clustering_of_a_branch_changes_only_the_branch(rig: ClusteringTables) -> None:
     rig.create_sales("branched")
-    rig.sql("ALTER TABLE {db}.branched CREATE BRANCH other")
-    rig.sql("INSERT INTO {db}.branched.branch_other VALUES (-1, 3, 3, 3, 'other')")
-    main, other = rig.rows("branched"), rig.rows("branched VERSION AS OF 'other'")
+    rig.run_sql("ALTER TABLE {db}.branched CREATE BRANCH other")
+    rig.run_sql("INSERT INTO {db}.branched.branch_other VALUES (-1, 3, 3, 3, 'other')")
+    main, other = rig.read_rows("branched"), rig.read_rows("branched VERSION AS OF 'other'")
     rig.cluster("branched", ["day"], branch="other", files=2)
-    assert rig.rows("branched VERSION AS OF 'other'") == other
-    assert rig.rows("branched") == main
-    assert len(rig.sql("SELECT * FROM {db}.branched.files")) == 4
+    assert rig.read_rows("branched VERSION AS OF 'other'") == other
+    assert rig.read_rows("branched") == main
+    assert len(rig.run_sql("SELECT * FROM {db}.branched.files")) == 4
 
 
 # Tests of the effect of clustering
 
 
 @pytest.mark.slow
-def test_rows_of_a_city_and_some_days_are_in_fewer_files(rig: Rig) -> None:
-    """Iceberg's reader reports the file of each row. The other table has as many files, sorted by a column
-    that the queries do not use.
+def test_rows_of_a_city_and_some_days_are_in_fewer_files(rig: ClusteringTables) -> None:
+    """Iceberg's reader reports the file of each row.
+
+    The other table has as many files, sorted by a column that the queries do not use.
     """
     rig.create_sales("sorted")
     rig.create_sales("clustered")
@@ -202,11 +205,11 @@ def test_rows_of_a_city_and_some_days_are_in_fewer_files(rig: Rig) -> None:
     rng = random.Random(7)
     held_rows = {}
     for table in ("sorted", "clustered"):
-        explained_rows = rig.sql(
+        explained_rows = rig.run_sql(
             f"SELECT city, day, s._file FROM {{db}}.{table} s LEFT JOIN {{db}}.customers c ON s.customer = c.id"
         )
         held_rows[table] = {(city, day, file) for city, day, file in explained_rows}
-        counts = [count for (count,) in rig.sql(f"SELECT record_count FROM {{db}}.{table}.files")]
+        counts = [count for (count,) in rig.run_sql(f"SELECT record_count FROM {{db}}.{table}.files")]
         assert max(counts) == -(-4000 // 64)
     ratios = []
     for _ in range(50):
@@ -220,26 +223,26 @@ def test_rows_of_a_city_and_some_days_are_in_fewer_files(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-def test_clustering_builds_index_files_of_the_new_files(rig: Rig) -> None:
+def test_clustering_builds_index_files_of_the_new_files(rig: ClusteringTables) -> None:
     rig.create_sales("indexed")
     rig.client.put_index("db.indexed", "of_customers", kind="bitmap", columns=["customer"])
     report = rig.cluster("indexed", BY, joins=JOINS, files=40)
     assert report.index_files > 0
     explanation = rig.client.explain("db.indexed", "customer = 17")
-    holding = rig.sql("SELECT DISTINCT _file FROM {db}.indexed WHERE customer = 17")
+    holding = rig.run_sql("SELECT DISTINCT _file FROM {db}.indexed WHERE customer = 17")
     assert explanation.files == len(holding) < report.files
 
 
 @pytest.mark.slow
-def test_clustering_uses_attributes_that_are_two_joins_away(rig: Rig) -> None:
-    rig.sql("CREATE TABLE {db}.nations (code int, name string) USING iceberg")
-    rig.sql("INSERT INTO {db}.nations VALUES (0, 'c'), (1, 'a'), (2, 'b'), (3, 'e'), (4, 'd')")
+def test_clustering_uses_attributes_that_are_two_joins_away(rig: ClusteringTables) -> None:
+    rig.run_sql("CREATE TABLE {db}.nations (code int, name string) USING iceberg")
+    rig.run_sql("INSERT INTO {db}.nations VALUES (0, 'c'), (1, 'a'), (2, 'b'), (3, 'e'), (4, 'd')")
     rig.create_sales("far")
-    before = rig.rows("far")
+    before = rig.read_rows("far")
     joins = {**JOINS, "nation": JoinedTable("db.nations", on={"customer.nation": "code"})}
     rig.cluster("far", ["nation.name"], joins=joins, files=24)
-    assert rig.rows("far") == before
-    actual = rig.sql(
+    assert rig.read_rows("far") == before
+    actual = rig.run_sql(
         "SELECT s._file, count(DISTINCT n.name) FROM {db}.far s LEFT JOIN {db}.customers c ON s.customer = c.id "
         "LEFT JOIN {db}.nations n ON c.nation = n.code GROUP BY s._file"
     )
@@ -251,37 +254,37 @@ def test_clustering_uses_attributes_that_are_two_joins_away(rig: Rig) -> None:
 
 @pytest.mark.slow
 def test_rows_appended_during_clustering_stay_and_a_delete_is_a_conflict(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: ClusteringTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.create_sales("busy")
     meanwhile = ""
 
     def commit_later(*arguments: Any) -> Any:
-        rig.sql(meanwhile)
+        rig.run_sql(meanwhile)
         return commit_change(*arguments)
 
     monkeypatch.setattr(clustering, "commit", commit_later)
     meanwhile = "INSERT INTO {db}.busy VALUES (-1, 1, 1, 1, 'came')"
     rig.cluster("busy", ["day"], files=6)
-    assert len(rig.rows("busy")) == 4001
+    assert len(rig.read_rows("busy")) == 4001
     for meanwhile in (  # noqa: B007 - read by what runs before the commit
         "DELETE FROM {db}.busy WHERE day = 5",
         "UPDATE {db}.busy SET quantity = 9 WHERE id = 77",
     ):
-        files = rig.files("busy")
+        files = rig.list_files("busy")
         with pytest.raises(Conflict):
             rig.cluster("busy", ["day"], files=6)
-        kept_files = rig.files("busy") - files
-        live = {urlsplit(path).path for (path,) in rig.sql("SELECT file_path FROM {db}.busy.files")}
+        kept_files = rig.list_files("busy") - files
+        live = {urlsplit(path).path for (path,) in rig.run_sql("SELECT file_path FROM {db}.busy.files")}
         assert kept_files <= live, "files that no snapshot names are deleted"
-        assert rig.sql("SELECT count(*) FROM {db}.busy WHERE day = 5") == [(0,)]
-    assert rig.sql("SELECT quantity FROM {db}.busy WHERE id = 77") == [(9,)]
+        assert rig.run_sql("SELECT count(*) FROM {db}.busy WHERE day = 5") == [(0,)]
+    assert rig.run_sql("SELECT quantity FROM {db}.busy WHERE id = 77") == [(9,)]
 
 
 @pytest.mark.slow
-def test_clustering_commits_nothing_if_a_row_is_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clustering_commits_nothing_if_a_row_is_lost(rig: ClusteringTables, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.create_sales("lossy")
-    before, files = rig.rows("lossy"), rig.files("lossy")
+    before, files = rig.read_rows("lossy"), rig.list_files("lossy")
     decoded, losing = decode_files, [True]
 
     def decode_and_lose(data: bytes) -> Any:
@@ -295,13 +298,13 @@ def test_clustering_commits_nothing_if_a_row_is_lost(rig: Rig, monkeypatch: pyte
     monkeypatch.setattr(clustering, "decode_files", decode_and_lose)
     with pytest.raises(RuntimeError, match="nothing is committed"):
         rig.cluster("lossy", ["day"], files=12)
-    assert rig.rows("lossy") == before
-    assert rig.files("lossy") == files
+    assert rig.read_rows("lossy") == before
+    assert rig.list_files("lossy") == files
 
 
 @pytest.mark.slow
-def test_invalid_clustering_options_are_refused_before_a_file_is_read(rig: Rig) -> None:
-    rig.sql(f"CREATE TABLE {{db}}.empty ({SALES}) USING iceberg")
+def test_invalid_clustering_options_are_refused_before_a_file_is_read(rig: ClusteringTables) -> None:
+    rig.run_sql(f"CREATE TABLE {{db}}.empty ({SALES}) USING iceberg")
     report = rig.cluster("empty", ["day"])
     assert (report.files, report.commit) == (0, None)
     for invalid_arguments, expected in (
@@ -315,6 +318,6 @@ def test_invalid_clustering_options_are_refused_before_a_file_is_read(rig: Rig) 
             rig.cluster("empty", **invalid_arguments)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Give uri"):
         cluster(rig.spark, "db.empty", ["day"])
-    rig.sql("CREATE TABLE {db}.first (id bigint) USING iceberg TBLPROPERTIES ('format-version'='1')")
+    rig.run_sql("CREATE TABLE {db}.first (id bigint) USING iceberg TBLPROPERTIES ('format-version'='1')")
     with pytest.raises(InvalidRequest, match="version 1"):
         rig.cluster("first", ["id"])

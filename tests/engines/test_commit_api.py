@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.commits.lake import BY_PART, Lake
+from tests.commits.lake import BY_PART, CommitTable
 from tests.commits.reader import check, find_snapshot
 from tests.commits.reader import read_snapshot_rows as read_rows
 from tests.connector.server_thread import ServerThread
@@ -26,14 +26,14 @@ def _sort_rows(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return sorted(rows, key=repr)
 
 
-class Table:
+class CommitApiTable:
     """One table with two interfaces: changes through the API, and Spark's SQL."""
 
     def __init__(self, server: ServerThread, spark: SparkSession, version: int) -> None:
         self.server, self.spark = server, spark
         self.catalog = new_catalog(spark, server.url)
         properties = {"commit.manifest.min-count-to-merge": "3", "write.delete.mode": "merge-on-read"}
-        self.lake = self.run(Lake.create(server.api, f"v{version}", version=version, spec=BY_PART, **properties))
+        self.lake = self.run(CommitTable.create(server.api, f"v{version}", version=version, spec=BY_PART, **properties))
         self.name = f"{self.catalog}.db.v{version}"
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -42,15 +42,15 @@ class Table:
     def commit(self, **body: Any) -> Any:
         return self.run(self.lake.commit(body))
 
-    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+    def run_sql(self, statement: str) -> list[tuple[Any, ...]]:
         return collect_rows(self.spark.sql(statement.replace("{t}", self.name)))
 
     def agree(self) -> list[tuple[Any, ...]]:
         """Check that Spark and a reader of the specification return the same rows, and return these rows."""
-        self.sql("REFRESH TABLE {t}")
+        self.run_sql("REFRESH TABLE {t}")
         metadata = self.run(self.lake.read_metadata())
         snapshot = find_snapshot(metadata)
-        spark_rows = _sort_rows(self.sql("SELECT id, part, value FROM {t}"))
+        spark_rows = _sort_rows(self.run_sql("SELECT id, part, value FROM {t}"))
         assert spark_rows == read_rows(snapshot)
         return spark_rows
 
@@ -60,9 +60,9 @@ class Table:
 def test_spark_reads_and_changes_snapshots_of_the_server(
     server: ServerThread, spark: SparkSession, version: int
 ) -> None:
-    table = Table(server, spark, version)
+    table = CommitApiTable(server, spark, version)
     lake = table.lake
-    files = [lake.data([(n * 10 + at, n % 2, f"r{n}{at}") for at in range(4)]) for n in range(4)]
+    files = [lake.write_data_file([(n * 10 + at, n % 2, f"r{n}{at}") for at in range(4)]) for n in range(4)]
     head = [table.commit(add=[file]) for file in files][-1]
     check(table.run(lake.read_metadata()))
     if version == 3:
@@ -72,29 +72,29 @@ def test_spark_reads_and_changes_snapshots_of_the_server(
         deletes.append(lake.write_position_deletes([(files[2]["file-path"], 1)], 0, has_path_bounds=True))
     table.commit(add=deletes, **{"read-snapshot-id": head["snapshot-id"]})
     assert len(table.agree()) == 13
-    table.commit(add=[lake.write_equality_deletes([10, 31], 1), lake.data([(10, 1, "upserted")])])
+    table.commit(add=[lake.write_equality_deletes([10, 31], 1), lake.write_data_file([(10, 1, "upserted")])])
     assert (10, 1, "upserted") in table.agree()
 
     # Spark deletes by position and inserts. Both continue from the server's manifests, row ids and
     # sequence numbers.
-    table.sql("REFRESH TABLE {t}")
-    table.sql("DELETE FROM {t} WHERE id IN (1, 22)")
-    table.sql("INSERT INTO {t} VALUES (100, 0, 'by spark')")
+    table.run_sql("REFRESH TABLE {t}")
+    table.run_sql("DELETE FROM {t} WHERE id IN (1, 22)")
+    table.run_sql("INSERT INTO {t} VALUES (100, 0, 'by spark')")
     rows = table.agree()
     assert (100, 0, "by spark") in rows
     assert not {1, 22} & {row[0] for row in rows}
     metadata = table.run(lake.read_metadata())
     head_id = metadata["current-snapshot-id"]
     remove = [{"file-path": files[3]["file-path"]}]
-    table.commit(remove=remove, add=[lake.data([(30, 1, "rewritten")])], **{"read-snapshot-id": head_id})
+    table.commit(remove=remove, add=[lake.write_data_file([(30, 1, "rewritten")])], **{"read-snapshot-id": head_id})
     check(table.run(lake.read_metadata()))
     rows = table.agree()
     assert {row for row in rows if row[0] is not None and row[0] >= 30} == {(30, 1, "rewritten"), (100, 0, "by spark")}
     if version == 3:
-        ids = [row[0] for row in table.sql("SELECT _row_id FROM {t}")]
+        ids = [row[0] for row in table.run_sql("SELECT _row_id FROM {t}")]
         assert len(set(ids)) == len(ids) == len(rows)
         assert None not in ids
-    history = [row[0] for row in table.sql("SELECT operation FROM {t}.snapshots ORDER BY committed_at")]
+    history = [row[0] for row in table.run_sql("SELECT operation FROM {t}.snapshots ORDER BY committed_at")]
     assert history[-1] == "overwrite"
 
 

@@ -24,7 +24,7 @@ from seamark.connector.index.builds import ClusterFailed, GroupLimits, InProcess
 from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex
 from seamark.connector.spark.index_job import SparkWorkers
 from tests.connector import lake
-from tests.engines.test_planning import Engines
+from tests.engines.test_planning import PlanningEngines
 from tests.services.s3 import S3
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
@@ -51,8 +51,8 @@ INDEXES = BY_SPARK | IN_PROCESS
 
 
 @dataclass(frozen=True)
-class Lake:
-    engines: Engines
+class IndexedLakeTables:
+    engines: PlanningEngines
     client: IndexClient
     before_rename: int
     """A snapshot with 4 files from before `country` became `land` and `extra` was added."""
@@ -78,7 +78,7 @@ class InterruptedWorkers(SparkWorkers):
 
 
 @pytest.fixture(scope="module")
-def wide_lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+def wide_lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexedLakeTables]:
     home = tmp_path_factory.mktemp("indexed")
     with Seamark(home, env={"SEAMARK_LOG_FORMAT": "json"}) as server:
         plain_server = Seamark(
@@ -95,26 +95,26 @@ def wide_lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
         ):
             catalog, by_itself = new_catalog(spark, server.base_url), new_catalog(spark, plain_server.base_url)
             spark.sql(f"CREATE NAMESPACE {catalog}.db")
-            engines = Engines(server, spark, catalog, by_itself, python, python_by_itself)
+            engines = PlanningEngines(server, spark, catalog, by_itself, python, python_by_itself)
             before_rename = _fill(engines)
             defined = ", ".join(f"'seamark.index.{name}' = '{text}'" for name, text in INDEXES.items())
-            engines.sql(f"ALTER TABLE {{db}}.wide SET TBLPROPERTIES ({defined})")
+            engines.run_sql(f"ALTER TABLE {{db}}.wide SET TBLPROPERTIES ({defined})")
             jobs = SparkWorkers(spark)
             reports = tuple(build(client, "db.wide", name, jobs, limits=GroupLimits(files=4)) for name in BY_SPARK)
             workers = InProcessWorkers()
             reports += tuple(
                 build(client, "db.wide", name, workers, limits=GroupLimits(files=4)) for name in IN_PROCESS
             )
-            yield Lake(engines, client, before_rename, reports)
+            yield IndexedLakeTables(engines, client, before_rename, reports)
         client.close()
 
 
-def _fill(engines: Engines) -> int:
+def _fill(engines: PlanningEngines) -> int:
     """Create 3 snapshots with 2 files each, and a branch with two more files.
 
     File k has the ids k, k + 6, …, k + 294.
     """
-    engines.sql(
+    engines.run_sql(
         "CREATE TABLE {db}.wide (id bigint, p string, country string, discount int, qty int, "
         "st struct<a: int, b: string>, small smallint, at timestamp, d date, n decimal(9, 2), f double, flag boolean, "
         "bin binary) USING iceberg PARTITIONED BY (p)"
@@ -122,13 +122,13 @@ def _fill(engines: Engines) -> int:
     before_rename = 0
     for part in range(3):
         if part == 2:
-            before_rename = engines.sql("SELECT snapshot_id FROM {db}.wide.refs WHERE name = 'main'")[0][0]
-            engines.sql("ALTER TABLE {db}.wide RENAME COLUMN country TO land")
-            engines.sql("ALTER TABLE {db}.wide ADD COLUMN extra string")
-        engines.sql(f"INSERT INTO {{db}}.wide {_build_rows_query(part)}")
-    engines.sql("ALTER TABLE {db}.wide CREATE BRANCH dev")
-    engines.sql(f"INSERT INTO {{db}}.wide.branch_dev {_build_rows_query(3)}")
-    assert engines.sql("SELECT count(*) FROM {db}.wide.files") == [(FILES,)]
+            before_rename = engines.run_sql("SELECT snapshot_id FROM {db}.wide.refs WHERE name = 'main'")[0][0]
+            engines.run_sql("ALTER TABLE {db}.wide RENAME COLUMN country TO land")
+            engines.run_sql("ALTER TABLE {db}.wide ADD COLUMN extra string")
+        engines.run_sql(f"INSERT INTO {{db}}.wide {_build_rows_query(part)}")
+    engines.run_sql("ALTER TABLE {db}.wide CREATE BRANCH dev")
+    engines.run_sql(f"INSERT INTO {{db}}.wide.branch_dev {_build_rows_query(3)}")
+    assert engines.run_sql("SELECT count(*) FROM {db}.wide.files") == [(FILES,)]
     return before_rename
 
 
@@ -145,7 +145,7 @@ def _build_rows_query(part: int) -> str:
     )
 
 
-def test_job_builds_every_index_for_all_files(wide_lake: Lake) -> None:
+def test_job_builds_every_index_for_all_files(wide_lake: IndexedLakeTables) -> None:
     for report in wide_lake.built:
         assert report.json["state"] == "completed"
         assert (report.progress.files_done, report.files_not_indexed, report.progress.index_files) == (
@@ -161,10 +161,10 @@ def test_job_builds_every_index_for_all_files(wide_lake: Lake) -> None:
 
 
 @dataclass(frozen=True)
-class Case:
+class IndexedFilter:
     index: str
     sql: str
-    json: dict[str, Any]
+    build_json: dict[str, Any]
     files: int
     python: str | None
 
@@ -174,20 +174,20 @@ def _build_equality(name: str, value: Any) -> dict[str, Any]:
 
 
 CASES = (
-    Case("ids", "id = 151", _build_equality("id", 151), 1, "id = 151"),
-    Case("ids", "id IN (151, 152)", {"type": "in", "term": "id", "values": [151, 152]}, 2, "id in (151, 152)"),
-    Case("decimals", "n = 37.75", _build_equality("n", "37.75"), 1, "n = 37.75"),
-    Case(
+    IndexedFilter("ids", "id = 151", _build_equality("id", 151), 1, "id = 151"),
+    IndexedFilter("ids", "id IN (151, 152)", {"type": "in", "term": "id", "values": [151, 152]}, 2, "id in (151, 152)"),
+    IndexedFilter("decimals", "n = 37.75", _build_equality("n", "37.75"), 1, "n = 37.75"),
+    IndexedFilter(
         "instants",
         "at = timestamp'2026-01-07 07:00:00'",
         _build_equality("at", "2026-01-07T07:00:00+00:00"),
         1,
         "at = '2026-01-07T07:00:00+00:00'",
     ),
-    Case("doubles", "f = 226.5", _build_equality("f", 226.5), 1, "f = 226.5"),
-    Case("bytes", "bin = X'62313531'", _build_equality("bin", "62313531"), 1, None),
-    Case("land", "land = 'M3'", _build_equality("land", "M3"), 1, "land = 'M3'"),
-    Case(
+    IndexedFilter("doubles", "f = 226.5", _build_equality("f", 226.5), 1, "f = 226.5"),
+    IndexedFilter("bytes", "bin = X'62313531'", _build_equality("bin", "62313531"), 1, None),
+    IndexedFilter("land", "land = 'M3'", _build_equality("land", "M3"), 1, "land = 'M3'"),
+    IndexedFilter(
         "land",
         "land > 'M2' AND land < 'M4'",
         {
@@ -198,10 +198,10 @@ CASES = (
         1,
         "land > 'M2' and land < 'M4'",
     ),
-    Case("extra", "extra = 'M5'", _build_equality("extra", "M5"), 1, "extra = 'M5'"),
-    Case("nested", "st.a = 3", _build_equality("st.a", 3), 1, "st.a = 3"),
-    Case("days", "d = date'2020-05-31'", _build_equality("d", "2020-05-31"), 1, "d = '2020-05-31'"),
-    Case(
+    IndexedFilter("extra", "extra = 'M5'", _build_equality("extra", "M5"), 1, "extra = 'M5'"),
+    IndexedFilter("nested", "st.a = 3", _build_equality("st.a", 3), 1, "st.a = 3"),
+    IndexedFilter("days", "d = date'2020-05-31'", _build_equality("d", "2020-05-31"), 1, "d = '2020-05-31'"),
+    IndexedFilter(
         "key",
         "st.b = 'k151' AND small = 25",
         {"type": "and", "left": _build_equality("st.b", "k151"), "right": _build_equality("small", 25)},
@@ -221,7 +221,9 @@ FAST_INDEXES = ("decimals", "nested", "key")
     [pytest.param(case, marks=[] if case.index in FAST_INDEXES else pytest.mark.slow) for case in CASES],
     ids=lambda case: f"{case.index}: {case.sql}",
 )
-def test_spark_and_pyiceberg_read_fewer_files_with_each_kind_of_index(wide_lake: Lake, case: Case) -> None:
+def test_spark_and_pyiceberg_read_fewer_files_with_each_kind_of_index(
+    wide_lake: IndexedLakeTables, case: IndexedFilter
+) -> None:
     engines = wide_lake.engines
     query = f"SELECT * FROM {{db}}.wide WHERE {case.sql} ORDER BY id"
     expected = engines.run_unplanned_sql(query)
@@ -230,11 +232,11 @@ def test_spark_and_pyiceberg_read_fewer_files_with_each_kind_of_index(wide_lake:
     files_left = {stage.name: stage.files_left for stage in explained.stages}
     assert (files_left["column_stats"], explained.files) == (FILES, case.files)
     assert case.index in {index["name"] for index in explained.indexes}
-    plan = engines.plan("wide", case.json)
+    plan = engines.plan("wide", case.build_json)
     assert len(plan) == case.files
     with engines.hide_other_files("wide", plan) as hidden_files, engines.record_requests() as requests:
         assert hidden_files >= FILES - case.files
-        assert engines.sql(query) == expected
+        assert engines.run_sql(query) == expected
         if case.python is not None:
             rows = engines.python.load_table("db.wide").scan(case.python, selected_fields=("id",)).to_arrow()
             assert sorted(rows["id"].to_pylist()) == [row[0] for row in expected]
@@ -242,7 +244,7 @@ def test_spark_and_pyiceberg_read_fewer_files_with_each_kind_of_index(wide_lake:
 
 
 @pytest.mark.slow
-def test_two_values_that_never_occur_in_one_row_read_no_file(wide_lake: Lake) -> None:
+def test_two_values_that_never_occur_in_one_row_read_no_file(wide_lake: IndexedLakeTables) -> None:
     engines = wide_lake.engines
     for term, value in (("discount", 3), ("qty", 6), ("qty", 7)):
         assert wide_lake.explain(f"{term} = {value}").files == FILES
@@ -252,43 +254,45 @@ def test_two_values_that_never_occur_in_one_row_read_no_file(wide_lake: Lake) ->
         "wide", {"type": "and", "left": _build_equality("discount", 3), "right": _build_equality("qty", 7)}
     )
     with engines.hide_other_files("wide", plan):
-        assert engines.sql("SELECT id FROM {db}.wide WHERE discount = 3 AND qty = 7") == []
+        assert engines.run_sql("SELECT id FROM {db}.wide WHERE discount = 3 AND qty = 7") == []
         rows = engines.python.load_table("db.wide").scan("discount = 3 and qty = 7").to_arrow()
     assert (plan, len(rows)) == ([], 0)
 
 
 @pytest.mark.slow
-def test_older_snapshots_and_branches_use_the_same_index_files(wide_lake: Lake) -> None:
+def test_older_snapshots_and_branches_use_the_same_index_files(wide_lake: IndexedLakeTables) -> None:
     engines = wide_lake.engines
     older = {"snapshot-id": wide_lake.before_rename}
     assert len(engines.plan("wide", _build_equality("country", "M3"), **older)) == 1
     plan = engines.plan("wide", _build_equality("id", 151), **older)
     with engines.hide_other_files("wide", plan) as hidden_files:
         query = f"SELECT country FROM {{db}}.wide VERSION AS OF {wide_lake.before_rename} WHERE id = 151"
-        assert engines.sql(query) == [("M1",)]
+        assert engines.run_sql(query) == [("M1",)]
         rows = engines.python.load_table("db.wide").scan("id = 151", snapshot_id=wide_lake.before_rename).to_arrow()
     assert (len(plan), hidden_files, rows["country"].to_pylist()) == (1, FILES + OF_BRANCH - 1, ["M1"])
     dev = engines.run_unplanned_sql("SELECT snapshot_id FROM {db}.wide.refs WHERE name = 'dev'")[0][0]
     plan = engines.plan("wide", _build_equality("id", 150), **{"snapshot-id": dev})
     with engines.hide_other_files("wide", plan):
-        rows = engines.sql("SELECT id FROM {db}.wide VERSION AS OF 'dev' WHERE id = 150")
+        rows = engines.run_sql("SELECT id FROM {db}.wide VERSION AS OF 'dev' WHERE id = 150")
     assert (rows, len(plan)) == ([(150,), (150,)], 2)
 
 
-def _create_small_table(lake: Lake, name: str) -> None:
+def _create_small_table(lake: IndexedLakeTables, name: str) -> None:
     """Create a table of 6 files, each spanning all ids, and a Bloom filter `i` that covers none of the files."""
-    lake.engines.sql(f"CREATE TABLE {{db}}.{name} (id bigint) USING iceberg")
+    lake.engines.run_sql(f"CREATE TABLE {{db}}.{name} (id bigint) USING iceberg")
     for part in range(6):
         _add(lake, name, part)
     lake.client.put_index(f"db.{name}", "i", kind="bloom", columns=["id"], fpp=1e-6)
 
 
-def _add(lake: Lake, name: str, part: int) -> None:
-    lake.engines.sql(f"INSERT INTO {{db}}.{name} SELECT /*+ COALESCE(1) */ {part} + 100 * id FROM range(20)")
+def _add(lake: IndexedLakeTables, name: str, part: int) -> None:
+    lake.engines.run_sql(f"INSERT INTO {{db}}.{name} SELECT /*+ COALESCE(1) */ {part} + 100 * id FROM range(20)")
 
 
 @pytest.mark.slow
-def test_killed_build_is_continued_and_includes_files_of_a_writer(wide_lake: Lake, spark: SparkSession) -> None:
+def test_killed_build_is_continued_and_includes_files_of_a_writer(
+    wide_lake: IndexedLakeTables, spark: SparkSession
+) -> None:
     class JobKilled(Exception):
         pass
 
@@ -307,11 +311,13 @@ def test_killed_build_is_continued_and_includes_files_of_a_writer(wide_lake: Lak
     assert wide_lake.client.index("db.cut", "i").health == "ok"
     plan = wide_lake.engines.plan("cut", _build_equality("id", 1007))
     with wide_lake.engines.hide_other_files("cut", plan):
-        assert wide_lake.engines.sql("SELECT id FROM {db}.cut WHERE id = 1007") == [(1007,)]
+        assert wide_lake.engines.run_sql("SELECT id FROM {db}.cut WHERE id = 1007") == [(1007,)]
     assert len(plan) == 1
 
 
-def test_failed_task_is_reported_in_one_line_and_rolls_the_build_back(wide_lake: Lake, spark: SparkSession) -> None:
+def test_failed_task_is_reported_in_one_line_and_rolls_the_build_back(
+    wide_lake: IndexedLakeTables, spark: SparkSession
+) -> None:
     class WorkersWithUnwritableFolder(SparkWorkers):
         def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> list[WrittenIndex]:
             return super().run(replace(task, folder="file:///proc/nowhere"), groups)
@@ -326,22 +332,22 @@ def test_failed_task_is_reported_in_one_line_and_rolls_the_build_back(wide_lake:
 
 @pytest.mark.slow
 def test_results_are_right_after_a_compaction_and_a_build_covers_the_new_files(
-    wide_lake: Lake, spark: SparkSession
+    wide_lake: IndexedLakeTables, spark: SparkSession
 ) -> None:
     _create_small_table(wide_lake, "compacted")
     build(wide_lake.client, "db.compacted", "i", SparkWorkers(spark))
     assert wide_lake.explain("id = 1003", "compacted").files == 1
-    wide_lake.engines.sql(
+    wide_lake.engines.run_sql(
         "CALL {cat}.system.rewrite_data_files(table => 'db.compacted', options => map('rewrite-all','true'))"
     )
     assert wide_lake.client.index("db.compacted", "i").health == "behind"
     for value, expected in ((1003, [(1003,)]), (1050, [])):
-        assert wide_lake.engines.sql(f"SELECT id FROM {{db}}.compacted WHERE id = {value}") == expected
+        assert wide_lake.engines.run_sql(f"SELECT id FROM {{db}}.compacted WHERE id = {value}") == expected
     report = build(wide_lake.client, "db.compacted", "i", SparkWorkers(spark))
     assert report.progress.files_done == 1
     assert wide_lake.explain("id = 1003", "compacted").files == 1
     assert wide_lake.explain("id = 1050", "compacted").files == 0
-    assert wide_lake.engines.sql("SELECT id FROM {db}.compacted WHERE id = 1050") == []
+    assert wide_lake.engines.run_sql("SELECT id FROM {db}.compacted WHERE id = 1050") == []
 
 
 @pytest.mark.slow
@@ -362,7 +368,7 @@ def test_vended_credentials_give_access_to_files_in_s3(s3: S3, tmp_path: Path, m
 
 
 @pytest.mark.slow
-def test_build_command_starts_its_own_spark(wide_lake: Lake) -> None:
+def test_build_command_starts_its_own_spark(wide_lake: IndexedLakeTables) -> None:
     _create_small_table(wide_lake, "own")
     argv = [str(Path(sys.executable).parent / "seamark"), "index", "build", "db.own", "i", "--engine", "spark"]
     environment = {**os.environ, "SEAMARK_URL": wide_lake.engines.server.base_url, "SPARK_MASTER": "local[2]"}

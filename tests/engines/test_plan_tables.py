@@ -17,26 +17,26 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyspark.sql import SparkSession
 
 from seamark.connector.client.client import SeamarkClient
-from tests.engines.conftest import Lake, collect_rows
+from tests.engines.conftest import StorageLake, collect_rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
 
 @dataclass(frozen=True)
-class Engines:
+class PlanTableEngines:
     server: Seamark
     client: SeamarkClient
     spark: SparkSession
     db: str
     python: RestCatalog
 
-    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+    def run_sql(self, statement: str) -> list[tuple[Any, ...]]:
         return collect_rows(self.spark.sql(statement.replace("{db}", self.db)))
 
-    def files(self, table: str, snapshot_id: int | None = None) -> set[str]:
+    def list_files(self, table: str, snapshot_id: int | None = None) -> set[str]:
         """Return the data files that Spark finds in the manifests."""
         version = "" if snapshot_id is None else f" VERSION AS OF {snapshot_id}"
-        return {path for (path,) in self.sql(f"SELECT file_path FROM {{db}}.`{table}`.data_files{version}")}
+        return {path for (path,) in self.run_sql(f"SELECT file_path FROM {{db}}.`{table}`.data_files{version}")}
 
     @contextmanager
     def hide_files(self, paths: set[str]) -> Iterator[None]:
@@ -51,31 +51,31 @@ class Engines:
 
 
 @pytest.fixture(scope="module")
-def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlanTableEngines]:
     with (
         Seamark(tmp_path_factory.mktemp("plan-tables")) as server,
         RestCatalog("plans", uri=server.base_url) as python,
     ):
         client = SeamarkClient(server.base_url)
-        new_engines = Engines(server, client, spark, f"{new_catalog(spark, server.base_url)}.db", python)
-        new_engines.sql("CREATE NAMESPACE {db}")
+        new_engines = PlanTableEngines(server, client, spark, f"{new_catalog(spark, server.base_url)}.db", python)
+        new_engines.run_sql("CREATE NAMESPACE {db}")
         yield new_engines
         client.close()
 
 
-def test_spark_and_pyiceberg_read_only_the_files_of_a_plan_table(engines: Engines) -> None:
-    engines.sql("CREATE TABLE {db}.ranges (id bigint, s string) USING iceberg")
+def test_spark_and_pyiceberg_read_only_the_files_of_a_plan_table(engines: PlanTableEngines) -> None:
+    engines.run_sql("CREATE TABLE {db}.ranges (id bigint, s string) USING iceberg")
     for first in range(0, 60, 10):
-        engines.sql(
+        engines.run_sql(
             f"INSERT INTO {{db}}.ranges SELECT /*+ COALESCE(1) */ id, concat('n', id) FROM range({first}, {first + 10})"
         )
     plan = engines.client.plan_table("db.ranges", "id BETWEEN 18 AND 23")
     assert plan.name is not None
     assert (plan.files, plan.considered_files) == (2, 6)
-    file_paths = engines.files(plan.name)
+    file_paths = engines.list_files(plan.name)
     assert len(file_paths) == 2
-    with engines.hide_files(engines.files("ranges") - file_paths):
-        assert engines.sql(f"SELECT * FROM {{db}}.`{plan.name}` WHERE id BETWEEN 18 AND 23 ORDER BY id") == [
+    with engines.hide_files(engines.list_files("ranges") - file_paths):
+        assert engines.run_sql(f"SELECT * FROM {{db}}.`{plan.name}` WHERE id BETWEEN 18 AND 23 ORDER BY id") == [
             (number, f"n{number}") for number in range(18, 24)
         ]
         actual_rows = engines.python.load_table(("db", plan.name)).scan().to_arrow()
@@ -110,53 +110,53 @@ TABLES = {
 # tests/planner/test_plan_writer.py covers each format version against Iceberg's own planner.
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", TABLES)
-def test_plan_table_has_the_rows_row_ids_and_files_of_the_filtered_table(engines: Engines, kind: str) -> None:
+def test_plan_table_has_the_rows_row_ids_and_files_of_the_filtered_table(engines: PlanTableEngines, kind: str) -> None:
     """The table has deleted and updated rows, added and dropped columns, and three partition specs."""
     seed = len(kind)
     rng = random.Random(seed)
     name = f"kept{seed}"
-    engines.sql(
+    engines.run_sql(
         f"CREATE TABLE {{db}}.{name} (id bigint, land string, day date, gone int) USING iceberg "
         f"PARTITIONED BY (land) TBLPROPERTIES ({TABLES[kind]}, 'commit.manifest.min-count-to-merge'='3')"
     )
 
     def insert(first: int, note: str = "") -> None:
-        engines.sql(
+        engines.run_sql(
             f"INSERT INTO {{db}}.{name} SELECT id, concat('l', id % 4), date_add(date'2026-01-01', int(id % 28)), "
             f"1{note} FROM range({first}, {first + 20}, 1, 2)"
         )
 
     insert(0)
     insert(20)
-    engines.sql(f"ALTER TABLE {{db}}.{name} ADD PARTITION FIELD bucket(3, id)")
-    engines.sql(f"ALTER TABLE {{db}}.{name} ADD COLUMN note string")
+    engines.run_sql(f"ALTER TABLE {{db}}.{name} ADD PARTITION FIELD bucket(3, id)")
+    engines.run_sql(f"ALTER TABLE {{db}}.{name} ADD COLUMN note string")
     insert(40, ", concat('n', id)")
     insert(60, ", NULL")
     is_changed = kind != "version 1"
     if is_changed:
-        engines.sql(f"DELETE FROM {{db}}.{name} WHERE id % 10 = 3")
-        engines.sql(f"UPDATE {{db}}.{name} SET note = 'n777' WHERE id IN (1, 42, 77)")
-    engines.sql(f"ALTER TABLE {{db}}.{name} DROP PARTITION FIELD land")
-    engines.sql(f"ALTER TABLE {{db}}.{name} DROP COLUMN gone")
-    engines.sql(f"INSERT INTO {{db}}.{name} SELECT id, 'l9', date'2026-02-01', 'z' FROM range(100, 130, 1, 3)")
+        engines.run_sql(f"DELETE FROM {{db}}.{name} WHERE id % 10 = 3")
+        engines.run_sql(f"UPDATE {{db}}.{name} SET note = 'n777' WHERE id IN (1, 42, 77)")
+    engines.run_sql(f"ALTER TABLE {{db}}.{name} DROP PARTITION FIELD land")
+    engines.run_sql(f"ALTER TABLE {{db}}.{name} DROP COLUMN gone")
+    engines.run_sql(f"INSERT INTO {{db}}.{name} SELECT id, 'l9', date'2026-02-01', 'z' FROM range(100, 130, 1, 3)")
     lineage = ", _row_id, _last_updated_sequence_number" if kind.startswith("version 3") else ""
-    columns, table_rows = f"id, land, day, note{lineage}, _spec_id, _file, _pos", engines.files(name)
+    columns, table_rows = f"id, land, day, note{lineage}, _spec_id, _file, _pos", engines.list_files(name)
     requested_predicates, pruned = list(draw_predicates(rng)), 0
     conditions = ", ".join(f"({predicate})" for predicate in requested_predicates)
-    all_rows = engines.sql(f"SELECT {conditions}, {columns} FROM {{db}}.{name} ORDER BY id")
+    all_rows = engines.run_sql(f"SELECT {conditions}, {columns} FROM {{db}}.{name} ORDER BY id")
     for number, predicate in enumerate(requested_predicates):
         note = f"{kind}, seed {seed}: {predicate}"
         plan = engines.client.plan_table(f"db.{name}", predicate)
         assert plan.name is not None, note
-        planned_files = engines.files(plan.name)
+        planned_files = engines.list_files(plan.name)
         assert len(planned_files) == plan.files, note
         assert planned_files <= table_rows, note
         pruned += len(table_rows - planned_files)
         expected = [row[len(requested_predicates) :] for row in all_rows if row[number]]
         with engines.hide_files(table_rows - planned_files):
-            actual = engines.sql(f"SELECT {columns} FROM {{db}}.`{plan.name}` WHERE {predicate} ORDER BY id")
+            actual = engines.run_sql(f"SELECT {columns} FROM {{db}}.`{plan.name}` WHERE {predicate} ORDER BY id")
             assert actual == expected, note
-            engines.sql(f"SELECT count(*) FROM {{db}}.`{plan.name}`")
+            engines.run_sql(f"SELECT count(*) FROM {{db}}.`{plan.name}`")
             if not lineage and not is_changed:
                 actual_ids = engines.python.load_table(("db", plan.name)).scan().to_arrow()["id"].to_pylist()
                 assert {row[0] for row in expected} <= set(actual_ids), note
@@ -164,10 +164,10 @@ def test_plan_table_has_the_rows_row_ids_and_files_of_the_filtered_table(engines
 
 
 @pytest.mark.slow
-def test_spark_can_neither_change_nor_clean_up_a_plan_table(engines: Engines) -> None:
-    engines.sql("CREATE TABLE {db}.safe (id bigint) USING iceberg")
+def test_spark_can_neither_change_nor_clean_up_a_plan_table(engines: PlanTableEngines) -> None:
+    engines.run_sql("CREATE TABLE {db}.safe (id bigint) USING iceberg")
     for first in (0, 10):
-        engines.sql(f"INSERT INTO {{db}}.safe SELECT /*+ COALESCE(1) */ id FROM range({first}, {first + 10})")
+        engines.run_sql(f"INSERT INTO {{db}}.safe SELECT /*+ COALESCE(1) */ id FROM range({first}, {first + 10})")
     name = engines.client.plan_table("db.safe", "id = 3").name
     catalog = engines.db.partition(".")[0]
     for statement in (
@@ -182,14 +182,14 @@ def test_spark_can_neither_change_nor_clean_up_a_plan_table(engines: Engines) ->
         "CREATE TABLE {db}.`t~plan~x` (id bigint) USING iceberg",
     ):
         with pytest.raises(Exception, match=r"(?i)plan table|plan~|gc\.enabled|GC is disabled"):
-            engines.sql(statement)
-    assert engines.sql("SELECT count(*) FROM {db}.safe") == [(20,)]
-    assert engines.sql(f"SELECT count(*) FROM {{db}}.`{name}`") == [(10,)]
-    assert name not in {row[1] for row in engines.sql("SHOW TABLES IN {db}")}
+            engines.run_sql(statement)
+    assert engines.run_sql("SELECT count(*) FROM {db}.safe") == [(20,)]
+    assert engines.run_sql(f"SELECT count(*) FROM {{db}}.`{name}`") == [(10,)]
+    assert name not in {row[1] for row in engines.run_sql("SHOW TABLES IN {db}")}
 
 
 @pytest.mark.slow
-def test_plan_table_is_read_with_the_credentials_of_its_table(lake: Lake, spark: SparkSession) -> None:
+def test_plan_table_is_read_with_the_credentials_of_its_table(lake: StorageLake, spark: SparkSession) -> None:
     """This includes remote signing: the server signs each request for the table under the table's own name."""
     db = f"{new_catalog(spark, lake.server.base_url, extra=lake.client_properties)}.db"
     spark.sql(f"CREATE NAMESPACE {db}")

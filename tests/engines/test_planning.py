@@ -25,7 +25,7 @@ from tests.services.spark import new_catalog
 
 
 @dataclass(frozen=True)
-class Engines:
+class PlanningEngines:
     """A server, and a second server on the same tables that leaves planning to its clients.
 
     Spark and PyIceberg use both servers.
@@ -38,7 +38,7 @@ class Engines:
     python: Catalog
     python_by_itself: Catalog
 
-    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+    def run_sql(self, statement: str) -> list[tuple[Any, ...]]:
         """Run the statement in a Spark whose scans the server plans.
 
         `{db}` stands for catalog and namespace.
@@ -97,7 +97,7 @@ class Engines:
 
 
 @pytest.fixture(scope="module")
-def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlanningEngines]:
     """Yield the engines. A plan of more than three files has pages of two, so that both kinds of answers occur."""
     home = tmp_path_factory.mktemp("planned")
     pages = {"SEAMARK_PLAN_INLINE_LIMIT": "3", "SEAMARK_PLAN_PAGE_SIZE": "2"}
@@ -115,32 +115,34 @@ def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
         ):
             catalog, by_itself = new_catalog(spark, server.base_url), new_catalog(spark, plain_server.base_url)
             spark.sql(f"CREATE NAMESPACE {catalog}.db")
-            new_engines = Engines(server, spark, catalog, by_itself, python, python_by_itself)
+            new_engines = PlanningEngines(server, spark, catalog, by_itself, python, python_by_itself)
             _fill(new_engines)
             yield new_engines
 
 
-def _fill(engines: Engines) -> None:
+def _fill(engines: PlanningEngines) -> None:
     """Create the tables.
 
     `ranges` has six files with ten ids each. The fifth file has no text, and the last no struct.
     """
-    engines.sql(
+    engines.run_sql(
         "CREATE TABLE {db}.ranges (id bigint, s string, st struct<a: int>, d date, at timestamp, n decimal(9, 2)) "
         "USING iceberg"
     )
     for first in range(0, 60, 10):
         text = "NULL" if first == 40 else "concat('n', id)"
         struct = "NULL" if first == 50 else "named_struct('a', int(id) * 10)"
-        engines.sql(
+        engines.run_sql(
             f"INSERT INTO {{db}}.ranges SELECT /*+ COALESCE(1) */ id, {text}, {struct}, "
             f"date_add(date'2026-01-01', int(id)), timestampadd(HOUR, id, timestamp'2026-01-01'), id / 4 "
             f"FROM range({first}, {first + 10})"
         )
-    engines.sql("CREATE TABLE {db}.parts (id bigint, p string) USING iceberg PARTITIONED BY (p)")
-    engines.sql("INSERT INTO {db}.parts SELECT id, element_at(array('a', 'b', NULL), int(id % 3) + 1) FROM range(30)")
-    engines.sql("CREATE TABLE {db}.hashed (id bigint, p int) USING iceberg PARTITIONED BY (bucket(4, id))")
-    engines.sql("INSERT INTO {db}.hashed SELECT id, int(id % 7) FROM range(100)")
+    engines.run_sql("CREATE TABLE {db}.parts (id bigint, p string) USING iceberg PARTITIONED BY (p)")
+    engines.run_sql(
+        "INSERT INTO {db}.parts SELECT id, element_at(array('a', 'b', NULL), int(id % 3) + 1) FROM range(30)"
+    )
+    engines.run_sql("CREATE TABLE {db}.hashed (id bigint, p int) USING iceberg PARTITIONED BY (bucket(4, id))")
+    engines.run_sql("INSERT INTO {db}.hashed SELECT id, int(id % 7) FROM range(100)")
 
 
 def _build_equality(name: Any, value: Any) -> dict[str, Any]:
@@ -152,25 +154,27 @@ def _build_conjunction(left: Any, right: Any, kind: str = "and") -> dict[str, An
 
 
 @dataclass(frozen=True)
-class Case:
+class FilterForms:
     """One filter as SQL, as the JSON of a plan and, if PyIceberg supports it, in PyIceberg's syntax."""
 
     name: str
     table: str
     sql: str
-    json: dict[str, Any]
+    build_json: dict[str, Any]
     files: int
     """The number of files that the server keeps."""
     python: str | None
 
 
 CASES = (
-    Case("eq", "ranges", "id = 13", _build_equality("id", 13), 1, "id = 13"),
-    Case("not-eq", "parts", "p <> 'a'", {"type": "not-eq", "term": "p", "value": "a"}, 2, "p != 'a'"),
-    Case("lt", "ranges", "id < 13", {"type": "lt", "term": "id", "value": 13}, 2, "id < 13"),
-    Case("gt", "ranges", "id > 47", {"type": "gt", "term": "id", "value": 47}, 2, "id > 47"),
-    Case("in", "ranges", "id IN (3, 4, 55)", {"type": "in", "term": "id", "values": [3, 4, 55]}, 2, "id in (3, 4, 55)"),
-    Case(
+    FilterForms("eq", "ranges", "id = 13", _build_equality("id", 13), 1, "id = 13"),
+    FilterForms("not-eq", "parts", "p <> 'a'", {"type": "not-eq", "term": "p", "value": "a"}, 2, "p != 'a'"),
+    FilterForms("lt", "ranges", "id < 13", {"type": "lt", "term": "id", "value": 13}, 2, "id < 13"),
+    FilterForms("gt", "ranges", "id > 47", {"type": "gt", "term": "id", "value": 47}, 2, "id > 47"),
+    FilterForms(
+        "in", "ranges", "id IN (3, 4, 55)", {"type": "in", "term": "id", "values": [3, 4, 55]}, 2, "id in (3, 4, 55)"
+    ),
+    FilterForms(
         "starts-with",
         "ranges",
         "s LIKE 'n2%'",
@@ -178,9 +182,9 @@ CASES = (
         2,
         "s like 'n2%'",
     ),
-    Case("is-null", "ranges", "s IS NULL", {"type": "is-null", "term": "s"}, 1, "s is null"),
-    Case("not-null", "ranges", "s IS NOT NULL", {"type": "not-null", "term": "s"}, 5, "s is not null"),
-    Case(
+    FilterForms("is-null", "ranges", "s IS NULL", {"type": "is-null", "term": "s"}, 1, "s is null"),
+    FilterForms("not-null", "ranges", "s IS NOT NULL", {"type": "not-null", "term": "s"}, 5, "s is not null"),
+    FilterForms(
         "and",
         "ranges",
         "id >= 15 AND s < 'n3'",
@@ -188,7 +192,7 @@ CASES = (
         2,
         "id >= 15 and s < 'n3'",
     ),
-    Case(
+    FilterForms(
         "or",
         "ranges",
         "id = 5 OR s = 'n31'",
@@ -196,7 +200,7 @@ CASES = (
         2,
         "id = 5 or s = 'n31'",
     ),
-    Case(
+    FilterForms(
         "not",
         "parts",
         "p NOT IN ('a', 'c')",
@@ -207,8 +211,8 @@ CASES = (
         1,
         "p is not null and not (p in ('a', 'c'))",
     ),
-    Case("a partition that is null", "parts", "p IS NULL", {"type": "is-null", "term": "p"}, 1, "p is null"),
-    Case(
+    FilterForms("a partition that is null", "parts", "p IS NULL", {"type": "is-null", "term": "p"}, 1, "p is null"),
+    FilterForms(
         "a transform",
         "hashed",
         "{cat}.system.bucket(4, id) = 1",
@@ -216,10 +220,10 @@ CASES = (
         1,
         None,
     ),
-    Case("a bucket by its column", "hashed", "id = 42", _build_equality("id", 42), 1, "id = 42"),
-    Case("nested", "ranges", "st.a = 250", _build_equality("st.a", 250), 1, "st.a = 250"),
-    Case("a date", "ranges", "d = date'2026-02-01'", _build_equality("d", "2026-02-01"), 1, "d = '2026-02-01'"),
-    Case(
+    FilterForms("a bucket by its column", "hashed", "id = 42", _build_equality("id", 42), 1, "id = 42"),
+    FilterForms("nested", "ranges", "st.a = 250", _build_equality("st.a", 250), 1, "st.a = 250"),
+    FilterForms("a date", "ranges", "d = date'2026-02-01'", _build_equality("d", "2026-02-01"), 1, "d = '2026-02-01'"),
+    FilterForms(
         "a timestamp",
         "ranges",
         "at < timestamp'2026-01-01 04:00:00'",
@@ -227,7 +231,7 @@ CASES = (
         1,
         "at < '2026-01-01T04:00:00+00:00'",
     ),
-    Case("a decimal", "ranges", "n = 3.25", _build_equality("n", "3.25"), 1, "n = 3.25"),
+    FilterForms("a decimal", "ranges", "n = 3.25", _build_equality("n", "3.25"), 1, "n = 3.25"),
 )
 
 
@@ -243,14 +247,14 @@ PyIceberg runs all cases.
     "case",
     [pytest.param(one, id=one.name, marks=[] if one.name in SPARKS else pytest.mark.slow) for one in CASES],
 )
-def test_spark_reads_only_the_files_that_the_server_returns(engines: Engines, case: Case) -> None:
+def test_spark_reads_only_the_files_that_the_server_returns(engines: PlanningEngines, case: FilterForms) -> None:
     query = f"SELECT * FROM {{db}}.{case.table} WHERE {case.sql} ORDER BY id"
     expected = engines.run_unplanned_sql(query)
-    plan = engines.plan(case.table, case.json)
+    plan = engines.plan(case.table, case.build_json)
     assert len(plan) == case.files
     with engines.hide_other_files(case.table, plan) as hidden_files, engines.record_requests() as requests:
         assert hidden_files
-        assert engines.sql(query) == expected
+        assert engines.run_sql(query) == expected
     assert expected
     assert requests.count("planTableScan") == 1
     if case.files > 3:
@@ -259,13 +263,13 @@ def test_spark_reads_only_the_files_that_the_server_returns(engines: Engines, ca
 
 @pytest.mark.few_cases(6)
 @pytest.mark.parametrize("case", [case for case in CASES if case.python is not None], ids=lambda case: case.name)
-def test_pyiceberg_reads_only_the_files_that_the_server_returns(engines: Engines, case: Case) -> None:
+def test_pyiceberg_reads_only_the_files_that_the_server_returns(engines: PlanningEngines, case: FilterForms) -> None:
     assert case.python is not None
     unplanned_rows = engines.python_by_itself.load_table(f"db.{case.table}").scan(case.python)
     with engines.record_requests() as requests:
         expected = _sort_rows(unplanned_rows.to_arrow())
     assert "planTableScan" not in requests
-    plan = engines.plan(case.table, case.json)
+    plan = engines.plan(case.table, case.build_json)
     scan = engines.python.load_table(f"db.{case.table}").scan(case.python)
     with engines.hide_other_files(case.table, plan), engines.record_requests() as requests:
         assert _sort_rows(scan.to_arrow()) == expected
@@ -283,7 +287,7 @@ def _sort_rows(table: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_sparks_metrics_count_the_rows_of_the_returned_file_only(engines: Engines) -> None:
+def test_sparks_metrics_count_the_rows_of_the_returned_file_only(engines: PlanningEngines) -> None:
     """Iceberg's metrics on files and manifests come from its own planner, and stay zero."""
     buckets = engines.run_unplanned_sql("SELECT file_path, record_count FROM {db}.hashed.files")
     (kept_path,) = engines.plan("hashed", _build_equality("id", 42))
@@ -305,62 +309,65 @@ def _read_metric(plan: Any, name: str, node: str) -> int:
 
 
 @pytest.mark.slow
-def test_aggregates_that_file_metrics_answer_are_right(engines: Engines) -> None:
+def test_aggregates_that_file_metrics_answer_are_right(engines: PlanningEngines) -> None:
     """Spark requests the bounds of the columns in a second plan."""
     query = "SELECT count(*), min(id), max(id), max(d) FROM {db}.ranges"
     with engines.record_requests() as requests:
-        actual = engines.sql(query)
+        actual = engines.run_sql(query)
     assert actual == engines.run_unplanned_sql(query)
     assert "planTableScan" in requests
 
 
 @pytest.mark.slow
-def test_limit_returns_the_requested_number_of_rows(engines: Engines) -> None:
-    assert len(engines.sql("SELECT * FROM {db}.ranges LIMIT 12")) == 12
-    assert len(engines.sql("SELECT * FROM {db}.ranges LIMIT 1000")) == 60
+def test_limit_returns_the_requested_number_of_rows(engines: PlanningEngines) -> None:
+    assert len(engines.run_sql("SELECT * FROM {db}.ranges LIMIT 12")) == 12
+    assert len(engines.run_sql("SELECT * FROM {db}.ranges LIMIT 1000")) == 60
 
 
 @pytest.mark.parametrize("mode", [pytest.param("copy-on-write", marks=pytest.mark.slow), "merge-on-read"])
-def test_deleted_rows_stay_deleted(engines: Engines, mode: str) -> None:
+def test_deleted_rows_stay_deleted(engines: PlanningEngines, mode: str) -> None:
     table = f"deleted_{mode[:4]}".replace("-", "_")
-    engines.sql(
+    engines.run_sql(
         f"CREATE TABLE {{db}}.{table} (id bigint, v string) USING iceberg PARTITIONED BY (truncate(10, id)) "
         f"TBLPROPERTIES ('format-version'='2', 'write.delete.mode'='{mode}', 'write.update.mode'='{mode}')"
     )
-    engines.sql(f"INSERT INTO {{db}}.{table} SELECT id, concat('v', id) FROM range(50)")
-    engines.sql(f"DELETE FROM {{db}}.{table} WHERE id % 3 = 0 AND id < 40")
-    engines.sql(f"UPDATE {{db}}.{table} SET v = 'new' WHERE id IN (1, 45)")
-    engines.sql(f"INSERT INTO {{db}}.{table} VALUES (3, 'again')")
+    engines.run_sql(f"INSERT INTO {{db}}.{table} SELECT id, concat('v', id) FROM range(50)")
+    engines.run_sql(f"DELETE FROM {{db}}.{table} WHERE id % 3 = 0 AND id < 40")
+    engines.run_sql(f"UPDATE {{db}}.{table} SET v = 'new' WHERE id IN (1, 45)")
+    engines.run_sql(f"INSERT INTO {{db}}.{table} VALUES (3, 'again')")
     expected = {n: "new" if n in (1, 45) else f"v{n}" for n in range(50) if n % 3 or n >= 40} | {3: "again"}
-    deletes = engines.sql(f"SELECT count(*) FROM {{db}}.{table}.delete_files")[0][0]
+    deletes = engines.run_sql(f"SELECT count(*) FROM {{db}}.{table}.delete_files")[0][0]
     assert (deletes > 0) == (mode == "merge-on-read")
     with engines.record_requests() as requests:
-        assert dict(engines.sql(f"SELECT id, v FROM {{db}}.{table}")) == expected
-        assert engines.sql(f"SELECT count(*) FROM {{db}}.{table} WHERE id < 10") == [(7,)]
+        assert dict(engines.run_sql(f"SELECT id, v FROM {{db}}.{table}")) == expected
+        assert engines.run_sql(f"SELECT count(*) FROM {{db}}.{table} WHERE id < 10") == [(7,)]
     assert "planTableScan" in requests
     python = engines.python.load_table(f"db.{table}").scan()
     assert {row["id"]: row["v"] for row in python.to_arrow().to_pylist()} == expected
     assert python.count() == len(expected)
     plan = engines.plan(table, {"type": "lt", "term": "id", "value": 10})
     with engines.hide_other_files(table, plan):
-        actual = engines.sql(f"SELECT id FROM {{db}}.{table} WHERE id < 10 ORDER BY id")
+        actual = engines.run_sql(f"SELECT id FROM {{db}}.{table} WHERE id < 10 ORDER BY id")
     assert actual == [(n,) for n in (1, 2, 3, 4, 5, 7, 8)]
 
 
-def test_snapshots_branches_and_tags_are_planned_with_their_own_schema(engines: Engines) -> None:
-    engines.sql("CREATE TABLE {db}.history (id int, v string) USING iceberg")
-    engines.sql("INSERT INTO {db}.history VALUES (1, 'a')")
-    first = engines.sql("SELECT snapshot_id FROM {db}.history.snapshots")[0][0]
-    engines.sql("ALTER TABLE {db}.history CREATE TAG v1")
-    engines.sql("ALTER TABLE {db}.history CREATE BRANCH dev")
-    engines.sql("INSERT INTO {db}.history.branch_dev VALUES (2, 'b')")
-    engines.sql("ALTER TABLE {db}.history RENAME COLUMN v TO w")
-    engines.sql("INSERT INTO {db}.history VALUES (3, 'c')")
+def test_snapshots_branches_and_tags_are_planned_with_their_own_schema(engines: PlanningEngines) -> None:
+    engines.run_sql("CREATE TABLE {db}.history (id int, v string) USING iceberg")
+    engines.run_sql("INSERT INTO {db}.history VALUES (1, 'a')")
+    first = engines.run_sql("SELECT snapshot_id FROM {db}.history.snapshots")[0][0]
+    engines.run_sql("ALTER TABLE {db}.history CREATE TAG v1")
+    engines.run_sql("ALTER TABLE {db}.history CREATE BRANCH dev")
+    engines.run_sql("INSERT INTO {db}.history.branch_dev VALUES (2, 'b')")
+    engines.run_sql("ALTER TABLE {db}.history RENAME COLUMN v TO w")
+    engines.run_sql("INSERT INTO {db}.history VALUES (3, 'c')")
     with engines.record_requests() as requests:
-        assert engines.sql("SELECT id FROM {db}.history WHERE w >= 'a' ORDER BY id") == [(1,), (3,)]
-        assert engines.sql("SELECT id FROM {db}.history VERSION AS OF 'dev' WHERE id > 0 ORDER BY id") == [(1,), (2,)]
-        assert engines.sql("SELECT id, v FROM {db}.history VERSION AS OF 'v1' WHERE v = 'a'") == [(1, "a")]
-        assert engines.sql(f"SELECT id FROM {{db}}.history VERSION AS OF {first} WHERE id < 9") == [(1,)]
+        assert engines.run_sql("SELECT id FROM {db}.history WHERE w >= 'a' ORDER BY id") == [(1,), (3,)]
+        assert engines.run_sql("SELECT id FROM {db}.history VERSION AS OF 'dev' WHERE id > 0 ORDER BY id") == [
+            (1,),
+            (2,),
+        ]
+        assert engines.run_sql("SELECT id, v FROM {db}.history VERSION AS OF 'v1' WHERE v = 'a'") == [(1, "a")]
+        assert engines.run_sql(f"SELECT id FROM {{db}}.history VERSION AS OF {first} WHERE id < 9") == [(1,)]
     assert requests.count("planTableScan") == 4
     table = engines.python.load_table("db.history")
     with engines.record_requests() as requests:
@@ -371,13 +378,13 @@ def test_snapshots_branches_and_tags_are_planned_with_their_own_schema(engines: 
 
 
 @pytest.mark.slow
-def test_engines_read_partition_values_of_every_kind(engines: Engines) -> None:
+def test_engines_read_partition_values_of_every_kind(engines: PlanningEngines) -> None:
     """Spark uses partition values as column values if possible. PyIceberg fails on values that it cannot parse."""
-    engines.sql(
+    engines.run_sql(
         "CREATE TABLE {db}.kinds (id bigint, d date, at timestamp, n decimal(9, 2), s string, b boolean, x binary,"
         " f double) USING iceberg PARTITIONED BY (d, days(at), n, s, b, x, f, truncate(2, s))"
     )
-    engines.sql(
+    engines.run_sql(
         "INSERT INTO {db}.kinds VALUES"
         " (1, date'2026-01-02', timestamp'2026-01-02 03:04:05.678', 1.50, 'a\"b/ü', true, X'00FF', 1.5),"
         " (2, NULL, NULL, NULL, NULL, NULL, NULL, NULL),"
@@ -385,23 +392,23 @@ def test_engines_read_partition_values_of_every_kind(engines: Engines) -> None:
         " (4, date'9999-12-31', timestamp'2026-01-02 03:04:05', 1234567.89, 'c', true, X'41', -0.0D)"
     )
     query = "SELECT *, _partition FROM {db}.kinds ORDER BY id"
-    assert engines.sql(query) == engines.run_unplanned_sql(query)
+    assert engines.run_sql(query) == engines.run_unplanned_sql(query)
     for number in (1, 2, 3, 4):
-        assert engines.sql(f"SELECT id FROM {{db}}.kinds WHERE id = {number}") == [(number,)]
-    assert engines.sql("SELECT id FROM {db}.kinds WHERE n < 0") == [(3,)]
+        assert engines.run_sql(f"SELECT id FROM {{db}}.kinds WHERE id = {number}") == [(number,)]
+    assert engines.run_sql("SELECT id FROM {db}.kinds WHERE n < 0") == [(3,)]
     planned_rows = engines.python.load_table("db.kinds").scan().to_arrow()
     assert _sort_rows(planned_rows) == _sort_rows(engines.python_by_itself.load_table("db.kinds").scan().to_arrow())
 
 
-def test_version_3_tables_are_planned_by_spark_and_read_by_both(engines: Engines) -> None:
-    engines.sql(
+def test_version_3_tables_are_planned_by_spark_and_read_by_both(engines: PlanningEngines) -> None:
+    engines.run_sql(
         "CREATE TABLE {db}.v3 (id bigint) USING iceberg "
         "TBLPROPERTIES ('format-version'='3', 'write.delete.mode'='merge-on-read')"
     )
-    engines.sql("INSERT INTO {db}.v3 SELECT id FROM range(20)")
+    engines.run_sql("INSERT INTO {db}.v3 SELECT id FROM range(20)")
     with engines.record_requests() as requests:
-        engines.sql("DELETE FROM {db}.v3 WHERE id % 2 = 0")
-        assert engines.sql("SELECT sum(id), count(*) FROM {db}.v3") == [(100, 10)]
+        engines.run_sql("DELETE FROM {db}.v3 WHERE id % 2 = 0")
+        assert engines.run_sql("SELECT sum(id), count(*) FROM {db}.v3") == [(100, 10)]
     assert "loadTable" in requests
     assert "planTableScan" not in requests
     with engines.record_requests() as requests:
@@ -410,18 +417,18 @@ def test_version_3_tables_are_planned_by_spark_and_read_by_both(engines: Engines
     assert "planTableScan" in requests
 
 
-def test_property_leaves_the_planning_of_a_table_to_spark(engines: Engines) -> None:
-    engines.sql(
+def test_property_leaves_the_planning_of_a_table_to_spark(engines: PlanningEngines) -> None:
+    engines.run_sql(
         "CREATE TABLE {db}.own USING iceberg TBLPROPERTIES ('seamark.scan-planning-mode'='client') AS SELECT 1 AS id"
     )
     with engines.record_requests() as requests:
-        assert engines.sql("SELECT id FROM {db}.own") == [(1,)]
+        assert engines.run_sql("SELECT id FROM {db}.own") == [(1,)]
     assert "planTableScan" not in requests
 
 
 @pytest.mark.slow
 def test_engines_wait_for_a_plan_that_is_answered_later(
-    engines: Engines, tmp_path_factory: pytest.TempPathFactory
+    engines: PlanningEngines, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     home = tmp_path_factory.mktemp("later")
     warehouse, database = engines.server.warehouse, f"sqlite:///{engines.server.home / 'seamark.db'}"
@@ -438,56 +445,56 @@ def test_engines_wait_for_a_plan_that_is_answered_later(
 
 
 @pytest.mark.slow
-def test_snapshot_from_before_a_rename_is_filtered_by_its_own_names(engines: Engines) -> None:
+def test_snapshot_from_before_a_rename_is_filtered_by_its_own_names(engines: PlanningEngines) -> None:
     """Java's client binds a residual to the current schema, in which the name may belong to another column."""
-    engines.sql("CREATE TABLE {db}.renamed (id bigint, country string, p int) USING iceberg PARTITIONED BY (p)")
-    engines.sql(
+    engines.run_sql("CREATE TABLE {db}.renamed (id bigint, country string, p int) USING iceberg PARTITIONED BY (p)")
+    engines.run_sql(
         "INSERT INTO {db}.renamed SELECT id, element_at(array('FR', 'DE'), int(id % 2) + 1), int(id % 3) FROM range(30)"
     )
-    ((snapshot,),) = engines.sql("SELECT snapshot_id FROM {db}.renamed.snapshots")
-    engines.sql("ALTER TABLE {db}.renamed RENAME COLUMN country TO nation")
-    engines.sql("ALTER TABLE {db}.renamed ADD COLUMN country string")
+    ((snapshot,),) = engines.run_sql("SELECT snapshot_id FROM {db}.renamed.snapshots")
+    engines.run_sql("ALTER TABLE {db}.renamed RENAME COLUMN country TO nation")
+    engines.run_sql("ALTER TABLE {db}.renamed ADD COLUMN country string")
     # A query that names a snapshot uses the names of that snapshot. Other queries use the current names.
     for query in (
         "SELECT id FROM {db}.renamed WHERE nation = 'FR' AND p < 2 ORDER BY id",
         "SELECT count(*) FROM {db}.renamed WHERE country IS NULL AND p = 1",
         f"SELECT id FROM {{db}}.renamed VERSION AS OF {snapshot} WHERE country = 'FR' AND p < 2 ORDER BY id",
     ):
-        assert engines.sql(query) == engines.run_unplanned_sql(query) != [], query
-    engines.sql("INSERT INTO {db}.renamed VALUES (100, 'IT', 0, 'FR')")
+        assert engines.run_sql(query) == engines.run_unplanned_sql(query) != [], query
+    engines.run_sql("INSERT INTO {db}.renamed VALUES (100, 'IT', 0, 'FR')")
     for query in (
         f"SELECT id FROM {{db}}.renamed VERSION AS OF {snapshot} WHERE country = 'FR' AND p < 2 ORDER BY id",
         f"SELECT count(*) FROM {{db}}.renamed VERSION AS OF {snapshot} WHERE country = 'DE' OR p = 1",
         "SELECT id FROM {db}.renamed WHERE nation = 'DE' ORDER BY id",
         "SELECT id FROM {db}.renamed WHERE country = 'FR'",
     ):
-        assert engines.sql(query) == engines.run_unplanned_sql(query) != [], query
+        assert engines.run_sql(query) == engines.run_unplanned_sql(query) != [], query
 
 
-def test_filters_on_partitions_with_swapped_names_return_the_right_rows(engines: Engines) -> None:
+def test_filters_on_partitions_with_swapped_names_return_the_right_rows(engines: PlanningEngines) -> None:
     """Spark does not filter rows by conditions on partitions alone, so the files must be right."""
     columns, partitions = "id bigint, a date, b date, x int, y int", "months(a), months(b), bucket(4, x), bucket(4, y)"
-    engines.sql(f"CREATE TABLE {{db}}.crossed ({columns}) USING iceberg PARTITIONED BY ({partitions})")
+    engines.run_sql(f"CREATE TABLE {{db}}.crossed ({columns}) USING iceberg PARTITIONED BY ({partitions})")
     day = "date_add(date'2026-01-01', 31 * int(id % {}))"
     rows = f"SELECT id, {day.format(2)}, {day.format(3)}, int(id % 4), int(id % 5) FROM range(12)"
-    engines.sql(f"INSERT INTO {{db}}.crossed {rows}")
+    engines.run_sql(f"INSERT INTO {{db}}.crossed {rows}")
     for first, other in (("x", "z"), ("y", "x"), ("z", "y")):
-        engines.sql(f"ALTER TABLE {{db}}.crossed RENAME COLUMN {first} TO {other}")
+        engines.run_sql(f"ALTER TABLE {{db}}.crossed RENAME COLUMN {first} TO {other}")
     # Spark filters rows by conditions on buckets.
     query = "SELECT id FROM {db}.crossed WHERE x = 1 AND a < '2026-02-01' ORDER BY id"
-    assert engines.sql(query) == engines.run_unplanned_sql(query) != []
+    assert engines.run_sql(query) == engines.run_unplanned_sql(query) != []
     for first, other in (("a", "c"), ("b", "a"), ("c", "b")):
-        engines.sql(f"ALTER TABLE {{db}}.crossed RENAME COLUMN {first} TO {other}")
+        engines.run_sql(f"ALTER TABLE {{db}}.crossed RENAME COLUMN {first} TO {other}")
     by_partition = "SELECT id FROM {db}.crossed WHERE a < '2026-02-01' ORDER BY id"
     with engines.record_requests() as requests:
-        assert engines.sql(by_partition) == engines.run_unplanned_sql(by_partition) != []
+        assert engines.run_sql(by_partition) == engines.run_unplanned_sql(by_partition) != []
     assert "planTableScan" not in requests, "a client that loads the table now plans itself"
-    engines.sql("ALTER TABLE {db}.crossed SET TBLPROPERTIES ('seamark.scan-planning-mode'='server')")
+    engines.run_sql("ALTER TABLE {db}.crossed SET TBLPROPERTIES ('seamark.scan-planning-mode'='server')")
     with pytest.raises(Exception, match="ambiguous"):
-        engines.sql(by_partition)
-    assert engines.sql("SELECT count(*) FROM {db}.crossed WHERE id < 5") == [(5,)]
-    engines.sql("INSERT INTO {db}.crossed VALUES (100, date'2026-03-01', date'2026-01-01', 1, 1)")
-    assert engines.sql(query) == engines.run_unplanned_sql(query) != []
+        engines.run_sql(by_partition)
+    assert engines.run_sql("SELECT count(*) FROM {db}.crossed WHERE id < 5") == [(5,)]
+    engines.run_sql("INSERT INTO {db}.crossed VALUES (100, date'2026-03-01', date'2026-01-01', 1, 1)")
+    assert engines.run_sql(query) == engines.run_unplanned_sql(query) != []
 
 
 REUSES = [
@@ -524,7 +531,7 @@ CACHED_TABLE_CASES = [
     ],
 )
 def test_reused_column_name_is_read_and_written_before_the_next_data_commit(
-    engines: Engines, case: tuple[Any, ...], mode: str, is_fresh: bool
+    engines: PlanningEngines, case: tuple[Any, ...], mode: str, is_fresh: bool
 ) -> None:
     """The statements are SELECT, UPDATE, DELETE and MERGE in each write mode.
 
@@ -542,24 +549,26 @@ def test_reused_column_name_is_read_and_written_before_the_next_data_commit(
         inserted_values = ["concat('v', id)"]
     modes = ", ".join(f"'write.{operation}.mode'='{mode}'" for operation in ("delete", "update", "merge"))
     for number, condition in enumerate(conditions):
-        caching_engines.sql(f"DROP TABLE IF EXISTS {{db}}.{table}")
-        caching_engines.sql(f"CREATE TABLE {{db}}.{table} (id bigint, {column}) USING iceberg TBLPROPERTIES ({modes})")
-        caching_engines.sql(f"INSERT INTO {{db}}.{table} SELECT id, {', '.join(inserted_values)} FROM range(8)")
-        assert caching_engines.sql(f"SELECT count(*) FROM {{db}}.{table} WHERE id < 3") == [(3,)]
+        caching_engines.run_sql(f"DROP TABLE IF EXISTS {{db}}.{table}")
+        caching_engines.run_sql(
+            f"CREATE TABLE {{db}}.{table} (id bigint, {column}) USING iceberg TBLPROPERTIES ({modes})"
+        )
+        caching_engines.run_sql(f"INSERT INTO {{db}}.{table} SELECT id, {', '.join(inserted_values)} FROM range(8)")
+        assert caching_engines.run_sql(f"SELECT count(*) FROM {{db}}.{table} WHERE id < 3") == [(3,)]
         for change in changes:
-            caching_engines.sql(f"ALTER TABLE {{db}}.{table} {change}")
+            caching_engines.run_sql(f"ALTER TABLE {{db}}.{table} {change}")
         query = f"SELECT * FROM {{db}}.{table} WHERE {condition} ORDER BY id"
-        assert caching_engines.sql(query) == engines.run_unplanned_sql(query), condition
+        assert caching_engines.run_sql(query) == engines.run_unplanned_sql(query), condition
         expected = {row[0] for row in engines.run_unplanned_sql(f"SELECT id FROM {{db}}.{table} WHERE {condition}")}
         if number == 0:
-            caching_engines.sql(f"DELETE FROM {{db}}.{table} WHERE {condition}")
+            caching_engines.run_sql(f"DELETE FROM {{db}}.{table} WHERE {condition}")
             expected_ids = [(row_id,) for row_id in range(8) if row_id not in expected]
         elif number == 1:
-            caching_engines.sql(f"UPDATE {{db}}.{table} SET id = id + 100 WHERE {condition}")
+            caching_engines.run_sql(f"UPDATE {{db}}.{table} SET id = id + 100 WHERE {condition}")
             expected_ids = [(row_id + 100 * (row_id in expected),) for row_id in range(8)]
         else:
             source = "(SELECT explode(sequence(0, 7)) AS k)"
-            caching_engines.sql(
+            caching_engines.run_sql(
                 f"MERGE INTO {{db}}.{table} t USING {source} s ON t.id = s.k AND {condition} "
                 "WHEN MATCHED THEN UPDATE SET id = id + 100"
             )
@@ -569,26 +578,26 @@ def test_reused_column_name_is_read_and_written_before_the_next_data_commit(
             condition,
         )
         if value is not None:
-            caching_engines.sql(f"INSERT INTO {{db}}.{table} VALUES (50, {value})")
-        assert sorted(caching_engines.sql(query)) == sorted(engines.run_unplanned_sql(query)), condition
+            caching_engines.run_sql(f"INSERT INTO {{db}}.{table} VALUES (50, {value})")
+        assert sorted(caching_engines.run_sql(query)) == sorted(engines.run_unplanned_sql(query)), condition
 
 
 @pytest.mark.slow
-def test_pyiceberg_reads_a_reused_column_name_before_the_next_data_commit(engines: Engines) -> None:
-    engines.sql("CREATE TABLE {db}.again (id bigint, f int) USING iceberg")
-    engines.sql("INSERT INTO {db}.again SELECT id, int(id) FROM range(8)")
-    engines.sql("ALTER TABLE {db}.again DROP COLUMN f")
-    engines.sql("ALTER TABLE {db}.again ADD COLUMN f string")
+def test_pyiceberg_reads_a_reused_column_name_before_the_next_data_commit(engines: PlanningEngines) -> None:
+    engines.run_sql("CREATE TABLE {db}.again (id bigint, f int) USING iceberg")
+    engines.run_sql("INSERT INTO {db}.again SELECT id, int(id) FROM range(8)")
+    engines.run_sql("ALTER TABLE {db}.again DROP COLUMN f")
+    engines.run_sql("ALTER TABLE {db}.again ADD COLUMN f string")
     for where, count in (("f = 'x'", 0), ("f IS NULL", 8), ("id < 3", 3)):
         assert engines.python.load_table("db.again").scan(where).to_arrow().num_rows == count
 
 
 @pytest.mark.slow
-def test_partitions_of_a_widened_type_are_read_before_the_next_data_commit(engines: Engines) -> None:
-    engines.sql("CREATE TABLE {db}.widened (id bigint, p int) USING iceberg PARTITIONED BY (p)")
-    engines.sql("INSERT INTO {db}.widened SELECT id, int(id % 3) FROM range(9)")
-    engines.sql("ALTER TABLE {db}.widened ALTER COLUMN p TYPE bigint")
+def test_partitions_of_a_widened_type_are_read_before_the_next_data_commit(engines: PlanningEngines) -> None:
+    engines.run_sql("CREATE TABLE {db}.widened (id bigint, p int) USING iceberg PARTITIONED BY (p)")
+    engines.run_sql("INSERT INTO {db}.widened SELECT id, int(id % 3) FROM range(9)")
+    engines.run_sql("ALTER TABLE {db}.widened ALTER COLUMN p TYPE bigint")
     query = "SELECT id FROM {db}.widened WHERE p = 2 ORDER BY id"
     with engines.record_requests() as requests:
-        assert engines.sql(query) == [(2,), (5,), (8,)]
+        assert engines.run_sql(query) == [(2,), (5,), (8,)]
     assert "planTableScan" in requests

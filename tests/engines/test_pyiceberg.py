@@ -25,7 +25,7 @@ from pyiceberg.transforms import BucketTransform, DayTransform
 from pyiceberg.types import LongType, StringType
 from pyspark.sql import SparkSession
 
-from tests.engines.conftest import Lake, collect_rows
+from tests.engines.conftest import StorageLake, collect_rows
 from tests.engines.spark.test_spark import S3_IO
 from tests.services.spark import new_catalog
 
@@ -42,7 +42,7 @@ def a_filesystem_of_its_own_per_table_and_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def catalog(lake: Lake) -> Iterator[RestCatalog]:
+def catalog(lake: StorageLake) -> Iterator[RestCatalog]:
     with RestCatalog("seamark", uri=lake.server.base_url, **lake.client_properties) as catalog:
         catalog.create_namespace("py")
         yield catalog
@@ -199,7 +199,9 @@ def test_conflicting_commit_of_pyiceberg_is_retried_or_fails_without_retries(cat
 
 
 @pytest.mark.few_cases(1)
-def test_spark_and_pyiceberg_read_each_others_rows(catalog: RestCatalog, lake: Lake, spark: SparkSession) -> None:
+def test_spark_and_pyiceberg_read_each_others_rows(
+    catalog: RestCatalog, lake: StorageLake, spark: SparkSession
+) -> None:
     extra = {**lake.client_properties, **(S3_IO if lake.storage.startswith("S3") else {})}
     name = new_catalog(spark, lake.server.base_url, extra=extra)
     table = catalog.create_table("py.shared", schema=_build_people("a").schema)

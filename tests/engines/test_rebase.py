@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from tests.catalog.appender import Row, read_list, read_snapshot, to_local_path
 from tests.engines.conftest import collect_rows
-from tests.faults.rigs.http import Client
+from tests.faults.rigs.http import HttpClient
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
@@ -54,7 +54,7 @@ class PyIcebergWriter:
         self._table.append(pa.table([[self._writer] * 2, [2 * number, 2 * number + 1]], schema=SCHEMA))
 
 
-class SparkWriter:
+class IsolatedSparkWriter:
     """A writer with its own catalog in Spark, so that it shares no table handle with others."""
 
     def __init__(self, spark: SparkSession, server: Seamark, name: str, writer: int) -> None:
@@ -83,7 +83,7 @@ def _append_at_once(writers: Sequence[Callable[[int], None]], times: int) -> Cou
 
 
 def _read_metadata(server: Seamark, name: str) -> Row:
-    status, body = Client(server.base_url).call("GET", f"/v1/namespaces/db/tables/{name}?snapshots=all")
+    status, body = HttpClient(server.base_url).call("GET", f"/v1/namespaces/db/tables/{name}?snapshots=all")
     assert status == 200, body
     metadata: Row = body["metadata"]
     return metadata
@@ -94,7 +94,7 @@ def _check_files(metadata: Row, appends: int) -> int:
 
     Return the number of rebased snapshots.
     """
-    snapshots = sorted(metadata["snapshots"], key=lambda one: one["sequence-number"])
+    snapshots = sorted(metadata["snapshots"], key=lambda snapshot: snapshot["sequence-number"])
     assert len(snapshots) == appends
     before: set[str] = set()
     for parent, snapshot in zip([None, *snapshots], snapshots, strict=False):
@@ -177,7 +177,7 @@ def test_appends_of_spark_and_pyiceberg_to_one_table_all_succeed(
     name = f"mixed_{merge}".lower()
     _create(server, name, REBASE | (MERGE if merge else {"commit.manifest-merge.enabled": "false"}))
     writers: list[Any] = [PyIcebergWriter(server, name, writer) for writer in range(4)]
-    writers += [SparkWriter(spark, server, name, writer) for writer in range(4, 8)]
+    writers += [IsolatedSparkWriter(spark, server, name, writer) for writer in range(4, 8)]
     expected = _append_at_once(writers, times=4)
     assert _check_files(_read_metadata(server, name), appends=32) > 5
     assert _read_by_pyiceberg(server, name) == expected
@@ -197,7 +197,7 @@ def test_rows_of_rebased_appends_have_unique_row_ids_in_version_3(
         f"CREATE TABLE {catalog}.db.{name} (writer bigint, number bigint) USING iceberg "
         f"TBLPROPERTIES ({table_properties})"
     )
-    expected = _append_at_once([SparkWriter(spark, server, name, writer) for writer in range(6)], times=4)
+    expected = _append_at_once([IsolatedSparkWriter(spark, server, name, writer) for writer in range(6)], times=4)
     metadata = _read_metadata(server, name)
     assert _check_files(metadata, appends=24) > 3
     assert _list_unneeded_files(metadata) == set(), "Java has deleted the manifests of its failed attempts"

@@ -15,13 +15,13 @@ from seamark.connector.write.upserts import COPY_ON_WRITE, delete, upsert
 from tests.engines.tables import SparkTables
 
 
-class Lake(SparkTables):
+class LineageTables(SparkTables):
     def read_lineage(self, name: str) -> dict[int, tuple[str, int, int, int]]:
         """Return (land, v, row id, sequence number) of each row, by id.
 
         Check that Spark and Seamark read the same rows.
         """
-        actual = self.sql(f"SELECT id, land, v, {', '.join(NAMES)} FROM {{db}}.{name}")
+        actual = self.run_sql(f"SELECT id, land, v, {', '.join(NAMES)} FROM {{db}}.{name}")
         actual_rows = scan(self.client, f"db.{name}", ["id", "land", "v", *NAMES]).to_arrow().to_pylist()
         assert sorted(tuple(one.values()) for one in actual_rows) == sorted(actual)
         assert len({one[3] for one in actual}) == len(actual), "two rows have the same id"
@@ -29,8 +29,8 @@ class Lake(SparkTables):
 
 
 @pytest.fixture(scope="module")
-def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
-    with Lake.open(spark, tmp_path_factory.mktemp("lineage")) as new_lake:
+def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LineageTables]:
+    with LineageTables.open(spark, tmp_path_factory.mktemp("lineage")) as new_lake:
         yield new_lake
 
 
@@ -42,18 +42,18 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
         ("merge-on-read", "PARTITIONED BY (bucket(2, id))"),
     ],
 )
-def test_spark_and_seamark_read_each_others_row_lineage(lake: Lake, mode: str, partitioned: str) -> None:
+def test_spark_and_seamark_read_each_others_row_lineage(lake: LineageTables, mode: str, partitioned: str) -> None:
     """`mode` is the write mode of Spark.
 
     Updates by Spark, and copy-on-write updates by Seamark, keep row ids. Neither changes other rows.
     """
     rng = random.Random(len(partitioned))
     name = f"t{len(partitioned)}"
-    lake.sql(
+    lake.run_sql(
         f"CREATE TABLE {{db}}.{name} (id bigint, land string, v int) USING iceberg {partitioned} TBLPROPERTIES "
         f"('format-version' = '3', 'write.update.mode' = '{mode}', 'write.merge.mode' = '{mode}')"
     )
-    lake.sql(f"INSERT INTO {{db}}.{name} SELECT id, 'de', 0 FROM range(0, 30, 1, 2)")
+    lake.run_sql(f"INSERT INTO {{db}}.{name} SELECT id, 'de', 0 FROM range(0, 30, 1, 2)")
     lineage_before = lake.read_lineage(name)
     kinds = ["upsert", "update", "upsert", "delete", "merge", "upsert", "update"]
     for step, kind in enumerate(kinds, 1):
@@ -65,7 +65,9 @@ def test_spark_and_seamark_read_each_others_row_lineage(lake: Lake, mode: str, p
                 upsert(lake.client, f"db.{name}", table, keys=["id"], mode=COPY_ON_WRITE)
                 new_rows = dict.fromkeys(some_numbers, ("fr", step))
             case "update":
-                lake.sql(f"UPDATE {{db}}.{name} SET land = 'es', v = {step} WHERE id IN ({str(some_numbers)[1:-1]})")
+                lake.run_sql(
+                    f"UPDATE {{db}}.{name} SET land = 'es', v = {step} WHERE id IN ({str(some_numbers)[1:-1]})"
+                )
                 new_rows = {row_id: ("es", step) for row_id in some_numbers if row_id in lineage_before}
             case "delete":
                 delete(lake.client, f"db.{name}", keys=pa.table({"id": some_numbers}), mode=COPY_ON_WRITE)
@@ -73,13 +75,13 @@ def test_spark_and_seamark_read_each_others_row_lineage(lake: Lake, mode: str, p
                 lineage_before = {row_id: row for row_id, row in lineage_before.items() if row_id not in some_numbers}
             case "merge":
                 text = ", ".join(f"({row_id}, 'it', {step})" for row_id in some_numbers)
-                lake.sql(
+                lake.run_sql(
                     f"MERGE INTO {{db}}.{name} t USING (SELECT * FROM VALUES {text} AS g(id, land, v)) s "
                     "ON t.id = s.id WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
                 )
                 new_rows = dict.fromkeys(some_numbers, ("it", step))
         now = lake.read_lineage(name)
-        (((number,),)) = lake.sql(f"SELECT max(sequence_number) FROM {{db}}.{name}.entries")
+        (((number,),)) = lake.run_sql(f"SELECT max(sequence_number) FROM {{db}}.{name}.entries")
         assert now.keys() == lineage_before.keys() | new_rows.keys(), note
         for row_id, row in now.items():
             if row_id not in new_rows:
@@ -94,20 +96,20 @@ def test_spark_and_seamark_read_each_others_row_lineage(lake: Lake, mode: str, p
 
 
 @pytest.mark.slow
-def test_metrics_of_lineage_columns_are_those_that_spark_writes(lake: Lake) -> None:
+def test_metrics_of_lineage_columns_are_those_that_spark_writes(lake: LineageTables) -> None:
     """Seamark and Spark each rewrite a file with the same rows."""
     results = []
     for writer in ("ours", "spark"):
-        lake.sql(
+        lake.run_sql(
             f"CREATE TABLE {{db}}.{writer} (id bigint, land string, v int) USING iceberg TBLPROPERTIES "
             "('format-version' = '3', 'write.update.mode' = 'copy-on-write')"
         )
-        lake.sql(f"INSERT INTO {{db}}.{writer} SELECT id, 'de', 0 FROM range(0, 10, 1, 1)")
+        lake.run_sql(f"INSERT INTO {{db}}.{writer} SELECT id, 'de', 0 FROM range(0, 10, 1, 1)")
         if writer == "ours":
             table = pa.table({"id": [3], "land": ["fr"], "v": pa.array([1], pa.int32())})
             upsert(lake.client, "db.ours", table, keys=["id"], mode=COPY_ON_WRITE)
         else:
-            lake.sql("UPDATE {db}.spark SET land = 'fr', v = 1 WHERE id = 3")
+            lake.run_sql("UPDATE {db}.spark SET land = 'fr', v = 1 WHERE id = 3")
         columns = "record_count, first_row_id, value_counts, null_value_counts, lower_bounds, upper_bounds"
-        results.append(lake.sql(f"SELECT {columns} FROM {{db}}.{writer}.files"))
+        results.append(lake.run_sql(f"SELECT {columns} FROM {{db}}.{writer}.files"))
     assert results[0] == results[1]

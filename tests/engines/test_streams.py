@@ -28,7 +28,7 @@ VERSION_3 = "TBLPROPERTIES ('seamark.stream.enabled'='true', 'format-version'='3
 PROPERTIES = "TBLPROPERTIES ('seamark.stream.enabled'='true')"
 
 
-class Stream:
+class SparkStreamTables:
     """A server, and a Spark whose scans the server plans."""
 
     def __init__(self, server: Seamark, spark: SparkSession) -> None:
@@ -37,7 +37,7 @@ class Stream:
         self._catalog = new_catalog(spark, server.base_url)
         self._fresh = new_catalog(spark, server.base_url, extra={"header.X-Seamark-Fresh": "true"})
 
-    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+    def run_sql(self, statement: str) -> list[tuple[Any, ...]]:
         return collect_rows(self._spark.sql(statement.replace("{db}", f"{self._catalog}.db")))
 
     def run_fresh_sql(self, statement: str) -> list[tuple[Any, ...]]:
@@ -71,45 +71,45 @@ class Stream:
 
 
 @pytest.fixture
-def stream(spark: SparkSession, tmp_path: Path) -> Iterator[Stream]:
+def stream(spark: SparkSession, tmp_path: Path) -> Iterator[SparkStreamTables]:
     with Seamark(tmp_path, env={"SEAMARK_STREAM_FLUSH_INTERVAL_MS": str(NEVER_MS)}) as server:
-        stream = Stream(server, spark)
-        stream.sql("CREATE NAMESPACE {db}")
+        stream = SparkStreamTables(server, spark)
+        stream.run_sql("CREATE NAMESPACE {db}")
         yield stream
 
 
-def test_spark_reads_rows_before_their_commit(stream: Stream) -> None:
-    stream.sql(
+def test_spark_reads_rows_before_their_commit(stream: SparkStreamTables) -> None:
+    stream.run_sql(
         "CREATE TABLE {db}.t (id bigint, name string, day date) USING iceberg PARTITIONED BY (day) " + PROPERTIES
     )
     stream.post("t", {"id": 1, "name": "a", "day": "2026-01-01"})
-    block_until(lambda: stream.sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])
+    block_until(lambda: stream.run_sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])
     stream.post("t", {"id": 2, "name": "b", "day": "2026-01-01"}, {"id": 3, "name": None, "day": "2026-01-02"})
-    assert stream.sql("SELECT id, name FROM {db}.t ORDER BY id") == [(1, "a"), (2, "b"), (3, None)]
+    assert stream.run_sql("SELECT id, name FROM {db}.t ORDER BY id") == [(1, "a"), (2, "b"), (3, None)]
     stream.post("t", {"id": 4, "day": "2026-01-02"})
-    assert stream.sql("SELECT count(*), min(id), max(id) FROM {db}.t") == [(4, 1, 4)]
-    assert stream.sql("SELECT id FROM {db}.t WHERE day = DATE '2026-01-02' ORDER BY id") == [(3,), (4,)]
-    assert stream.sql("SELECT id FROM {db}.t WHERE id > 3") == [(4,)]
-    assert stream.sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)]
+    assert stream.run_sql("SELECT count(*), min(id), max(id) FROM {db}.t") == [(4, 1, 4)]
+    assert stream.run_sql("SELECT id FROM {db}.t WHERE day = DATE '2026-01-02' ORDER BY id") == [(3,), (4,)]
+    assert stream.run_sql("SELECT id FROM {db}.t WHERE id > 3") == [(4,)]
+    assert stream.run_sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)]
     assert stream.run_fresh_sql("SELECT count(*) FROM {db}.t WHERE id > 1") == [(3,)]
 
 
-def test_spark_reads_fresh_rows_of_version_3_by_a_header(stream: Stream) -> None:
-    stream.sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + VERSION_3)
+def test_spark_reads_fresh_rows_of_version_3_by_a_header(stream: SparkStreamTables) -> None:
+    stream.run_sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + VERSION_3)
     stream.post("t", {"id": 1, "name": "a"})
-    block_until(lambda: stream.sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])
+    block_until(lambda: stream.run_sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])
     stream.post("t", {"id": 2, "name": "b"})
-    assert stream.sql("SELECT id FROM {db}.t") == [(1,)]
+    assert stream.run_sql("SELECT id FROM {db}.t") == [(1,)]
     assert stream.run_fresh_sql("SELECT id, name FROM {db}.t ORDER BY id") == [(1, "a"), (2, "b")]
     assert stream.run_fresh_sql("SELECT count(*), max(id) FROM {db}.t WHERE name = 'b'") == [(1, 2)]
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_readers_of_seamark_in_spark_return_rows_before_their_flush(stream: Stream, version: int) -> None:
+def test_readers_of_seamark_in_spark_return_rows_before_their_flush(stream: SparkStreamTables, version: int) -> None:
     properties = PROPERTIES if version == 2 else VERSION_3
-    stream.sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + properties)
+    stream.run_sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + properties)
     stream.post("t", {"id": 1, "name": "a"})
-    block_until(lambda: stream.sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])
+    block_until(lambda: stream.run_sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])
     stream.post("t", {"id": 2, "name": "b"}, {"id": 3, "name": "a"})
     join = "SELECT a.id FROM {db}.t a JOIN {db}.t b ON a.name = b.name WHERE b.id = 3 ORDER BY a.id"
     for _ in range(2):
@@ -122,49 +122,51 @@ def test_readers_of_seamark_in_spark_return_rows_before_their_flush(stream: Stre
         stream.flush("t")
 
 
-def test_an_append_through_a_catalog_with_the_header_adds_only_its_rows(stream: Stream) -> None:
-    stream.sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + PROPERTIES)
+def test_an_append_through_a_catalog_with_the_header_adds_only_its_rows(stream: SparkStreamTables) -> None:
+    stream.run_sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + PROPERTIES)
     stream.post("t", {"id": 1, "name": "a"})
-    block_until(lambda: stream.sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])
+    block_until(lambda: stream.run_sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])
     for number in (2, 4, 6):
         stream.post("t", {"id": number, "name": "s"})
         stream.run_fresh_sql(f"INSERT INTO {{db}}.t VALUES ({number + 1}, 'w')")
     expected = [(number,) for number in range(1, 8)]
-    assert stream.sql("SELECT id FROM {db}.t ORDER BY id") == expected
+    assert stream.run_sql("SELECT id FROM {db}.t ORDER BY id") == expected
     stream.flush("t")
-    assert stream.sql("SELECT id FROM {db}.t ORDER BY id") == expected
+    assert stream.run_sql("SELECT id FROM {db}.t ORDER BY id") == expected
     assert stream.run_fresh_sql("SELECT id FROM {db}.t ORDER BY id") == expected
 
 
-def test_a_statement_that_changes_rows_flushes_them_first(stream: Stream) -> None:
-    stream.sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + PROPERTIES)
+def test_a_statement_that_changes_rows_flushes_them_first(stream: SparkStreamTables) -> None:
+    stream.run_sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + PROPERTIES)
     stream.post("t", {"id": 1, "name": "a"}, {"id": 2, "name": "b"})
-    block_until(lambda: stream.sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])
+    block_until(lambda: stream.run_sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])
     stream.post("t", {"id": 3, "name": "a"})
     with pytest.raises(Exception, match="conflicting"):
-        stream.sql("UPDATE {db}.t SET name = 'z' WHERE name = 'a'")
-    stream.sql("UPDATE {db}.t SET name = 'z' WHERE name = 'a'")
-    assert stream.sql("SELECT id, name FROM {db}.t ORDER BY id") == [(1, "z"), (2, "b"), (3, "z")]
+        stream.run_sql("UPDATE {db}.t SET name = 'z' WHERE name = 'a'")
+    stream.run_sql("UPDATE {db}.t SET name = 'z' WHERE name = 'a'")
+    assert stream.run_sql("SELECT id, name FROM {db}.t ORDER BY id") == [(1, "z"), (2, "b"), (3, "z")]
 
 
 @pytest.mark.parametrize("version", ["2", "3"])
-def test_spark_reads_the_latest_row_of_each_key_before_and_after_flushes(stream: Stream, version: str) -> None:
+def test_spark_reads_the_latest_row_of_each_key_before_and_after_flushes(
+    stream: SparkStreamTables, version: str
+) -> None:
     properties = f"('seamark.stream.enabled'='true', 'seamark.stream.key'='id', 'format-version'='{version}')"
-    stream.sql(f"CREATE TABLE {{db}}.t (id bigint, name string) USING iceberg TBLPROPERTIES {properties}")
+    stream.run_sql(f"CREATE TABLE {{db}}.t (id bigint, name string) USING iceberg TBLPROPERTIES {properties}")
     stream.post("t", {"id": 1, "name": "a"}, {"id": 2, "name": "b"}, {"id": 3, "name": "c"})
-    block_until(lambda: stream.sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])
+    block_until(lambda: stream.run_sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])
     stream.post("t", {"id": 1, "name": "d"}, {"id": 2, "_op": "delete"}, {"id": 4, "name": "e"})
     assert stream.run_fresh_sql("SELECT id, name FROM {db}.t ORDER BY id") == [(1, "d"), (3, "c"), (4, "e")]
     stream.post("t", {"id": 4, "name": "f"})
     expected = [(1, "d"), (3, "c"), (4, "f")]
-    readers = [stream.sql, stream.run_fresh_sql] if version == "2" else [stream.run_fresh_sql]
+    readers = [stream.run_sql, stream.run_fresh_sql] if version == "2" else [stream.run_fresh_sql]
     for _ in range(2):
         for run in readers:
             assert run("SELECT id, name FROM {db}.t ORDER BY id") == expected
             assert run("SELECT count(*), min(name) FROM {db}.t") == [(3, "c")]
             assert run("SELECT id FROM {db}.t WHERE name = 'a'") == []
         stream.flush("t")
-        readers = [stream.sql, stream.run_fresh_sql]
-    stream.sql("UPDATE {db}.t SET name = 'g' WHERE id = 3")
+        readers = [stream.run_sql, stream.run_fresh_sql]
+    stream.run_sql("UPDATE {db}.t SET name = 'g' WHERE id = 3")
     stream.post("t", {"id": 3, "name": "h"})
     assert stream.run_fresh_sql("SELECT name FROM {db}.t WHERE id = 3") == [("h",)]

@@ -48,7 +48,7 @@ The library evaluates the prefix on the null in `ResidualEvaluator.startsWith`, 
 
 
 @dataclass
-class Table:
+class ExpectedTable:
     """A table, and the rows that it must contain."""
 
     spark: SparkSession
@@ -152,8 +152,8 @@ class UnmodifiedSpark:
     header and gets exact residuals.
     """
 
-    def table(self, name: str, *, exact: bool = False) -> Table:
-        return Table(self.spark, self.client, self.catalogs[exact], name)
+    def table(self, name: str, *, exact: bool = False) -> ExpectedTable:
+        return ExpectedTable(self.spark, self.client, self.catalogs[exact], name)
 
 
 @pytest.fixture(scope="module")
@@ -277,7 +277,7 @@ def _build_arrow_schema() -> pa.Schema:
     return pa.schema([*columns, ("st", st), ("p", pa.int32())])
 
 
-class Campaign:
+class StatementCampaign:
     """Random statements on a random table with random indexes."""
 
     def __init__(self, stock: UnmodifiedSpark, seed: int) -> None:
@@ -394,7 +394,7 @@ class Campaign:
 def test_random_statements_beside_indexes_leave_the_expected_rows(stock: UnmodifiedSpark) -> None:
     first = first_seed()
     for seed in range(first, first + examples(3, 1)):
-        Campaign(stock, seed).play(examples(12, 6))
+        StatementCampaign(stock, seed).play(examples(12, 6))
 
 
 @pytest.mark.slow
@@ -404,5 +404,5 @@ def test_hundreds_of_random_statements_beside_indexes_leave_the_expected_rows(
     stock: UnmodifiedSpark, start: int
 ) -> None:
     first = 1000 * first_seed() + start
-    count = sum(Campaign(stock, seed).play(20) for seed in range(first, first + 10))
+    count = sum(StatementCampaign(stock, seed).play(20) for seed in range(first, first + 10))
     print(f"seeds from {first}: {count} statements")

@@ -38,7 +38,7 @@ def test_spark_and_seamark_change_one_table_in_turn(lake: SparkTables, version: 
     seed = 10 * version + len(partitioned)
     rng = random.Random(seed)
     name = f"t{seed}"
-    lake.sql(
+    lake.run_sql(
         f"CREATE TABLE {{db}}.{name} (id bigint, land string, v int) USING iceberg {partitioned} TBLPROPERTIES "
         f"('format-version' = '{version}', 'write.merge.mode' = 'merge-on-read', 'write.delete.mode' = 'merge-on-read')"
     )
@@ -70,11 +70,11 @@ def test_spark_and_seamark_change_one_table_in_turn(lake: SparkTables, version: 
                 listing = ", ".join(f"({one}, {land!r}, {v})" for one, (land, v) in input_model.items()).replace(
                     "None", "null"
                 )
-                lake.sql(
+                lake.run_sql(
                     f"MERGE INTO {{db}}.{name} t USING (SELECT * FROM VALUES {listing} AS g(id, land, v)) s "
                     "ON t.id = s.id WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
                 )
                 model |= input_model
-        actual = {one: (land, v) for one, land, v in lake.sql(f"SELECT id, land, v FROM {{db}}.{name}")}
+        actual = {one: (land, v) for one, land, v in lake.run_sql(f"SELECT id, land, v FROM {{db}}.{name}")}
         assert actual == model, note
-        assert lake.sql(f"SELECT count(*) FROM {{db}}.{name}") == [(len(model),)], note
+        assert lake.run_sql(f"SELECT count(*) FROM {{db}}.{name}") == [(len(model),)], note

@@ -54,22 +54,22 @@ PARTS, ROWS = 6, 240
 
 
 @dataclass(frozen=True)
-class Lake:
+class WrittenFilesLake:
     client: SeamarkClient
     spark: SparkSession
     catalog: str
     python: RestCatalog
 
-    def sql(self, text: str) -> list[tuple[Any, ...]]:
+    def run_sql(self, text: str) -> list[tuple[Any, ...]]:
         return collect_rows(self.spark.sql(text.format(db=f"{self.catalog}.db")))
 
 
 @pytest.fixture(scope="module")
-def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WrittenFilesLake]:
     with Seamark(tmp_path_factory.mktemp("written")) as server, RestCatalog("w", uri=server.base_url) as python:
         python.create_namespace("db")
         client = SeamarkClient(server.base_url)
-        yield Lake(client, spark, new_catalog(spark, server.base_url), python)
+        yield WrittenFilesLake(client, spark, new_catalog(spark, server.base_url), python)
         client.close()
 
 
@@ -134,18 +134,18 @@ def make_rows() -> pa.Table:
 
 
 @pytest.fixture(scope="module")
-def written_rows(lake: Lake) -> pa.Table:
+def written_rows(lake: WrittenFilesLake) -> pa.Table:
     """Write rows into `db.ours` with Seamark, copy them into `db.theirs` with Spark, and return them."""
     table = make_rows()
     for name in ("ours", "theirs"):
         lake.python.create_table(f"db.{name}", SCHEMA, partition_spec=BY_PART)
     append(lake.client, "db.ours", table)
-    lake.sql("INSERT INTO {db}.theirs SELECT * FROM {db}.ours DISTRIBUTE BY part")
+    lake.run_sql("INSERT INTO {db}.theirs SELECT * FROM {db}.ours DISTRIBUTE BY part")
     return table
 
 
 @pytest.mark.slow
-def test_spark_reads_the_written_values_of_every_type(lake: Lake, written_rows: pa.Table) -> None:
+def test_spark_reads_the_written_values_of_every_type(lake: WrittenFilesLake, written_rows: pa.Table) -> None:
     for name in ("ours", "theirs"):
         actual_table = lake.python.load_table(f"db.{name}").scan().to_arrow().sort_by("id")
         assert actual_table["part"].to_pylist() == written_rows["part"].to_pylist()
@@ -160,16 +160,16 @@ def test_spark_reads_the_written_values_of_every_type(lake: Lake, written_rows: 
             assert actual_table[column].to_pylist() == written_rows[column].to_pylist(), (name, column)
 
 
-def read_metrics(lake: Lake, name: str) -> dict[Any, dict[str, dict[int, Any]]]:
+def read_metrics(lake: WrittenFilesLake, name: str) -> dict[Any, dict[str, dict[int, Any]]]:
     """Return the metrics of each part from Spark's metadata table."""
     names = ("value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
-    actual = lake.sql(f"SELECT partition.part, sort_order_id, {', '.join(names)} FROM {{db}}.{name}.files")
+    actual = lake.run_sql(f"SELECT partition.part, sort_order_id, {', '.join(names)} FROM {{db}}.{name}.files")
     assert all(one[1] == 0 for one in actual)
     return {one[0]: {key: dict(value or {}) for key, value in zip(names, one[2:], strict=True)} for one in actual}
 
 
 @pytest.mark.slow
-def test_metrics_are_those_that_iceberg_writes(lake: Lake, written_rows: pa.Table) -> None:
+def test_metrics_are_those_that_iceberg_writes(lake: WrittenFilesLake, written_rows: pa.Table) -> None:
     ids = {
         column: lake.python.load_table("db.ours").schema().find_field(column)
         for column in [*COLUMNS.values(), "st.a", "st.in.s"]
@@ -190,7 +190,7 @@ def test_metrics_are_those_that_iceberg_writes(lake: Lake, written_rows: pa.Tabl
                 assert pair[0] == pair[1], (part, name, get_base_name(kind))
 
 
-def delete_by_position(lake: Lake, name: str, ids: set[int]) -> WrittenDeletes:
+def delete_by_position(lake: WrittenFilesLake, name: str, ids: set[int]) -> WrittenDeletes:
     """Delete the rows of these ids by position in one commit, and return the written deletes."""
     loaded_table = lake.client.load_table(f"db.{name}")
     table = open_table(lake.client, f"db.{name}", CURRENT)
@@ -214,9 +214,9 @@ def delete_by_position(lake: Lake, name: str, ids: set[int]) -> WrittenDeletes:
 
 
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_spark_and_seamark_delete_from_one_table_in_turn(lake: Lake, version: int) -> None:
+def test_spark_and_seamark_delete_from_one_table_in_turn(lake: WrittenFilesLake, version: int) -> None:
     name = f"turns{version}"
-    lake.sql(
+    lake.run_sql(
         f"CREATE TABLE {{db}}.{name} (id bigint, part int) USING iceberg PARTITIONED BY (part) TBLPROPERTIES "
         f"('format-version' = '{version}', 'write.delete.mode' = 'merge-on-read')"
     )
@@ -235,18 +235,18 @@ def test_spark_and_seamark_delete_from_one_table_in_turn(lake: Lake, version: in
             assert {file["file-format"] for file in written_files.files} == {"PUFFIN"}
             assert len(written_files.removed) == (6 if round_number else 0)
         expected_ids -= deleted_ids
-        assert {one for (one,) in lake.sql(f"SELECT id FROM {{db}}.{name}")} == expected_ids
-        lake.sql(f"DELETE FROM {{db}}.{name} WHERE id % 13 = {round_number}")
+        assert {one for (one,) in lake.run_sql(f"SELECT id FROM {{db}}.{name}")} == expected_ids
+        lake.run_sql(f"DELETE FROM {{db}}.{name} WHERE id % 13 = {round_number}")
         expected_ids -= {one for one in expected_ids if one % 13 == round_number}
-        assert {one for (one,) in lake.sql(f"SELECT id FROM {{db}}.{name}")} == expected_ids
-        assert lake.sql(f"SELECT count(*) FROM {{db}}.{name}") == [(len(expected_ids),)]
+        assert {one for (one,) in lake.run_sql(f"SELECT id FROM {{db}}.{name}")} == expected_ids
+        assert lake.run_sql(f"SELECT count(*) FROM {{db}}.{name}") == [(len(expected_ids),)]
     actual_table = lake.python.load_table(f"db.{name}").scan().to_arrow()
     assert set(actual_table["id"].to_pylist()) == expected_ids
 
 
 @pytest.mark.slow
-def test_spark_leaves_out_the_rows_of_equality_deletes(lake: Lake) -> None:
-    lake.sql("CREATE TABLE {db}.keyed (id bigint, land string) USING iceberg PARTITIONED BY (bucket(4, id))")
+def test_spark_leaves_out_the_rows_of_equality_deletes(lake: WrittenFilesLake) -> None:
+    lake.run_sql("CREATE TABLE {db}.keyed (id bigint, land string) USING iceberg PARTITIONED BY (bucket(4, id))")
     ids = list(range(50))
     append(lake.client, "db.keyed", pa.table({"id": ids, "land": [None if id_ % 5 else "de" for id_ in ids]}))
     table = open_table(lake.client, "db.keyed", CURRENT)
@@ -257,4 +257,4 @@ def test_spark_leaves_out_the_rows_of_equality_deletes(lake: Lake) -> None:
         "db.keyed", {"read-snapshot-id": table.snapshot_id, "add": list(written_files.files)}
     )
     append(lake.client, "db.keyed", pa.table({"id": [3], "land": pa.array([None], pa.string())}))
-    assert sorted(one for (one,) in lake.sql("SELECT id FROM {db}.keyed")) == [id_ for id_ in ids if id_ != 5]
+    assert sorted(one for (one,) in lake.run_sql("SELECT id FROM {db}.keyed")) == [id_ for id_ in ids if id_ != 5]

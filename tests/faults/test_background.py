@@ -21,7 +21,7 @@ from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateNamespace, RecordInstant
 from seamark.metaserver.store.port import InstantFilter
 from seamark.metaserver.timeline.timeline import open_timeline
-from tests.server.rig import build_instant, build_settings, running
+from tests.server.rig import build_instant, build_settings, run_server
 from tests.waits import until
 
 CLOCK = SystemClock()
@@ -65,7 +65,7 @@ async def test_failure_of_a_single_background_run_stops_no_other_run() -> None:
         has_started.set()
         raise ValueError("a bug")
 
-    async with background.running_once("work", raise_error):
+    async with background.run_once("work", raise_error):
         await has_started.wait()
 
 
@@ -75,7 +75,7 @@ async def test_watchers_are_woken_after_a_failed_read_of_the_timeline(
 ) -> None:
     settings = build_settings(tmp_path, watch_poll_s=0.02)
     async with (
-        open_store(settings.database_url(), clock=CLOCK) as store,
+        open_store(settings.make_database_url(), clock=CLOCK) as store,
         open_timeline(settings, store, CLOCK) as timeline,
     ):
         await store.transact([CreateNamespace(path=("db",), properties={})])
@@ -102,7 +102,7 @@ async def test_audit_records_are_written_once_the_database_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audits, "_RETRY_S", 0.0)
-    async with open_store(build_settings(tmp_path).database_url(), clock=CLOCK) as store:
+    async with open_store(build_settings(tmp_path).make_database_url(), clock=CLOCK) as store:
         failures, transact = 0, store.transact
 
         async def raise_zero_division(operations: Any) -> Any:
@@ -126,7 +126,7 @@ async def test_failed_part_of_housekeeping_stops_no_other_part(tmp_path: Path, m
     async def raise_zero_division() -> int:
         raise ZeroDivisionError
 
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         parts = server.components.housekeeping._tasks
         before = await server.components.housekeeping.round()
         for first in list(parts)[:-1]:

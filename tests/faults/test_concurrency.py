@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
 
-from tests.faults.rigs.http import Client
+from tests.faults.rigs.http import HttpClient
 from tests.faults.rigs.linear import Event, find_violations
 from tests.services.postgres import Postgres
 from tests.services.seamark import Seamark
@@ -21,7 +21,7 @@ _FORKS = multiprocessing.get_context("forkserver")
 
 def _run_client(base_url: str, number: int, commits: int) -> tuple[list[Event], Counter[int]]:
     """Append until `commits` commits succeeded, recording each attempt; count answers other than 200 and 409."""
-    client = Client(base_url)
+    client = HttpClient(base_url)
     events: list[Event] = []
     statuses: Counter[int] = Counter()
     commit_count = 0
@@ -45,7 +45,7 @@ def _run_client(base_url: str, number: int, commits: int) -> tuple[list[Event], 
 
 
 def _run_race(base_urls: list[str], processes: int, commits: int) -> None:
-    Client(base_urls[0]).create_table()
+    HttpClient(base_urls[0]).create_table()
     _FORKS.set_forkserver_preload([__name__])
     with ProcessPoolExecutor(processes, mp_context=_FORKS) as pool:
         work = [
@@ -57,7 +57,7 @@ def _run_race(base_urls: list[str], processes: int, commits: int) -> None:
     statuses: Counter[int] = sum((counted for _, counted in results), Counter())
     assert set(statuses) <= {200, 409}, f"unexplained answers: {statuses}"
     assert statuses[200] == processes * commits
-    chains = [Client(url).read_chain() for url in base_urls]
+    chains = [HttpClient(url).read_chain() for url in base_urls]
     assert all(chain == chains[0] for chain in chains), "replicas disagree"
     assert find_violations(chains[0], events) == []
 
@@ -89,10 +89,10 @@ def test_fifty_concurrent_creates_of_one_name_have_one_winner(
 ) -> None:
     database = postgres.create_database() if backend == "postgresql" else ""
     server = start_seamark(database=database)
-    Client(server.base_url).call("POST", "/v1/namespaces", {"namespace": ["db"]})
+    HttpClient(server.base_url).call("POST", "/v1/namespaces", {"namespace": ["db"]})
     with ThreadPoolExecutor(50) as pool:
-        answers = list(pool.map(lambda _: Client(server.base_url).create_table(), range(50)))
+        answers = list(pool.map(lambda _: HttpClient(server.base_url).create_table(), range(50)))
     assert Counter(status for status, _ in answers) == {200: 1, 409: 49}
     winner = next(body for status, body in answers if status == 200)
-    _, loaded_table = Client(server.base_url).call("GET", "/v1/namespaces/db/tables/t")
+    _, loaded_table = HttpClient(server.base_url).call("GET", "/v1/namespaces/db/tables/t")
     assert loaded_table["metadata-location"] == winner["metadata-location"]

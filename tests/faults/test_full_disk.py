@@ -17,7 +17,7 @@ from seamark.connector.client.errors import ServerStorageFull
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write.appends import append
 from tests.faults.rigs.disk import SmallDisk, mount_small_disk
-from tests.faults.rigs.http import Client, create_key
+from tests.faults.rigs.http import HttpClient, create_key
 from tests.services.command import run_seamark
 from tests.services.process import is_http_ok
 from tests.services.seamark import SHARED_KEY, Seamark
@@ -48,7 +48,7 @@ def _list_metadata_files(server: Seamark) -> list[Path]:
 @pytest.mark.parametrize("place", PLACES)
 def test_full_disk_rejects_commits_and_loses_nothing(tmp_path: Path, disk: SmallDisk, place: str) -> None:
     with _build_server(place, disk, tmp_path) as server:
-        client = Client(server.base_url, timeout_s=60)
+        client = HttpClient(server.base_url, timeout_s=60)
         assert client.create_table()[0] == 200
         commit_count = 3
         for snapshot_id in range(1, commit_count + 1):
@@ -72,7 +72,7 @@ def test_full_disk_rejects_commits_and_loses_nothing(tmp_path: Path, disk: Small
             assert status == 503, body
             assert client.read_chain() == list(range(1, commit_count + 1)), "the table is as it was"
             # Files of rejected commits are removed; the pointer's file and its log are complete.
-            expected = {Path(location.removeprefix("file://")) for location in client.files()}
+            expected = {Path(location.removeprefix("file://")) for location in client.list_metadata_files()}
             assert becomes_true(lambda wanted=expected: set(_list_metadata_files(server)) == wanted), place
 
             disk.free_space()
@@ -84,12 +84,12 @@ def test_full_disk_rejects_commits_and_loses_nothing(tmp_path: Path, disk: Small
             json.loads(path.read_text())
         server.kill9()
         server.start()
-        assert Client(server.base_url).read_chain() == list(range(1, commit_count + 1)), "and it is on the disk"
+        assert HttpClient(server.base_url).read_chain() == list(range(1, commit_count + 1)), "and it is on the disk"
 
 
 def test_server_killed_on_a_full_disk_restarts_once_there_is_space(tmp_path: Path, disk: SmallDisk) -> None:
     with _build_server(PLACES[0], disk, tmp_path) as server:
-        client = Client(server.base_url)
+        client = HttpClient(server.base_url)
         assert client.create_table()[0] == 200
         assert client.append(1, None, 1)[0] == 200
         disk.fill()
@@ -98,7 +98,7 @@ def test_server_killed_on_a_full_disk_restarts_once_there_is_space(tmp_path: Pat
         server.kill9()
         disk.free_space()
         server.start()
-        client = Client(server.base_url)
+        client = HttpClient(server.base_url)
         assert client.read_chain() == [1]
         assert client.append(2, 1, 2)[0] == 200
 
@@ -124,7 +124,7 @@ def test_start_on_a_full_disk_ends_with_one_sentence(tmp_path: Path, disk: Small
         assert "space" in line, line
         disk.free_space()
         with _build_server(place, disk, tmp_path) as server:
-            assert Client(server.base_url).create_table("t")[0] in (200, 409)
+            assert HttpClient(server.base_url).create_table("t")[0] in (200, 409)
             server.kill9()
         disk.fill()
 
@@ -133,7 +133,7 @@ def test_writer_gets_an_error_at_once_when_the_database_disk_is_full(
     tmp_path: Path, disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with _build_server("the database only", disk, tmp_path) as server, closing(IndexClient(server.base_url)) as client:
-        assert Client(server.base_url).create_table("t")[0] == 200
+        assert HttpClient(server.base_url).create_table("t")[0] == 200
         rows = pa.table({"id": [1]})
         append(client, "db.t", rows, producer=("writer", 0))
         disk.fill()

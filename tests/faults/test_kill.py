@@ -10,7 +10,7 @@ from _pytest.mark.structures import ParameterSet
 
 from tests.catalog.rig import SCHEMA, append
 from tests.faults.rigs.dying_server import STEPS
-from tests.faults.rigs.http import Client, create_key
+from tests.faults.rigs.http import HttpClient, create_key
 from tests.faults.rigs.mortal import MortalServer
 from tests.services.s3 import S3
 
@@ -18,7 +18,7 @@ RETRIES = ("with its idempotency key", "blindly", "as another commit on the same
 STEPS_AFTER_COMMIT = ("after-swap", "before-reply")
 
 
-def _die_and_retry(server: MortalServer, client: Client, step: str, retry: str, name: str) -> Client:
+def _die_and_retry(server: MortalServer, client: HttpClient, step: str, retry: str, name: str) -> HttpClient:
     """Acknowledge two commits, kill the server at `step` of the third, and retry it on a restarted server."""
     assert client.create_table(name)[0] == 200
     for snapshot_id in (1, 2):
@@ -72,8 +72,8 @@ def test_killed_server_on_postgresql_and_s3_leaves_a_whole_commit_or_nothing(
         client = server.start()
         for number, step in enumerate(STEPS):
             client = _die_and_retry(server, client, step, RETRIES[number % 2], f"t{number}")
-        for name in client.tables():
-            for location in client.files(name):
+        for name in client.list_tables():
+            for location in client.list_metadata_files(name):
                 assert (s3.root / location.removeprefix("s3://")).is_file()
 
 
@@ -99,9 +99,9 @@ def test_killed_transaction_changed_all_its_tables_or_none(tmp_path: Path) -> No
             assert [client.read_chain(name) for name in names] == [[7]] * 3
 
 
-def _list_changes(client: Client) -> dict[str, tuple[tuple[Any, ...], int, Any]]:
+def _list_changes(client: HttpClient) -> dict[str, tuple[tuple[Any, ...], int, Any]]:
     """Return by name: a request, the status of its first outcome, and a check of whether it was executed."""
-    location = client.files("source")[0]
+    location = client.list_metadata_files("source")[0]
     rename_request = {
         "source": {"namespace": ["db"], "name": "old"},
         "destination": {"namespace": ["db"], "name": "new"},
@@ -110,23 +110,23 @@ def _list_changes(client: Client) -> dict[str, tuple[tuple[Any, ...], int, Any]]
         "create": (
             ("POST", "/v1/namespaces/db/tables", {"name": "made", "schema": SCHEMA}),
             200,
-            lambda now: "made" in now.tables(),
+            lambda now: "made" in now.list_tables(),
         ),
         "rename": (
             ("POST", "/v1/tables/rename", rename_request),
             204,
-            lambda now: _choose_one(now.tables(), "new", "old") == "new",
+            lambda now: _choose_one(now.list_tables(), "new", "old") == "new",
         ),
         "register": (
             ("POST", "/v1/namespaces/db/register", {"name": "twin", "metadata-location": location}),
             200,
-            lambda now: "twin" in now.tables(),
+            lambda now: "twin" in now.list_tables(),
         ),
         "drop": (
             ("DELETE", "/v1/namespaces/db/tables/doomed", None),
             204,
             lambda now: (
-                _choose_one([*now.tables(), *_list_dropped(now)], "dropped:doomed", "doomed") == "dropped:doomed"
+                _choose_one([*now.list_tables(), *_list_dropped(now)], "dropped:doomed", "doomed") == "dropped:doomed"
             ),
         ),
     }
@@ -138,7 +138,7 @@ def _choose_one(answers: list[str], *names: str) -> str:
     return answered_names[0]
 
 
-def _list_dropped(client: Client) -> list[str]:
+def _list_dropped(client: HttpClient) -> list[str]:
     _, body = client.call("GET", "/api/v1/dropped")
     return [f"dropped:{row['name']}" for row in body["dropped"]]
 
@@ -161,5 +161,5 @@ def test_killed_create_rename_register_or_drop_is_executed_completely_or_not_at_
                 answer_status, body = client.call(*request, key)
                 assert answer_status == status, (operation, body)
                 assert has_happened(client), operation
-        for name in client.tables():
+        for name in client.list_tables():
             assert client.read_chain(name) == []

@@ -78,7 +78,7 @@ def check_whole_batches(client: IndexClient, seed: int, batches: int, message: s
     model: Model = {}
     number = 0
     snapshots = json.loads(loaded_table.metadata)["snapshots"]
-    for snapshot in sorted(snapshots, key=lambda one: one["sequence-number"]):
+    for snapshot in sorted(snapshots, key=lambda snapshot: snapshot["sequence-number"]):
         actual_rows = read_rows_at(client, At(snapshot_id=snapshot["snapshot-id"]))
         last_sequence = int(snapshot["summary"][SEQUENCE_KEY])
         assert last_sequence >= number, f"{message}: sequence {last_sequence} was committed twice"

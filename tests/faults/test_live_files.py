@@ -18,7 +18,7 @@ import fastavro
 import pytest
 
 from tests.catalog.rig import SCHEMA, append
-from tests.faults.rigs.http import Client
+from tests.faults.rigs.http import HttpClient
 from tests.seeds import first_seed
 from tests.services.seamark import Seamark
 
@@ -35,7 +35,7 @@ class RandomClient:
     """A client that does something random to a random table; every answer is counted by its status."""
 
     def __init__(self, base_url: str, seed: int, number: int) -> None:
-        self._client = Client(base_url)
+        self._client = HttpClient(base_url)
         self._random = random.Random(seed * 1000 + number)
         self._next_snapshot = number * 1_000_000
         self.answers: Counter[tuple[str, int]] = Counter()
@@ -158,9 +158,9 @@ def _find_missing_files(server: Seamark, registered: set[str]) -> list[str]:
     The log of a registered table is not checked: a registered older file has an older log, and later commits may have
     deleted its files correctly.
     """
-    client = Client(server.base_url)
+    client = HttpClient(server.base_url)
     results = []
-    for name in client.tables():
+    for name in client.list_tables():
         status, body = client.call("GET", f"{TABLES}/{name}")
         if status != 200:
             results.append(f"{name}: {status} {body}")
@@ -178,7 +178,7 @@ def _find_missing_files(server: Seamark, registered: set[str]) -> list[str]:
 def _run_campaign(server: Seamark, seed: int, rounds: int, seconds: float) -> None:
     print(f"live files: FAULT_SEED={seed}")
     clients = [RandomClient(server.base_url, seed, number) for number in range(1, 5)]
-    Client(server.base_url).call("POST", "/v1/namespaces", {"namespace": ["db"]})
+    HttpClient(server.base_url).call("POST", "/v1/namespaces", {"namespace": ["db"]})
     expected = ("commit", "drop", "undrop", "rename", "create", "register")
     for round_ in itertools.count():
         counts: Counter[tuple[str, int]] = sum((client.answers for client in clients), Counter())

@@ -16,7 +16,7 @@ from pyiceberg.exceptions import CommitStateUnknownException
 from pyspark.sql import SparkSession
 
 from tests.catalog.rig import SCHEMA
-from tests.faults.rigs.http import Client, OutcomeUnknown, create_key
+from tests.faults.rigs.http import HttpClient, OutcomeUnknown, create_key
 from tests.faults.rigs.lossy_proxy import FATES, LossyProxy, choose_fates, run_lossy_proxy
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
@@ -54,7 +54,7 @@ def _is_change(method: str, path: str) -> bool:
 @pytest.mark.parametrize("key", [True, False], ids=["with a key", "blindly"])
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_repeat_after_a_lost_reply_gets_the_first_outcome(proxy: LossyProxy, seed: int, key: bool) -> None:
-    client, name = Client(proxy.base_url), f"t{seed}{key}"
+    client, name = HttpClient(proxy.base_url), f"t{seed}{key}"
     assert client.create_table(name)[0] == 200
     proxy.fate = choose_fates(seed, 0.6, applies=_is_change)
     for snapshot_id in range(1, 31):
@@ -74,7 +74,7 @@ def test_repeat_after_a_lost_reply_gets_the_first_outcome(proxy: LossyProxy, see
 
 @pytest.mark.parametrize("seed", [11, pytest.param(12, marks=pytest.mark.slow)])
 def test_creates_renames_drops_and_undrops_with_keys_are_executed_once(proxy: LossyProxy, seed: int) -> None:
-    client, namespace = Client(proxy.base_url), f"n{seed}"
+    client, namespace = HttpClient(proxy.base_url), f"n{seed}"
     proxy.fate = choose_fates(seed, 0.6, applies=_is_change)
 
     def change(method: str, path: str, body: Any = None) -> Any:
@@ -106,7 +106,7 @@ def test_repeat_of_a_commit_with_a_deleted_key_never_reports_failure(
 ) -> None:
     """A 404 or 409 here would make Java delete the manifests of a valid commit."""
     server = start_seamark(env={"SEAMARK_METADATA_CACHE_BYTES": "0"})
-    client, key = Client(server.base_url), create_key()
+    client, key = HttpClient(server.base_url), create_key()
     assert client.create_table("brief")[0] == 200
     keep = {"write.metadata.previous-versions-max": "1", "write.metadata.delete-after-commit.enabled": "true"}
     path = "/v1/namespaces/db/tables/brief"
@@ -190,4 +190,4 @@ def test_spark_inserts_are_there_once_and_can_be_read(
     ids = [row.id for row in spark.table(f"{new_catalog(spark, server.base_url)}.db.{name}").collect()]
     assert len(ids) == len(set(ids)), f"seed {seed}: a row is there twice: {sorted(ids)}"
     assert certain <= len(ids) <= certain + unknown
-    assert len(Client(server.base_url).read_chain(name)) == len(ids)
+    assert len(HttpClient(server.base_url).read_chain(name)) == len(ids)

@@ -21,9 +21,9 @@ import pytest
 from pyiceberg.expressions import And, GreaterThanOrEqual, LessThanOrEqual
 from pyiceberg.table import StaticTable
 
-from tests.faults.rigs.http import Client, OutcomeUnknown
+from tests.faults.rigs.http import HttpClient, OutcomeUnknown
 from tests.planner.lakes.tables import Table, make_between
-from tests.server.test_processes import eventually, list_workers
+from tests.server.test_processes import list_workers, wait_until
 from tests.services.seamark import Seamark
 
 T = "/v1/namespaces/db/tables/t"
@@ -32,17 +32,18 @@ Start = Callable[..., Seamark]
 
 def wait_for_workers(server: Seamark, count: int = 2) -> None:
     """Wait until `count` workers have begun to serve since the start."""
-    eventually(lambda: server.log.read_text().count('"event":"serving"') == count)
+    wait_until(lambda: server.log.read_text().count('"event":"serving"') == count)
 
 
 def register_table(server: Seamark, name: str, manifests: int, per_manifest: int) -> Table:
     """Register a table `db.<name>` with the files from number 0 on, and return it."""
     table = Table(Path(server.warehouse.removeprefix("file://")) / "db" / name)
     listed_manifests = [
-        table.manifest(f"m{at}", range(at * per_manifest, (at + 1) * per_manifest), day=at) for at in range(manifests)
+        table.write_manifest(f"m{at}", range(at * per_manifest, (at + 1) * per_manifest), day=at)
+        for at in range(manifests)
     ]
     table.commit(1, listed_manifests)
-    client = Client(server.base_url)
+    client = HttpClient(server.base_url)
     client.call("POST", "/v1/namespaces", {"namespace": ["db"]})
     body = {"name": name, "metadata-location": table.write_metadata()}
     status, answer = client.call("POST", "/v1/namespaces/db/register", body)
@@ -56,7 +57,7 @@ def list_file_numbers(answer: Any) -> list[int]:
 
 def plan_on_new_connection(server: Seamark, filter: Any = True, *, name: str = "t", **options: Any) -> tuple[int, Any]:
     """Plan on a new connection, which any of the workers may accept."""
-    client = Client(server.base_url)
+    client = HttpClient(server.base_url)
     try:
         return client.call("POST", f"/v1/namespaces/db/tables/{name}/plan", {"filter": filter, **options})
     finally:
@@ -70,7 +71,7 @@ def count_decoded_manifests(server: Seamark) -> int:
     return int(float(match[1])) if match else 0
 
 
-def list_workers_of(server: Seamark, operation: str) -> set[int]:
+def list_workers_with(server: Seamark, operation: str) -> set[int]:
     lines = [line for line in server.log.read_text().splitlines() if line.startswith("{")]
     events = [event for event in map(json.loads, lines) if event["event"] == "request"]
     return {event["worker"] for event in events if event["operation"] == operation}
@@ -87,8 +88,8 @@ def test_manifest_decoded_by_one_worker_is_mapped_by_the_other(start_seamark: St
     for (low, high), (status, answer) in zip(expected, answers, strict=True):
         assert status == 200, answer
         assert list_file_numbers(answer) == list(range(low, high + 1))
-    assert list_workers_of(server, "planTableScan") == {0, 1}
-    eventually(lambda: count_decoded_manifests(server) >= 60)
+    assert list_workers_with(server, "planTableScan") == {0, 1}
+    wait_until(lambda: count_decoded_manifests(server) >= 60)
     time.sleep(1.5)  # A worker that decodes a manifest again reports it within a second.
     assert count_decoded_manifests(server) == 60
 
@@ -105,13 +106,13 @@ def test_plan_task_of_one_worker_is_answered_by_the_other(start_seamark: Start) 
         assert len(tokens) == 11
         results.append([])
         for token in tokens:
-            client = Client(server.base_url)
+            client = HttpClient(server.base_url)
             status, page = client.call("POST", f"{T}/tasks", {"plan-task": token})
             client.close()
             assert status == 200, page
             results[-1] += list_file_numbers(page)
     assert results == [list(range(5, 81))] * 8
-    assert list_workers_of(server, "fetchScanTasks") == {0, 1}
+    assert list_workers_with(server, "fetchScanTasks") == {0, 1}
 
 
 @pytest.mark.slow
@@ -164,9 +165,10 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
 
     def write() -> None:
         """Add a manifest with each commit, and drop one now and then."""
-        source, client = random.Random(7), Client(server.base_url)
+        source, client = random.Random(7), HttpClient(server.base_url)
         manifests = [
-            table.manifest(f"w{position}", range(position * 5, position * 5 + 5), day=position) for position in range(8)
+            table.write_manifest(f"w{position}", range(position * 5, position * 5 + 5), day=position)
+            for position in range(8)
         ]
         held_rows = {position: list(range(position * 5, position * 5 + 5)) for position in range(8)}
         order = list(range(8))
@@ -176,7 +178,7 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
             snapshot_id += 1
             position = 8 + snapshot_id
             held_rows[position] = list(range(position * 5, position * 5 + 5))
-            new_manifests[position] = table.manifest(
+            new_manifests[position] = table.write_manifest(
                 f"w{position}", held_rows[position], day=position, snapshot_id=snapshot_id
             )
             order.append(position)
@@ -224,7 +226,7 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
             [n for n in expected.get(number, []) if low <= n <= high] for number in range(oldest, newest + 1)
         ]
         assert expected_count in ids_by_snapshot, f"snapshots {oldest} to {newest}, ids of {low} to {high}"
-    _, loaded_table = Client(server.base_url).call("GET", T)
+    _, loaded_table = HttpClient(server.base_url).call("GET", T)
     mirror = StaticTable.from_metadata(loaded_table["metadata-location"])
     for oldest, newest, low, high, expected_count in random.Random(3).sample(plans, 60):
         if oldest == newest:

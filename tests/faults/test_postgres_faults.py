@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.faults.rigs.http import Client
+from tests.faults.rigs.http import HttpClient
 from tests.faults.rigs.writers import run_writers, wait_for_commits
 from tests.services.postgres import Postgres, postgres_server
 from tests.services.process import ServiceFailed, is_http_ok
@@ -25,7 +25,7 @@ from tests.waits import becomes_true
 
 
 @dataclass(frozen=True)
-class Pair:
+class ServerPair:
     postgres: Postgres
     replicas: tuple[Seamark, Seamark]
 
@@ -35,7 +35,7 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPair]:
     """Start two replicas with a PostgreSQL server that tests may kill."""
     home = tmp_path_factory.mktemp("pair")
     with postgres_server() as postgres:
@@ -45,12 +45,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
             Seamark(home / "a", database=url, warehouse=warehouse) as first,
             Seamark(home / "b", database=url, warehouse=warehouse) as second,
         ):
-            yield Pair(postgres, (first, second))
+            yield ServerPair(postgres, (first, second))
 
 
 def _is_answering(postgres: Postgres) -> bool:
     with contextlib.suppress(ServiceFailed):
-        return postgres.sql("SELECT 1") == "1"
+        return postgres.run_sql("SELECT 1") == "1"
     return False
 
 
@@ -84,16 +84,16 @@ def _exists(location: str) -> bool:
         pytest.param(_kill, id="killed -9"),
     ],
 )
-def test_database_outage_loses_no_acknowledged_commit(pair: Pair, ends: Callable[[Postgres], None]) -> None:
+def test_database_outage_loses_no_acknowledged_commit(pair: ServerPair, ends: Callable[[Postgres], None]) -> None:
     name = f"t{ends.__name__}"
-    client = Client(pair.base_urls[0])
+    client = HttpClient(pair.base_urls[0])
     assert client.create_table(name)[0] == 200
     with run_writers(pair.base_urls, name, seed=5) as notes:
         assert wait_for_commits(notes, 20, 60), notes
         ends(pair.postgres)
         try:
             for url in pair.base_urls:
-                client = Client(url, timeout_s=60)
+                client = HttpClient(url, timeout_s=60)
                 status, body = client.append(1, None, 1, name)
                 assert status == 503, body
                 assert int(client.headers["Retry-After"]) >= 1
@@ -106,12 +106,12 @@ def test_database_outage_loses_no_acknowledged_commit(pair: Pair, ends: Callable
         )
         assert wait_for_commits(notes, 20, 60), notes
     for url in pair.base_urls:
-        notes.check(Client(url), name, _exists, f"{ends.__name__}, {dict(notes.outcomes)}")
+        notes.check(HttpClient(url), name, _exists, f"{ends.__name__}, {dict(notes.outcomes)}")
 
 
 @pytest.mark.slow
-def test_connections_cut_during_commits_lose_no_acknowledged_commit(pair: Pair) -> None:
-    client = Client(pair.base_urls[0])
+def test_connections_cut_during_commits_lose_no_acknowledged_commit(pair: ServerPair) -> None:
+    client = HttpClient(pair.base_urls[0])
     assert client.create_table("cut")[0] == 200
     cut_statement = (
         "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datid > 0"
@@ -119,16 +119,16 @@ def test_connections_cut_during_commits_lose_no_acknowledged_commit(pair: Pair) 
     with run_writers(pair.base_urls, "cut", seed=6) as notes:
         for _ in range(12):
             assert wait_for_commits(notes, 3, 60), notes
-            pair.postgres.sql(cut_statement)
+            pair.postgres.run_sql(cut_statement)
         assert wait_for_commits(notes, 20, 60), notes
     for url in pair.base_urls:
-        notes.check(Client(url), "cut", _exists, f"cut, {dict(notes.outcomes)}")
+        notes.check(HttpClient(url), "cut", _exists, f"cut, {dict(notes.outcomes)}")
 
 
 @pytest.mark.slow
-def test_hanging_database_leaves_the_server_responsive_and_loses_nothing(pair: Pair) -> None:
+def test_hanging_database_leaves_the_server_responsive_and_loses_nothing(pair: ServerPair) -> None:
     """SIGSTOP to all its processes keeps connections open without answers, as when the disk of its host hangs."""
-    client = Client(pair.base_urls[0])
+    client = HttpClient(pair.base_urls[0])
     assert client.create_table("hung")[0] == 200
     main = psutil.Process(pair.postgres.process.pid)
     with run_writers(pair.base_urls, "hung", seed=7) as notes:
@@ -140,11 +140,11 @@ def test_hanging_database_leaves_the_server_responsive_and_loses_nothing(pair: P
             time.sleep(1)
             for url in pair.base_urls:
                 assert is_http_ok(f"{url}/healthz"), "answered while the database still hangs"
-                assert Client(url).call("GET", "/readyz")[0] == 503
+                assert HttpClient(url).call("GET", "/readyz")[0] == 503
             time.sleep(40)  # Longer than every time limit of the store
         finally:
             for process in everyone:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.resume()
         assert wait_for_commits(notes, 20, 120), notes
-    notes.check(Client(pair.base_urls[1]), "hung", _exists, f"hung, {dict(notes.outcomes)}")
+    notes.check(HttpClient(pair.base_urls[1]), "hung", _exists, f"hung, {dict(notes.outcomes)}")

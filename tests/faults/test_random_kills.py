@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.rigs.http import Client
+from tests.faults.rigs.http import HttpClient
 from tests.faults.rigs.writers import run_writers, wait_for_commits
 from tests.seeds import first_seed
 from tests.services.seamark import Seamark
@@ -30,7 +30,7 @@ def test_replicas_killed_at_random_moments_lose_no_acknowledged_commit(
     first = start_seamark("a", database=postgres_url)
     second = start_seamark("b", database=postgres_url, warehouse=first.warehouse)
     base_urls = [first.base_url, second.base_url]
-    assert Client(first.base_url).create_table()[0] == 200
+    assert HttpClient(first.base_url).create_table()[0] == 200
     with run_writers(base_urls, "t", seed) as notes:
         for round_ in range(ROUNDS):
             assert wait_for_commits(notes, 5, 60), (seed, round_, notes.unexplained)
@@ -41,7 +41,7 @@ def test_replicas_killed_at_random_moments_lose_no_acknowledged_commit(
             victim.start(60)
     for url in base_urls:
         notes.check(
-            Client(url),
+            HttpClient(url),
             "t",
             lambda location: Path(location.removeprefix("file://")).is_file(),
             f"FAULT_SEED={seed}, {dict(notes.outcomes)}",

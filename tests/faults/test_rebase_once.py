@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.catalog.appender import Appender, Commit, Row, read_list, read_snapshot, to_local_path
+from tests.catalog.appender import Commit, EngineAppender, Row, read_list, read_snapshot, to_local_path
 from tests.catalog.rig import SCHEMA
 from tests.faults.rigs.dying_server import STEPS
-from tests.faults.rigs.http import Client, OutcomeUnknown, create_key
+from tests.faults.rigs.http import HttpClient, OutcomeUnknown, create_key
 from tests.faults.rigs.lossy_proxy import FATES, LossyProxy, choose_fates, run_lossy_proxy
 from tests.faults.rigs.mortal import MortalServer
 from tests.services.seamark import Seamark
@@ -22,14 +22,14 @@ REBASE = {"seamark.commit.rebase": "append"}
 HAPPENED = ("after-swap", "before-reply")
 
 
-def _create(client: Client, name: str, version: int) -> None:
+def _create(client: HttpClient, name: str, version: int) -> None:
     client.call("POST", "/v1/namespaces", {"namespace": ["db"]})
     properties = {"format-version": str(version), **REBASE}
     body = {"name": name, "schema": SCHEMA, "properties": properties}
     assert client.call("POST", "/v1/namespaces/db/tables", body)[0] == 200
 
 
-def _load(client: Client, name: str) -> Row:
+def _load(client: HttpClient, name: str) -> Row:
     status, body = client.call("GET", f"/v1/namespaces/db/tables/{name}")
     assert status == 200, body
     metadata: Row = body["metadata"]
@@ -38,7 +38,7 @@ def _load(client: Client, name: str) -> Row:
     return metadata
 
 
-def _send(client: Client, name: str, commit: Commit, key: str | None = None) -> tuple[int, Any]:
+def _send(client: HttpClient, name: str, commit: Commit, key: str | None = None) -> tuple[int, Any]:
     headers = {"Idempotency-Key": key} if key else None
     body = {"requirements": commit[0], "updates": commit[1]}
     return client.call("POST", f"/v1/namespaces/db/tables/{name}", body, headers)
@@ -50,18 +50,18 @@ def _list_files(metadata: Row) -> set[str]:
     The function reads the files of all snapshots, so that it detects a missing file.
     """
     results: set[str] = set()
-    for snapshot in sorted(metadata.get("snapshots", []), key=lambda one: one["sequence-number"]):
+    for snapshot in sorted(metadata.get("snapshots", []), key=lambda snapshot: snapshot["sequence-number"]):
         results = set(read_snapshot(snapshot))
     return results
 
 
-def _commit_overtaken(client: Client, name: str, version: int, merge: int) -> tuple[Appender, Commit]:
+def _commit_overtaken(client: HttpClient, name: str, version: int, merge: int) -> tuple[EngineAppender, Commit]:
     """Commit two of three appends on one parent; return the third, which merges like the second."""
     _create(client, name, version)
     for file in ("a", "b"):
-        assert _send(client, name, Appender(_load(client, name)).commit({file: 1}))[0] == 200
+        assert _send(client, name, EngineAppender(_load(client, name)).commit({file: 1}))[0] == 200
     metadata = _load(client, name)
-    appenders = [Appender(metadata, merge=merge) for _ in range(3)]
+    appenders = [EngineAppender(metadata, merge=merge) for _ in range(3)]
     requests = [appender.commit({f"late-{number}": 3}) for number, appender in enumerate(appenders)]
     for request in requests[:2]:
         status, body = _send(client, name, request)
@@ -97,7 +97,7 @@ def test_killed_rebase_is_applied_completely_or_not_at_all_and_only_once(tmp_pat
             metadata = _load(client, name)
             assert _list_files(metadata) == {"a", "b", "late-0", "late-1", "late-2"}
             assert len(metadata["snapshots"]) == 5
-            assert _send(client, name, Appender(metadata).commit({"after": 1}))[0] == 200
+            assert _send(client, name, EngineAppender(metadata).commit({"after": 1}))[0] == 200
 
 
 @pytest.fixture(scope="module")
@@ -116,14 +116,14 @@ def proxy(server: Seamark) -> Iterator[LossyProxy]:
 @pytest.mark.parametrize("key", [True, False], ids=["with a key", "blindly"])
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_overtaken_appends_with_lost_replies_are_applied_once(proxy: LossyProxy, seed: int, key: bool) -> None:
-    client, direct, name = Client(proxy.base_url), Client(f"http://{proxy.upstream}"), f"lossy-{seed}-{key}"
+    client, direct, name = HttpClient(proxy.base_url), HttpClient(f"http://{proxy.upstream}"), f"lossy-{seed}-{key}"
     source = random.Random(seed)
     _create(direct, name, 2 + seed % 2)
     proxy.fate = choose_fates(seed, 0.6, applies=lambda method, path: method == "POST")
     expected: set[str] = set()
     for round_number in range(8):
         metadata = _load(direct, name)
-        appenders = [Appender(metadata, merge=source.choice([0, 0, 2])) for _ in range(4)]
+        appenders = [EngineAppender(metadata, merge=source.choice([0, 0, 2])) for _ in range(4)]
         for number, appender in enumerate(appenders):
             request, chosen_key = (
                 appender.commit({f"{round_number}-{number}": number + 1}),
@@ -146,7 +146,7 @@ def test_overtaken_appends_with_lost_replies_are_applied_once(proxy: LossyProxy,
     assert {fate for fate, *_ in proxy.requests} >= {*FATES}, f"seed {seed} proved nothing"
 
 
-def _clean_up(client: Appender, metadata: Row) -> None:
+def _clean_up(client: EngineAppender, metadata: Row) -> None:
     saved = next(snapshot for snapshot in metadata["snapshots"] if snapshot["snapshot-id"] == client.snapshot_id)
     manifest_paths = {row["manifest_path"] for row in read_list(saved)} | {saved["manifest-list"]}
     for place in {*client.manifests, client.manifest_list} - manifest_paths:

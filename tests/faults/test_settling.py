@@ -37,10 +37,10 @@ class LosingStore:
             raise CommitUnknown("injected: the reply was lost")
         return result
 
-    async def instant(self, instant_id: str) -> Any:
+    async def load_instant(self, instant_id: str) -> Any:
         if self.error is not None:
             raise self.error
-        return await self._store.instant(instant_id)
+        return await self._store.load_instant(instant_id)
 
 
 @pytest.mark.parametrize("in_tombstone", [True, False], ids=["asking fails", "reading the answer fails"])
@@ -61,9 +61,9 @@ async def test_failed_check_of_a_lost_commit_keeps_its_file(
             await rig.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
         losing_stores[0].error = None
         await rig.publisher.close()
-        entry = await rig.store.entry(EntryKind.TABLE, DB, "t")
+        entry = await rig.store.load_entry(EntryKind.TABLE, DB, "t")
         assert entry is not None
-        assert entry.metadata_location in await rig.files()
+        assert entry.metadata_location in await rig.list_files()
         assert (await rig.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 1
 
 
@@ -74,7 +74,7 @@ async def test_commit_deletes_no_metadata_file_that_another_name_points_to(tmp_p
     async with open_rig(tmp_path) as rig:
         await rig.table(properties=_KEEP_LITTLE)
         await rig.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
-        entry = await rig.catalog.tables.entry(DB, "t")
+        entry = await rig.catalog.tables.load_entry(DB, "t")
         await rig.catalog.tables.register(CALLER, DB, "twin", entry.metadata_location, overwrite=False)
         for sequence in range(2, 6):
             await rig.commits.commit_table(CALLER, DB, "t", *append(sequence, sequence - 1, sequence))
@@ -86,7 +86,7 @@ async def test_commit_deletes_no_metadata_file_that_an_undrop_would_need(tmp_pat
     async with open_rig(tmp_path) as rig:
         await rig.table(properties=_KEEP_LITTLE)
         await rig.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
-        entry = await rig.catalog.tables.entry(DB, "t")
+        entry = await rig.catalog.tables.load_entry(DB, "t")
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
         await rig.catalog.tables.register(CALLER, DB, "t", entry.metadata_location, overwrite=False)
         for sequence in range(2, 6):
@@ -100,10 +100,10 @@ async def test_commit_deletes_no_metadata_file_that_an_undrop_would_need(tmp_pat
 async def test_files_removed_from_the_log_are_deleted_once_no_other_name_shares_them(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table(properties=_KEEP_LITTLE)
-        first = (await rig.catalog.tables.entry(DB, "t")).metadata_location
+        first = (await rig.catalog.tables.load_entry(DB, "t")).metadata_location
         for sequence in range(1, 5):
             await rig.commits.commit_table(CALLER, DB, "t", *append(sequence, sequence - 1 or None, sequence))
         await rig.publisher.close()
-        assert first not in await rig.files()
+        assert first not in await rig.list_files()
         with pytest.raises(NotFound):
-            await rig.catalog.documents.raw(first)
+            await rig.catalog.documents.read_raw(first)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.rigs.http import Client, create_key
+from tests.faults.rigs.http import HttpClient, create_key
 from tests.faults.rigs.writers import run_writers, wait_for_commits
 from tests.objects.s3_proxy import Misbehaviour, run_misbehaving_proxy
 from tests.services.process import free_port, is_http_ok
@@ -66,7 +66,7 @@ async def _change_weather(weather: Misbehaviour, source: random.Random, seconds:
 async def _run_campaign(s3: S3, home: Path, seed: int, seconds: float) -> None:
     print(f"storage weather: seed {seed}")
     async with _start_behind_proxy(s3, home) as (server, weather):
-        client = Client(server.base_url)
+        client = HttpClient(server.base_url)
         assert (await asyncio.to_thread(client.create_table))[0] == 200
 
         def write() -> None:
@@ -74,7 +74,7 @@ async def _run_campaign(s3: S3, home: Path, seed: int, seconds: float) -> None:
                 asyncio.run_coroutine_threadsafe(_change_weather(weather, random.Random(seed), seconds), loop).result()
                 assert wait_for_commits(notes, 3, 60), f"seed {seed}: no commit after the storm: {notes.unexplained}"
             notes.check(
-                Client(server.base_url),
+                HttpClient(server.base_url),
                 "t",
                 lambda location: (s3.root / location.removeprefix("s3://")).is_file(),
                 f"seed {seed}, {dict(notes.outcomes)}",
@@ -104,17 +104,17 @@ async def test_hanging_storage_delays_only_requests_that_need_it(s3: S3, tmp_pat
     async with _start_behind_proxy(s3, tmp_path / "home") as (server, weather):
 
         def check_progress() -> None:
-            client = Client(server.base_url)
+            client = HttpClient(server.base_url)
             assert client.create_table()[0] == 200
             assert client.append(1, None, 1)[0] == 200
             assert client.read_chain() == [1]
 
         def commit_append(key: str) -> tuple[int, Any]:
-            return Client(server.base_url).append(2, 1, 2, key=key)
+            return HttpClient(server.base_url).append(2, 1, 2, key=key)
 
         def serve() -> None:
             """Check the requests that need no storage."""
-            client = Client(server.base_url)
+            client = HttpClient(server.base_url)
             for path in ("/healthz", "/v1/config", "/v1/namespaces/db/tables", "/v1/namespaces/db/tables/t"):
                 assert client.call("GET", path)[0] == 200
 
@@ -134,4 +134,4 @@ async def test_hanging_storage_delays_only_requests_that_need_it(s3: S3, tmp_pat
         weather.hang_all = False
         status, _ = await asyncio.to_thread(commit_append, first_key)
         assert status == 200
-        assert await asyncio.to_thread(Client(server.base_url).read_chain) == [1, 2]
+        assert await asyncio.to_thread(HttpClient(server.base_url).read_chain) == [1, 2]

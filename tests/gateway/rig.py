@@ -59,7 +59,7 @@ class Keys:
         )
         return path, signed_headers
 
-    def client(self, *, verify: str | None = None, **options: Any) -> Any:
+    def make_client(self, *, verify: str | None = None, **options: Any) -> Any:
         """Return a boto3 client. `verify` is the file of the authority that issued the gateway's certificate."""
         settings = Config(
             s3={"addressing_style": "path"}, retries={"max_attempts": 1}, **({"signature_version": "s3v4"} | options)
@@ -113,7 +113,7 @@ class Keys:
 
 
 @dataclass(frozen=True)
-class Rig:
+class GatewayRig:
     seamark: Seamark
     gateway: str
     direct: S3 | None
@@ -139,15 +139,15 @@ class Rig:
         ]:
             self.request("POST", "/v1/namespaces", {"namespace": [namespace]}, token=token)
         self.request("POST", f"/v1/namespaces/{namespace}/tables", {"name": name, "schema": SCHEMA}, token=token)
-        return self.keys(name, namespace=namespace, token=token)
+        return self.load_keys(name, namespace=namespace, token=token)
 
     def has_table(self, name: str, *, namespace: str = "ns") -> bool:
         try:
-            return bool(self.keys(name, namespace=namespace))
+            return bool(self.load_keys(name, namespace=namespace))
         except urllib.error.HTTPError:
             return False
 
-    def keys(self, name: str, *, namespace: str = "ns", token: str = "") -> Keys:
+    def load_keys(self, name: str, *, namespace: str = "ns", token: str = "") -> Keys:
         loaded_table = self.request("GET", f"/v1/namespaces/{namespace}/tables/{name}", token=token)
         return read_keys(loaded_table)
 
@@ -167,7 +167,7 @@ def read_keys(loaded_table: dict[str, Any]) -> Keys:
 
 
 @contextmanager
-def open_rig(folder: Path, s3: S3 | None, **env: str) -> Iterator[Rig]:
+def open_rig(folder: Path, s3: S3 | None, **env: str) -> Iterator[GatewayRig]:
     port = free_port()
     settings = {"SEAMARK_GATEWAY_PORT": str(port), "SEAMARK_S3_CLIENT_ACCESS": "gateway"}
     if s3 is None:
@@ -177,4 +177,4 @@ def open_rig(folder: Path, s3: S3 | None, **env: str) -> Iterator[Rig]:
         root, bucket = s3.root, s3.create_bucket()
         settings |= s3.build_seamark_env()
     with Seamark(folder / "home", warehouse=f"s3://{bucket}/wh", env=settings | env) as seamark:
-        yield Rig(seamark, f"http://127.0.0.1:{port}", s3, root)
+        yield GatewayRig(seamark, f"http://127.0.0.1:{port}", s3, root)

@@ -30,9 +30,9 @@ from seamark.formats.runtime.connections import Answers, ConnectionLimits, Conne
 from seamark.metaserver.gateway.backend import S3Call
 from seamark.metaserver.gateway.caching.caching import CachingBackend
 from seamark.metaserver.gateway.connection import GatewayConnection
-from seamark.metaserver.server import gateway
-from tests.gateway.rig import SCHEMA, Keys, Rig, read_keys
-from tests.server.rig import running
+from seamark.metaserver.server import serve_gateway
+from tests.gateway.rig import SCHEMA, GatewayRig, Keys, read_keys
+from tests.server.rig import run_server
 from tests.services.process import free_port
 from tests.services.s3 import S3
 
@@ -84,13 +84,13 @@ def receive(connection: socket.socket, *, has_body: bool = True) -> tuple[int, d
 
 
 @pytest.fixture(scope="module")
-def keys(store_rig: Rig) -> Keys:
+def keys(store_rig: GatewayRig) -> Keys:
     return store_rig.create_table(f"once{next(_numbers)}")
 
 
 @pytest.fixture(scope="module")
 def cached_rig(keys: Keys) -> Iterator[CachedObject]:
-    with closing(keys.client()) as client:
+    with closing(keys.make_client()) as client:
         yield CachedObject(keys, client)
 
 
@@ -165,14 +165,14 @@ async def test_reads_from_memory_need_no_task_and_their_idle_connection_is_close
         "s3_access_key_id": s3.access_key,
         "s3_secret_access_key": s3.secret_key,
     }
-    async with running(tmp_path / "home", **settings) as server, gateway(server.components):
+    async with run_server(tmp_path / "home", **settings) as server, serve_gateway(server.components):
         await server.http.post(f"{server.url}/v1/namespaces", json={"namespace": ["db"]})
         create_request = {"name": "t", "schema": SCHEMA}
         async with server.http.post(f"{server.url}/v1/namespaces/db/tables", json=create_request) as answer:
             keys = read_keys(await answer.json())
 
         def make() -> CachedObject:
-            with closing(keys.client()) as client:
+            with closing(keys.make_client()) as client:
                 return CachedObject(keys, client, 1000)
 
         s3_calls: list[S3Call] = []

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from seamark.metaserver.server import gateway
-from tests.gateway.rig import SCHEMA, Rig, open_rig, read_keys
-from tests.server.rig import running
-from tests.server.test_processes import eventually
+from seamark.metaserver.server import serve_gateway
+from tests.gateway.rig import SCHEMA, GatewayRig, open_rig, read_keys
+from tests.server.rig import run_server
+from tests.server.test_processes import wait_until
 from tests.services.authority import Authority
 from tests.services.process import free_port
 from tests.services.s3 import S3
@@ -26,7 +26,7 @@ def _create_name(extension: str = "parquet") -> str:
     return f"data/00000-0-{uuid.uuid4()}.{extension}"
 
 
-def _read_metrics(rig: Rig) -> str:
+def _read_metrics(rig: GatewayRig) -> str:
     with urllib.request.urlopen(f"{rig.seamark.base_url}/metrics", timeout=30) as answer:
         text: str = answer.read().decode()
     return text
@@ -39,32 +39,32 @@ def test_two_workers_serve_the_last_write_from_their_shared_cache(tmp_path: Path
         object_key: dict[str, Any] = {"Bucket": keys.bucket, "Key": keys.prefix + _create_name()}
         for round_number in range(12):
             data = bytes([round_number]) * (300_000 + round_number)
-            with closing(keys.client()) as client:  # A new connection, which any of the workers may accept.
+            with closing(keys.make_client()) as client:  # A new connection, which any of the workers may accept.
                 client.put_object(**object_key, Body=data)
             for _ in range(4):
-                with closing(keys.client()) as client:
+                with closing(keys.make_client()) as client:
                     assert client.get_object(**object_key)["Body"].read() == data
                     assert client.get_object(**object_key, Range="bytes=299990-")["Body"].read() == data[299_990:]
-        with closing(keys.client()) as client:
+        with closing(keys.make_client()) as client:
             client.delete_objects(Bucket=keys.bucket, Delete={"Objects": [{"Key": object_key["Key"]}]})
         for _ in range(4):
-            with closing(keys.client()) as client, pytest.raises(ClientError, match="NoSuchKey"):
+            with closing(keys.make_client()) as client, pytest.raises(ClientError, match="NoSuchKey"):
                 client.get_object(**object_key)
         for series in ('served_bytes{source="memory"}', 'disk_bytes{tier="blocks"}'):
             # A worker publishes its metrics for the other workers once a second.
-            eventually(lambda series=series: f"seamark_gateway_cache_{series}" in _read_metrics(rig))  # type: ignore[misc]
+            wait_until(lambda series=series: f"seamark_gateway_cache_{series}" in _read_metrics(rig))  # type: ignore[misc]
 
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("extension", ["parquet", "avro"])
-def test_cached_answer_equals_that_of_the_store(store_rig: Rig, extension: str) -> None:
+def test_cached_answer_equals_that_of_the_store(store_rig: GatewayRig, extension: str) -> None:
     """The test sends the same requests for a cached object, for an object that is not cached, and to the store
     itself.
     """
     keys = store_rig.create_table(f"same_{extension}")
     cached, plain = (keys.prefix + name for name in (_create_name(extension), f"data/plain.{extension}"))
     data = bytes(range(256)) * 3000
-    with closing(keys.client()) as client:
+    with closing(keys.make_client()) as client:
         for key in (cached, plain):
             client.put_object(Bucket=keys.bucket, Key=key, Body=data, ContentType="a/b", Metadata={"m": "1"})
         tag = client.head_object(Bucket=keys.bucket, Key=plain)["ETag"]
@@ -107,7 +107,7 @@ async def test_gateway_serves_tls(tmp_path: Path, s3: S3) -> None:
         "s3_secret_access_key": s3.secret_key,
     }
     context = ssl.create_default_context(cafile=str(trusted.file))
-    async with running(tmp_path / "home", **settings) as server, gateway(server.components):
+    async with run_server(tmp_path / "home", **settings) as server, serve_gateway(server.components):
         url = server.url.replace("http://", "https://")
         await server.http.post(f"{url}/v1/namespaces", json={"namespace": ["db"]}, ssl=context)
         async with server.http.post(
@@ -119,7 +119,7 @@ async def test_gateway_serves_tls(tmp_path: Path, s3: S3) -> None:
         def use() -> None:
             data = bytes(range(256)) * 4000
             object_key = {"Bucket": keys.bucket, "Key": keys.prefix + _create_name()}
-            with closing(keys.client(verify=str(trusted.file))) as client:
+            with closing(keys.make_client(verify=str(trusted.file))) as client:
                 client.put_object(**object_key, Body=data)
                 for _ in range(2):
                     assert client.get_object(**object_key)["Body"].read() == data

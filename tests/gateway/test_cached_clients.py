@@ -19,13 +19,13 @@ import pyarrow.parquet as pq
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.gateway.rig import Keys, Rig
+from tests.gateway.rig import GatewayRig, Keys
 
 _numbers = itertools.count()
 
 
 @pytest.fixture
-def keys(store_rig: Rig) -> Keys:
+def keys(store_rig: GatewayRig) -> Keys:
     return store_rig.create_table(f"cached{next(_numbers)}")
 
 
@@ -33,10 +33,10 @@ def _create_name(extension: str = "parquet") -> str:
     return f"data/00000-0-{uuid.uuid4()}.{extension}"
 
 
-def test_boto3_reads_each_kind_of_write(keys: Keys, store_rig: Rig) -> None:
+def test_boto3_reads_each_kind_of_write(keys: Keys, store_rig: GatewayRig) -> None:
     assert store_rig.direct is not None
     source, target = ({"Bucket": keys.bucket, "Key": keys.prefix + _create_name()} for _ in range(2))
-    with closing(keys.client()) as client, closing(store_rig.direct.client()) as direct:
+    with closing(keys.make_client()) as client, closing(store_rig.direct.client()) as direct:
 
         def answer_twice(object_address: dict[str, str], **options: Any) -> Any:
             """Return what the gateway answers, twice; asserts that the store answers the same."""

@@ -35,7 +35,7 @@ from seamark.metaserver.objects.clouds.backed import Backing, check_roots
 from seamark.metaserver.objects.s3_scope import Address
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.settings.sources import load
-from tests.gateway.rig import Rig
+from tests.gateway.rig import GatewayRig
 from tests.services.process import free_port
 from tests.services.seamark import Seamark
 
@@ -43,16 +43,16 @@ PART_BYTES = 5 << 20
 
 
 @contextmanager
-def open_cloud_rig(folder: Path, bucket: str, settings: dict[str, str]) -> Iterator[Rig]:
+def open_cloud_rig(folder: Path, bucket: str, settings: dict[str, str]) -> Iterator[GatewayRig]:
     port = free_port()
     settings = {"gateway_port": str(port), "s3_client_access": "gateway", **settings}
     env = {f"SEAMARK_{name.upper()}": value for name, value in settings.items()}
     with Seamark(folder / "home", warehouse=f"s3://{bucket}/wh", env=env) as seamark:
-        yield Rig(seamark, f"http://127.0.0.1:{port}", None, folder)
+        yield GatewayRig(seamark, f"http://127.0.0.1:{port}", None, folder)
 
 
 @pytest.fixture(scope="module", params=["azure", pytest.param("google", marks=pytest.mark.slow)])
-def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayRig]:
     if request.param == "azure":
         cloud = request.getfixturevalue("azurite")
         bucket, _, host = cloud.create_container().removeprefix("abfss://").partition("@")
@@ -60,12 +60,12 @@ def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     else:
         cloud = request.getfixturevalue("google_storage")
         bucket, backend = cloud.create_bucket().removeprefix("gs://"), "gs://"
-    settings = {"s3_backend": backend, **cloud.settings()}
+    settings = {"s3_backend": backend, **cloud.make_settings()}
     with open_cloud_rig(tmp_path_factory.mktemp("gateway-cloud"), bucket, settings) as rig:
         yield rig
 
 
-def test_engines_use_s3_tables_in_a_cloud_with_keys_for_one_table(rig: Rig) -> None:
+def test_engines_use_s3_tables_in_a_cloud_with_keys_for_one_table(rig: GatewayRig) -> None:
     catalog = RestCatalog("cloud", uri=rig.seamark.base_url)
     catalog.create_namespace_if_not_exists("engines")
     data = pa.table({"id": range(1000), "part": [f"p {number % 3}/ü" for number in range(1000)]})
@@ -77,9 +77,9 @@ def test_engines_use_s3_tables_in_a_cloud_with_keys_for_one_table(rig: Rig) -> N
     assert sorted(result["id"].to_pylist()) == sorted([0, 1, 2, 3, 4] * 2)
 
 
-def test_s3_clients_write_read_list_and_delete_objects(rig: Rig) -> None:
+def test_s3_clients_write_read_list_and_delete_objects(rig: GatewayRig) -> None:
     keys = rig.create_table("objects")
-    client, bucket = keys.client(), keys.bucket
+    client, bucket = keys.make_client(), keys.bucket
     names = ["a/one", "a/two", "b ü+%20", "c"]
     for name in names:
         client.put_object(Bucket=bucket, Key=keys.prefix + name, Body=name.encode(), ContentType="text/plain")
@@ -122,9 +122,9 @@ def test_s3_clients_write_read_list_and_delete_objects(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-def test_object_in_parts_appears_when_its_upload_is_completed(rig: Rig) -> None:
+def test_object_in_parts_appears_when_its_upload_is_completed(rig: GatewayRig) -> None:
     keys = rig.create_table("parts")
-    client, address = keys.client(), {"Bucket": keys.bucket, "Key": f"{keys.prefix}big"}
+    client, address = keys.make_client(), {"Bucket": keys.bucket, "Key": f"{keys.prefix}big"}
     upload = client.create_multipart_upload(**address)["UploadId"]
     bodies = [b"1" * PART_BYTES, b"2" * 1000]
     etags = [
@@ -158,19 +158,19 @@ def test_object_in_parts_appears_when_its_upload_is_completed(rig: Rig) -> None:
         client.upload_part(**address, UploadId=second, PartNumber=1, Body=b"x")
 
 
-def test_large_body_that_is_not_the_signed_body_is_not_stored(rig: Rig) -> None:
+def test_large_body_that_is_not_the_signed_body_is_not_stored(rig: GatewayRig) -> None:
     keys = rig.create_table("forged")
     path, headers = keys.sign("PUT", "forged", hashlib.sha256(b"the signed body").hexdigest())
     answer = requests.put(keys.endpoint + path, headers=headers, data=b"4" * (PUT_BYTES_MAX + 1000), timeout=60)
     assert (answer.status_code, "XAmzContentSHA256Mismatch" in answer.text) == (400, True)
     with pytest.raises(ClientError, match="404"):
-        keys.client().head_object(Bucket=keys.bucket, Key=f"{keys.prefix}forged")
+        keys.make_client().head_object(Bucket=keys.bucket, Key=f"{keys.prefix}forged")
 
 
-def test_keys_of_one_table_open_no_object_of_another(rig: Rig) -> None:
+def test_keys_of_one_table_open_no_object_of_another(rig: GatewayRig) -> None:
     own, other = rig.create_table("own"), rig.create_table("other")
-    other.client().put_object(Bucket=other.bucket, Key=f"{other.prefix}secret", Body=b"secret")
-    client, foreign = own.client(), {"Bucket": other.bucket, "Key": f"{other.prefix}secret"}
+    other.make_client().put_object(Bucket=other.bucket, Key=f"{other.prefix}secret", Body=b"secret")
+    client, foreign = own.make_client(), {"Bucket": other.bucket, "Key": f"{other.prefix}secret"}
     source = {"Bucket": other.bucket, "Key": f"{other.prefix}secret"}
     for call, arguments in (
         (client.get_object, foreign),
@@ -182,7 +182,7 @@ def test_keys_of_one_table_open_no_object_of_another(rig: Rig) -> None:
     ):
         with pytest.raises(ClientError, match="AccessDenied"):
             call(**arguments)
-    assert other.client().get_object(**foreign)["Body"].read() == b"secret"
+    assert other.make_client().get_object(**foreign)["Body"].read() == b"secret"
 
 
 class _WaitingBody(Body):
@@ -192,7 +192,7 @@ class _WaitingBody(Body):
         self.length = length
         self.is_read = asyncio.Event()
 
-    async def pieces(self) -> AsyncIterator[bytes]:
+    async def iter_pieces(self) -> AsyncIterator[bytes]:
         self.is_read.set()
         await asyncio.Event().wait()
         yield b""

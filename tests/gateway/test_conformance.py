@@ -22,20 +22,20 @@ import pytest
 from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError
 
-from tests.gateway.rig import Keys, Rig
+from tests.gateway.rig import GatewayRig, Keys
 from tests.seeds import first_seed
 
 _numbers = itertools.count()
 
 
 @pytest.fixture
-def keys(rig: Rig) -> Keys:
+def keys(rig: GatewayRig) -> Keys:
     return rig.create_table(f"t{next(_numbers)}")
 
 
 @pytest.fixture
 def client(keys: Keys) -> Iterator[Any]:
-    client = keys.client()
+    client = keys.make_client()
     yield client
     client.close()
 
@@ -57,12 +57,14 @@ RANGES = [
 ]
 
 
-def test_every_form_of_range_gives_the_bytes_and_errors_of_the_store(store_rig: Rig, folder_rig: Rig) -> None:
+def test_every_form_of_range_gives_the_bytes_and_errors_of_the_store(
+    store_rig: GatewayRig, folder_rig: GatewayRig
+) -> None:
     data = bytes(range(250)) * 4
     outcomes = {}
     for rig in (store_rig, folder_rig):
         keys = rig.create_table(f"t{next(_numbers)}")
-        with closing(keys.client()) as client:
+        with closing(keys.make_client()) as client:
             client.put_object(Bucket=keys.bucket, Key=keys.prefix + "o", Body=data)
             client.put_object(Bucket=keys.bucket, Key=keys.prefix + "empty", Body=b"")
             outcomes[rig.gateway] = _read_ranges(client, keys)
@@ -85,7 +87,7 @@ def _read_ranges(client: Any, keys: Keys) -> dict[tuple[str, str | None], tuple[
     return results
 
 
-def test_conditional_reads_and_writes_behave_as_on_the_store(rig: Rig, keys: Keys, client: Any) -> None:
+def test_conditional_reads_and_writes_behave_as_on_the_store(rig: GatewayRig, keys: Keys, client: Any) -> None:
     object_key = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}
     etag = client.put_object(**object_key, Body=b"one")["ETag"]
     modified = client.head_object(**object_key)["LastModified"]
@@ -112,7 +114,7 @@ def test_conditional_reads_and_writes_behave_as_on_the_store(rig: Rig, keys: Key
 
 
 @pytest.mark.few_cases(1)
-def test_multipart_uploads_are_complete_or_absent(rig: Rig, keys: Keys, client: Any) -> None:
+def test_multipart_uploads_are_complete_or_absent(rig: GatewayRig, keys: Keys, client: Any) -> None:
     object_key = {"Bucket": keys.bucket, "Key": keys.prefix + "data/large"}
     data = os.urandom(13 << 20)
     upload = client.create_multipart_upload(**object_key, ContentType="x/y", Metadata={"a": "b"})["UploadId"]
@@ -332,7 +334,9 @@ def test_s3fs_reads_and_writes_through_the_gateway(keys: Keys) -> None:
 
 
 @pytest.mark.few_cases(1)
-def test_transfer_in_many_concurrent_parts_is_complete(rig: Rig, keys: Keys, client: Any, tmp_path: Path) -> None:
+def test_transfer_in_many_concurrent_parts_is_complete(
+    rig: GatewayRig, keys: Keys, client: Any, tmp_path: Path
+) -> None:
     data = os.urandom(40 << 20)
     config = TransferConfig(multipart_threshold=5 << 20, multipart_chunksize=5 << 20, max_concurrency=8)
     client.upload_fileobj(io.BytesIO(data), keys.bucket, keys.prefix + "data/many", Config=config)

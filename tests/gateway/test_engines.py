@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
 
-from tests.gateway.rig import Rig
+from tests.gateway.rig import GatewayRig
 from tests.services.s3 import S3
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ S3_IO = {"io-impl": "org.apache.iceberg.aws.s3.S3FileIO", "client.region": "us-e
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("files", ["pyiceberg.io.pyarrow.PyArrowFileIO", "pyiceberg.io.fsspec.FsspecFileIO"])
-def test_pyiceberg_writes_and_reads_a_table(rig: Rig, files: str) -> None:
+def test_pyiceberg_writes_and_reads_a_table(rig: GatewayRig, files: str) -> None:
     catalog = RestCatalog("gateway", uri=rig.seamark.base_url, **{"py-io-impl": files})
     namespace = files.rpartition(".")[2].lower()
     catalog.create_namespace_if_not_exists(namespace)
@@ -36,7 +36,7 @@ def test_pyiceberg_writes_and_reads_a_table(rig: Rig, files: str) -> None:
 @pytest.mark.slow
 @pytest.mark.spark
 def test_spark_writes_and_reads_tables(
-    spark: SparkSession, spark_catalog: Callable[..., str], store_rig: Rig, folder_rig: Rig
+    spark: SparkSession, spark_catalog: Callable[..., str], store_rig: GatewayRig, folder_rig: GatewayRig
 ) -> None:
     for rig in (store_rig, folder_rig):
         name = spark_catalog(rig.seamark.base_url, extra=S3_IO)
@@ -57,7 +57,7 @@ def test_spark_writes_and_reads_tables(
 
 @pytest.mark.slow
 @pytest.mark.trino
-def test_trino_writes_and_reads_tables(tmp_path: Path, store_rig: Rig, folder_rig: Rig) -> None:
+def test_trino_writes_and_reads_tables(tmp_path: Path, store_rig: GatewayRig, folder_rig: GatewayRig) -> None:
     from tests.services.trino import CATALOG, trino_server
 
     gateway: Any = store_rig.direct

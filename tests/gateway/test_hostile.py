@@ -24,7 +24,7 @@ from seamark.metaserver.gateway.folder_uploads import read_complete
 from seamark.metaserver.gateway.s3_errors import S3Error
 from seamark.metaserver.gateway.sigv4 import SignatureClaim, derive_signing_key
 from seamark.metaserver.objects.s3_scope import UNSIGNED_PAYLOAD, parse_delete_body
-from tests.gateway.rig import Keys, Rig
+from tests.gateway.rig import GatewayRig, Keys
 from tests.gateway.test_isolation import send_raw
 from tests.seeds import examples
 
@@ -35,13 +35,13 @@ _ENTITIES = """<?xml version="1.0" encoding="utf-16"?>
 
 
 @pytest.fixture
-def keys(rig: Rig) -> Keys:
+def keys(rig: GatewayRig) -> Keys:
     return rig.create_table(f"hostile{next(_numbers)}")
 
 
-def test_xml_entities_are_rejected_in_every_encoding(folder_rig: Rig) -> None:
+def test_xml_entities_are_rejected_in_every_encoding(folder_rig: GatewayRig) -> None:
     keys = folder_rig.create_table(f"hostile{next(_numbers)}")
-    with closing(keys.client()) as client:
+    with closing(keys.make_client()) as client:
         upload = client.create_multipart_upload(Bucket=keys.bucket, Key=keys.prefix + "data/o")["UploadId"]
     target = f"/{keys.bucket}/{keys.prefix}data/o?uploadId={upload}"
     for encoding in ("utf-16", "utf-16-le", "utf-8"):
@@ -88,9 +88,9 @@ def test_headers_that_are_not_text_are_a_client_error(keys: Keys, name: str, val
 
 
 @pytest.mark.parametrize("number", ["000000001" + "9" * 4_400, "0000000010001", "10001", "0", "\u0663"])
-def test_part_number_out_of_range_is_rejected_in_any_spelling(folder_rig: Rig, number: str) -> None:
+def test_part_number_out_of_range_is_rejected_in_any_spelling(folder_rig: GatewayRig, number: str) -> None:
     keys = folder_rig.create_table(f"hostile{next(_numbers)}")
-    with closing(keys.client()) as client:
+    with closing(keys.make_client()) as client:
         upload = client.create_multipart_upload(Bucket=keys.bucket, Key=keys.prefix + "data/o")["UploadId"]
         target = f"/{keys.bucket}/{keys.prefix}data/o?partNumber={quote(number)}&uploadId={upload}"
         status, answer = send_raw(keys, "PUT", target, body=b"x")
@@ -119,7 +119,7 @@ def test_impossible_date_is_ignored(name: str, date: str) -> None:
 def test_trailer_signature_of_any_bytes_is_compared(signature: bytes) -> None:
     claim = SignatureClaim("a", "t", "20261125T000000Z", "us-east-1", ("host",), "0" * 64, SIGNED_TRAILER)
     signer = ChunkSigner("secret", claim.timestamp, claim.region, SIGNED_TRAILER, claim.signature)
-    body = signer.chunk(b"hello") + signer.end("x-amz-checksum-crc32", "NhCmhg==")
+    body = signer.sign_chunk(b"hello") + signer.end("x-amz-checksum-crc32", "NhCmhg==")
     decoder = ChunkDecoder(claim, derive_signing_key("secret", claim.scope), 5)
     assert b"".join(decoder.feed(body)) == b"hello"
     assert decoder.finish() == {"x-amz-checksum-crc32": "NhCmhg=="}
@@ -130,10 +130,10 @@ def test_trailer_signature_of_any_bytes_is_compared(signature: bytes) -> None:
         forged_decoder.finish()
 
 
-def test_errors_contain_no_path_of_the_server(folder_rig: Rig) -> None:
+def test_errors_contain_no_path_of_the_server(folder_rig: GatewayRig) -> None:
     keys = folder_rig.create_table(f"paths{next(_numbers)}")
     prefix_folder = folder_rig.folder / keys.bucket / keys.prefix
-    with closing(keys.client()) as client:
+    with closing(keys.make_client()) as client:
         client.put_object(Bucket=keys.bucket, Key=keys.prefix + "data/o", Body=b"x")
     os.symlink("/", prefix_folder / "out")
     for method, name in itertools.product(
@@ -151,14 +151,14 @@ def test_errors_contain_no_path_of_the_server(folder_rig: Rig) -> None:
     assert str(folder_rig.folder).encode() not in answer
 
 
-def test_written_object_has_no_checksums_of_an_older_file(folder_rig: Rig) -> None:
+def test_written_object_has_no_checksums_of_an_older_file(folder_rig: GatewayRig) -> None:
     """Spark stores checksums beside files that it writes without the gateway, and would refuse to read the new
     object.
     """
     keys = folder_rig.create_table(f"checksums{next(_numbers)}")
     data_folder = folder_rig.folder / keys.bucket / keys.prefix / "data"
     data_folder.mkdir(parents=True, exist_ok=True)
-    client = keys.client()
+    client = keys.make_client()
     try:
         for name in ("replaced", "deleted"):
             (data_folder / name).write_bytes(b"old")
@@ -170,7 +170,7 @@ def test_written_object_has_no_checksums_of_an_older_file(folder_rig: Rig) -> No
     assert {path.name: path.read_bytes() for path in data_folder.iterdir()} == {"replaced": b"new"}
 
 
-def test_no_object_is_hidden_from_listings(folder_rig: Rig) -> None:
+def test_no_object_is_hidden_from_listings(folder_rig: GatewayRig) -> None:
     keys = folder_rig.create_table(f"hidden{next(_numbers)}")
     for name in (".seamark-tmp-a", "data/.seamark-tmp-a", "data/.seamark-tmp-a/b"):
         for target in (name, f"{name}?uploads="):
@@ -181,10 +181,10 @@ def test_no_object_is_hidden_from_listings(folder_rig: Rig) -> None:
             assert (status, b"InvalidArgument" in answer) == (400, True), (target, answer)
 
 
-def test_deep_keys_are_listed_and_keys_longer_than_on_s3_are_rejected(folder_rig: Rig) -> None:
+def test_deep_keys_are_listed_and_keys_longer_than_on_s3_are_rejected(folder_rig: GatewayRig) -> None:
     keys = folder_rig.create_table(f"deep{next(_numbers)}")
     deep_key = keys.prefix + "d/" * ((1023 - len(keys.prefix)) // 2) + "x"
-    with closing(keys.client()) as client:
+    with closing(keys.make_client()) as client:
         with pytest.raises(ClientError, match="KeyTooLong"):
             client.put_object(Bucket=keys.bucket, Key=keys.prefix + "d/" * 1900 + "x", Body=b"")
         client.put_object(Bucket=keys.bucket, Key=deep_key, Body=b"")
@@ -192,22 +192,22 @@ def test_deep_keys_are_listed_and_keys_longer_than_on_s3_are_rejected(folder_rig
     assert deep_key in [item["Key"] for item in objects]
 
 
-def test_listing_has_no_keys_with_empty_names(folder_rig: Rig) -> None:
+def test_listing_has_no_keys_with_empty_names(folder_rig: GatewayRig) -> None:
     keys = folder_rig.create_table(f"empty{next(_numbers)}")
-    with closing(keys.client()) as client:
+    with closing(keys.make_client()) as client:
         client.put_object(Bucket=keys.bucket, Key=keys.prefix + "data/o", Body=b"x")
         for name in ("/", "data//", "data/o/", "data/o//"):
             objects = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix + name)
             assert objects["KeyCount"] == 0, name
 
 
-def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(folder_rig: Rig, tmp_path: Path) -> None:
+def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(folder_rig: GatewayRig, tmp_path: Path) -> None:
     """During requests, a program with access to one table's folder swaps it for a link to another table's folder."""
     keys = folder_rig.create_table(f"swaps{next(_numbers)}")
     prefix_folder = folder_rig.folder / keys.bucket / keys.prefix
     other = tmp_path / "other"
     other.mkdir()
-    with closing(keys.client()) as client:
+    with closing(keys.make_client()) as client:
         for number in range(4):
             client.put_object(Bucket=keys.bucket, Key=f"{keys.prefix}data/{number}", Body=b"own")
             (other / str(number)).write_bytes(b"secret")
@@ -253,14 +253,14 @@ def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(folder_rig: Rig
     assert {path.name: (path.read_bytes(), path.stat().st_ino) for path in other.iterdir()} == before
 
 
-def test_listing_follows_no_link(folder_rig: Rig, tmp_path: Path) -> None:
+def test_listing_follows_no_link(folder_rig: GatewayRig, tmp_path: Path) -> None:
     keys = folder_rig.create_table(f"links{next(_numbers)}")
     prefix_folder = folder_rig.folder / keys.bucket / keys.prefix
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/secret").write_text("secret")
     os.symlink(tmp_path, prefix_folder / "out")
-    with closing(keys.client()) as client:
+    with closing(keys.make_client()) as client:
         for name in ("", "out", "out/", "out/sub/", "out/s"):
             try:
                 objects = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix + name)
@@ -269,10 +269,10 @@ def test_listing_follows_no_link(folder_rig: Rig, tmp_path: Path) -> None:
             assert "secret" not in str(objects.get("Contents")), name
 
 
-def test_listing_that_starts_after_a_folders_name_has_the_keys_in_it(rig: Rig) -> None:
+def test_listing_that_starts_after_a_folders_name_has_the_keys_in_it(rig: GatewayRig) -> None:
     keys = rig.create_table(f"after{next(_numbers)}")
     names = ["data/a/1", "data/a/2", "data/b/1"]
-    with closing(keys.client()) as client:
+    with closing(keys.make_client()) as client:
         for name in names:
             client.put_object(Bucket=keys.bucket, Key=keys.prefix + name, Body=b"x")
         after = {"Bucket": keys.bucket, "Prefix": keys.prefix + "data/", "StartAfter": keys.prefix + "data/a/"}

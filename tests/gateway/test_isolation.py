@@ -15,29 +15,29 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
-from tests.gateway.rig import Keys, Rig
+from tests.gateway.rig import GatewayRig, Keys
 
 SECRET = b"bytes of another table"
 _numbers = itertools.count()
 
 
 @pytest.fixture
-def victim_keys(rig: Rig) -> Keys:
+def victim_keys(rig: GatewayRig) -> Keys:
     keys = rig.create_table(f"victim{next(_numbers)}")
-    client = keys.client()
+    client = keys.make_client()
     client.put_object(Bucket=keys.bucket, Key=keys.prefix + "data/secret", Body=SECRET)
     client.close()
     return keys
 
 
 @pytest.fixture
-def own_keys(rig: Rig) -> Keys:
+def own_keys(rig: GatewayRig) -> Keys:
     return rig.create_table(f"own{next(_numbers)}")
 
 
 @pytest.fixture
 def client(own_keys: Keys) -> Iterator[Any]:
-    client = own_keys.client()
+    client = own_keys.make_client()
     client.put_object(Bucket=own_keys.bucket, Key=own_keys.prefix + "data/o", Body=b"own")
     yield client
     client.close()
@@ -75,11 +75,11 @@ def send_raw(
         connection.close()
 
 
-def test_no_operation_reaches_another_table(rig: Rig, victim_keys: Keys, own_keys: Keys, client: Any) -> None:
+def test_no_operation_reaches_another_table(rig: GatewayRig, victim_keys: Keys, own_keys: Keys, client: Any) -> None:
     victim_object = {"Bucket": victim_keys.bucket, "Key": victim_keys.prefix + "data/secret"}
     environment = {"Bucket": own_keys.bucket, "Key": own_keys.prefix + "data/o"}
     upload = client.create_multipart_upload(**environment)["UploadId"]
-    with_victim = victim_keys.client()
+    with_victim = victim_keys.make_client()
     foreign = with_victim.create_multipart_upload(**victim_object)["UploadId"]
     copy = {"CopySource": {"Bucket": victim_object["Bucket"], "Key": victim_object["Key"]}}
     delete_request = {"Objects": [{"Key": victim_object["Key"]}]}
@@ -160,7 +160,7 @@ def test_no_spelling_of_a_key_reaches_another_table(victim_keys: Keys, own_keys:
         source = {"x-amz-copy-source": f"/{own_keys.bucket}/{key}"}
         status, body = send_raw(own_keys, "PUT", f"/{own_keys.bucket}/{own_keys.prefix}copied", source)
         assert status >= 400, (key, body)
-    with_victim = victim_keys.client()
+    with_victim = victim_keys.make_client()
     objects = with_victim.list_objects_v2(Bucket=victim_keys.bucket, Prefix=victim_keys.prefix + "data/")
     assert [item["Key"] for item in objects["Contents"]] == [victim_keys.prefix + "data/secret"]
     assert (
@@ -188,12 +188,12 @@ def test_forged_and_mixed_credentials_are_rejected(victim_keys: Keys, own_keys: 
         "long token": replace(victim_keys, token="A" * 8000),
     }
     for name, keys in forged_headers.items():
-        with_forged = keys.client()
+        with_forged = keys.make_client()
         assert _call_for_code(with_forged.get_object, **victim_object) in ("AccessDenied", "SignatureDoesNotMatch"), (
             name
         )
         with_forged.close()
-    tokenless_client = replace(victim_keys, token="").client()
+    tokenless_client = replace(victim_keys, token="").make_client()
     assert _call_for_code(tokenless_client.get_object, **victim_object) == "AccessDenied"
     tokenless_client.close()
 

@@ -18,8 +18,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
-from tests.gateway.rig import Rig, open_rig
-from tests.peers.fault_proxy import FaultProxy, fault_proxy
+from tests.gateway.rig import GatewayRig, open_rig
+from tests.peers.fault_proxy import FaultProxy, run_fault_proxy
 from tests.services.s3 import S3
 from tests.waits import block_until
 
@@ -30,23 +30,23 @@ SPEC = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "p"))
 @pytest.fixture(scope="module")
 def proxy(s3: S3) -> Iterator[FaultProxy]:
     host, port = s3.endpoint.removeprefix("http://").split(":")
-    with fault_proxy(host, int(port)) as proxy:
+    with run_fault_proxy(host, int(port)) as proxy:
         yield proxy
 
 
 @pytest.fixture(scope="module")
-def counting_rig(tmp_path_factory: pytest.TempPathFactory, s3: S3, proxy: FaultProxy) -> Iterator[Rig]:
+def counting_rig(tmp_path_factory: pytest.TempPathFactory, s3: S3, proxy: FaultProxy) -> Iterator[GatewayRig]:
     with open_rig(tmp_path_factory.mktemp("preloading"), s3, SEAMARK_S3_ENDPOINT=proxy.url) as rig:
         yield rig
 
 
-def open_catalog(rig: Rig) -> RestCatalog:
+def open_catalog(rig: GatewayRig) -> RestCatalog:
     catalog = RestCatalog(uuid.uuid4().hex, uri=rig.seamark.base_url)
     catalog.create_namespace_if_not_exists("pre")
     return catalog
 
 
-def count_events(rig: Rig, name: str) -> float:
+def count_events(rig: GatewayRig, name: str) -> float:
     with urllib.request.urlopen(f"{rig.seamark.base_url}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     matches = re.findall(rf'^seamark_gateway_cache_events{{[^}}]*event="{name}"[^}}]*}} (\S+)$', text, re.M)
@@ -56,7 +56,7 @@ def count_events(rig: Rig, name: str) -> float:
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("kind", ["files", "footers"])
 def test_chosen_partitions_are_cached_before_their_first_reader(
-    counting_rig: Rig, proxy: FaultProxy, s3: S3, kind: str
+    counting_rig: GatewayRig, proxy: FaultProxy, s3: S3, kind: str
 ) -> None:
     catalog = open_catalog(counting_rig)
     hot_filter = json.dumps({"type": "eq", "term": "p", "value": "hot"})
@@ -75,8 +75,8 @@ def test_chosen_partitions_are_cached_before_their_first_reader(
     files = {task.file.file_path: task.file.partition[0] for task in table.scan().plan_files()}
     assert sorted(files.values()) == ["cold", "cold", "hot", "hot"]
     proxy.requests.clear()
-    keys = counting_rig.keys(kind, namespace="pre")
-    client = keys.client()
+    keys = counting_rig.load_keys(kind, namespace="pre")
+    client = keys.make_client()
     try:
         for path, partition in files.items():
             bucket, _, key = path.removeprefix("s3://").partition("/")
@@ -93,7 +93,7 @@ def test_chosen_partitions_are_cached_before_their_first_reader(
 
 
 @pytest.mark.slow
-def test_files_outside_the_tables_location_are_not_preloaded(counting_rig: Rig, s3: S3) -> None:
+def test_files_outside_the_tables_location_are_not_preloaded(counting_rig: GatewayRig, s3: S3) -> None:
     """The table's metadata names files of another table, as after `add_files`."""
     catalog = open_catalog(counting_rig)
     schema = Schema(NestedField(1, "id", LongType()))
@@ -111,7 +111,7 @@ def test_files_outside_the_tables_location_are_not_preloaded(counting_rig: Rig, 
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("text", ["no JSON", '{"type": "eq", "term": "missing", "value": 1}', "[" * 5000])
-def test_unusable_preload_filter_is_logged_and_nothing_is_preloaded(counting_rig: Rig, text: str) -> None:
+def test_unusable_preload_filter_is_logged_and_nothing_is_preloaded(counting_rig: GatewayRig, text: str) -> None:
     catalog = open_catalog(counting_rig)
     before, log = count_events(counting_rig, "preloaded_file"), counting_rig.seamark.log
     name = f"f{uuid.uuid4().hex}"

@@ -17,12 +17,12 @@ from seamark.formats.runtime.errors import Forbidden
 from seamark.metaserver.access.gateway_keys import ObjectGrant
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.gateway.ownership import GrantChecker
-from seamark.metaserver.server import gateway
+from seamark.metaserver.server import serve_gateway
 from seamark.metaserver.store.model import AccessToken, Claim, Entry, EntryKind
 from seamark.metaserver.store.model import Grant as RoleGrant
 from seamark.metaserver.store.open import open_store
 from tests.gateway.rig import SCHEMA, Keys, read_keys
-from tests.server.rig import OffsetClock, build_settings, running
+from tests.server.rig import OffsetClock, build_settings, run_server
 from tests.services.process import free_port
 
 
@@ -43,7 +43,7 @@ async def _read_tokens(home: Path) -> dict[str, str]:
 
 def _collect_codes(keys: Keys) -> dict[str, str]:
     """Return the outcome of each operation."""
-    client, object_key = keys.client(), {"Bucket": keys.bucket, "Key": keys.prefix + "data/o"}
+    client, object_key = keys.make_client(), {"Bucket": keys.bucket, "Key": keys.prefix + "data/o"}
 
     def call_for_code(call: Any, **arguments: Any) -> str:
         try:
@@ -80,7 +80,7 @@ async def test_credentials_have_the_rights_of_the_login_and_expire(tmp_path: Pat
         "gateway_port": free_port(),
         "gateway_keys_s": 60,
     }
-    async with running(home, clock=clock, **settings) as server, gateway(server.components):
+    async with run_server(home, clock=clock, **settings) as server, serve_gateway(server.components):
 
         async def load(principal: str, tag: str = "") -> tuple[int, Any, str]:
             headers = {"Authorization": f"Bearer {tokens[principal]}"} | ({"If-None-Match": tag} if tag else {})
@@ -137,7 +137,7 @@ async def test_credentials_lose_the_rights_that_their_principal_loses(tmp_path: 
         "gateway_port": free_port(),
         "rights_recheck_s": 0.05,
     }
-    async with running(home, **settings) as server, gateway(server.components):
+    async with run_server(home, **settings) as server, serve_gateway(server.components):
 
         async def send(principal: str, method: str, path: str, body: Any = None) -> Any:
             headers = {"Authorization": f"Bearer {tokens[principal]}"}
@@ -190,7 +190,7 @@ async def _run_without_polling(tmp_path: Path) -> AsyncIterator[Callable[..., Aw
         "rights_recheck_s": 60.0,
         "watch_poll_s": 60.0,
     }
-    async with running(tmp_path / "home", **settings) as server, gateway(server.components):
+    async with run_server(tmp_path / "home", **settings) as server, serve_gateway(server.components):
 
         async def send(method: str, path: str, body: Any = None) -> Any:
             async with server.http.request(method, f"{server.url}{path}", json=body) as answer:
@@ -268,7 +268,7 @@ async def test_credentials_say_whether_their_table_is_pinned(tmp_path: Path) -> 
         "s3_client_access": "gateway",
         "gateway_port": free_port(),
     }
-    async with running(tmp_path / "home", **settings) as server:
+    async with run_server(tmp_path / "home", **settings) as server:
         http, tables = server.http, f"{server.url}/v1/namespaces/db/tables"
         for name, value in (("no", None), ("yes", "true"), ("wrong", "maybe")):
             properties = {} if value is None else {"seamark.cache.pinned": value}
@@ -285,10 +285,10 @@ class _Claims:
         self.dropped: set[str] = set()
         self.namespace = ("db",)
 
-    async def names_of(self, uuid: str, *, dropped: bool = True, namespace: tuple[str, ...] | None = None) -> int:
+    async def count_names(self, uuid: str, *, dropped: bool = True, namespace: tuple[str, ...] | None = None) -> int:
         return int(uuid != "staged" and (dropped or uuid not in self.dropped) and namespace in (None, self.namespace))
 
-    async def entries_of(self, uuid: str) -> list[Entry]:
+    async def list_entries_by_uuid(self, uuid: str) -> list[Entry]:
         live = uuid != "staged" and uuid not in self.dropped
         return [Entry(EntryKind.TABLE, self.namespace, "t", uuid, "", None, 1, 0, 0)] if live else []
 
@@ -357,7 +357,7 @@ class _Logins(_Claims):
     async def list_owned(self, *_: object) -> list[RoleGrant]:
         return []
 
-    async def token_named(self, name: str) -> AccessToken | None:
+    async def find_token_by_name(self, name: str) -> AccessToken | None:
         return AccessToken("i", name, "d", 0, None, None) if name in self._grants else None
 
 

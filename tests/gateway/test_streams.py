@@ -18,7 +18,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from seamark.metaserver.gateway.sigv4 import SignatureClaim, derive_signing_key
-from tests.gateway.rig import Keys, Rig, open_rig
+from tests.gateway.rig import GatewayRig, Keys, open_rig
 from tests.services.process import free_port
 from tests.services.s3 import S3, run_s3
 from tests.waits import block_until
@@ -28,13 +28,13 @@ MEBIBYTE = 1 << 20
 
 
 @pytest.fixture
-def keys(rig: Rig) -> Keys:
+def keys(rig: GatewayRig) -> Keys:
     return rig.create_table(f"s{next(_numbers)}")
 
 
 @pytest.fixture
 def client(keys: Keys) -> Iterator[Any]:
-    with closing(keys.client()) as client:
+    with closing(keys.make_client()) as client:
         yield client
 
 
@@ -97,13 +97,13 @@ def test_signed_chunks_are_stored_and_changed_ones_are_not(keys: Keys, client: A
     assert client.get_object(Bucket=keys.bucket, Key=keys.prefix + "good")["Body"].read() == b"".join(data)
 
 
-def test_connection_that_ends_early_stores_nothing(folder_rig: Rig) -> None:
+def test_connection_that_ends_early_stores_nothing(folder_rig: GatewayRig) -> None:
     """The store is a folder.
 
     Other stores may treat a short body without hash or framing differently: versitygw keeps it.
     """
     rig, keys = folder_rig, folder_rig.create_table(f"s{next(_numbers)}")
-    client = keys.client()
+    client = keys.make_client()
     target, signed_headers = keys.sign("PUT", "early", "UNSIGNED-PAYLOAD")
     with socket.create_connection((urlsplit(keys.endpoint).hostname, urlsplit(keys.endpoint).port)) as raw:
         head = "".join(f"{name}: {value}\r\n" for name, value in signed_headers.items())
@@ -126,7 +126,7 @@ def test_bodies_over_the_limit_are_rejected_before_they_are_read(keys: Keys) -> 
         assert (answer.status, b"EntityTooLarge" in answer.read()) == (400, True)
 
 
-def test_requests_that_are_not_http_or_not_s3_get_an_s3_error(rig: Rig) -> None:
+def test_requests_that_are_not_http_or_not_s3_get_an_s3_error(rig: GatewayRig) -> None:
     gateway = urlsplit(rig.gateway)
     for fault in (
         b"\x16\x03\x01\x02\x00\x01\x00",
@@ -148,12 +148,12 @@ def test_requests_that_are_not_http_or_not_s3_get_an_s3_error(rig: Rig) -> None:
             assert b"<Error>" in answer.read()
 
 
-def _read_rss(rig: Rig) -> int:
+def _read_rss(rig: GatewayRig) -> int:
     return psutil.Process(rig.seamark.pid).memory_info().rss
 
 
 @pytest.mark.few_cases(1)
-def test_objects_are_never_completely_in_memory(rig: Rig, keys: Keys, client: Any, tmp_path: Path) -> None:
+def test_objects_are_never_completely_in_memory(rig: GatewayRig, keys: Keys, client: Any, tmp_path: Path) -> None:
     size = 256 * MEBIBYTE
     with (tmp_path / "large").open("wb") as file:
         file.truncate(size)
@@ -188,7 +188,7 @@ def test_unavailable_or_killed_store_gives_no_short_object(tmp_path: Path) -> No
         proxy = _CuttingProxy(s3)
         with closing(proxy), open_rig(tmp_path, s3, SEAMARK_S3_ENDPOINT=proxy.url) as rig:
             keys = rig.create_table("t")
-            with closing(keys.client()) as client:
+            with closing(keys.make_client()) as client:
                 object_address = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}
                 client.put_object(**object_address, Body=b"x" * 4 * MEBIBYTE)
                 proxy.cut_after = MEBIBYTE

@@ -18,7 +18,7 @@ from seamark.metaserver.gateway.folder_files import Staging
 from seamark.metaserver.gateway.folder_uploads import Uploads
 from seamark.metaserver.gateway.s3_errors import S3Error
 from seamark.metaserver.objects.local import DurableFolders
-from tests.gateway.rig import Rig
+from tests.gateway.rig import GatewayRig
 
 PLACE = "s3://b/t/o"
 
@@ -60,7 +60,7 @@ def test_uploads_without_changes_are_deleted(tmp_path: Path) -> None:
     uploads.check(PLACE, new_upload)
 
 
-def test_part_of_an_unknown_upload_is_rejected_before_its_body(folder_rig: Rig) -> None:
+def test_part_of_an_unknown_upload_is_rejected_before_its_body(folder_rig: GatewayRig) -> None:
     keys = folder_rig.create_table("early_part")
     query = f"partNumber=1&uploadId={'0' * 48}"
     target, signed_headers = keys.sign("PUT", "o", query=query)
@@ -73,9 +73,9 @@ def test_part_of_an_unknown_upload_is_rejected_before_its_body(folder_rig: Rig) 
             assert answer.startswith(b"HTTP/1.1 404"), answer[:200]
 
 
-def test_upload_is_complete_only_with_its_parts(folder_rig: Rig) -> None:
+def test_upload_is_complete_only_with_its_parts(folder_rig: GatewayRig) -> None:
     keys = folder_rig.create_table("upload")
-    with closing(keys.client()) as client:
+    with closing(keys.make_client()) as client:
         object_address: dict[str, Any] = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}
         upload = {"UploadId": client.create_multipart_upload(**object_address)["UploadId"]}
         tag = client.upload_part(**object_address, **upload, PartNumber=1, Body=b"x" * 1000)["ETag"]

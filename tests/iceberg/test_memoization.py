@@ -9,28 +9,29 @@ import pytest
 from seamark.formats.runtime.memoization import CHARACTERS_MAX, computed_once, memoize
 
 
-def _one(text: str) -> str:
+def _join_one(text: str) -> str:
     """Return one text."""
     return text
 
 
-def _two(first: str, second: str) -> str:
+def _join_two(first: str, second: str) -> str:
     """Two texts."""
     return first + second
 
 
-def _three(first: str, second: str, third: str) -> str:
+def _join_three(first: str, second: str, third: str) -> str:
     """Three texts."""
     return first + second + third
 
 
-def _optional(first: str, second: str = "-") -> str:
+def _join_optional(first: str, second: str = "-") -> str:
     """Return one text or two."""
     return first + second
 
 
 @pytest.mark.parametrize(
-    ("function", "cached_count"), [(_one, 1), (_two, 2), (_three, 3), (_optional, 1), (_optional, 2)]
+    ("function", "cached_count"),
+    [(_join_one, 1), (_join_two, 2), (_join_three, 3), (_join_optional, 1), (_join_optional, 2)],
 )
 def test_only_results_of_short_texts_are_cached(function: Callable[..., str], cached_count: int) -> None:
     calls: list[tuple[str, ...]] = []

@@ -15,12 +15,12 @@ from seamark.formats.runtime.errors import RetryLater
 from seamark.metaserver.catalog.values import Caller, CreateTable
 from seamark.metaserver.store.model import RegisteredIndexFile
 from tests.catalog.rig import rename_without_digest
-from tests.server.rig import RunningServer, running
+from tests.server.rig import RunningServer, run_server
 
 DAY_S = 86_400
 
 
-class Table:
+class IndexedFilesTable:
     """A table `db.t` with an index file for each definition."""
 
     def __init__(self, server: RunningServer, entry: Any, metadata: Any) -> None:
@@ -43,20 +43,20 @@ class Table:
         files = await self.server.components.store.index_files(self.entry.uuid)
         return {file.location.rpartition("/")[2]: file.state.value for file in files}
 
-    def location(self, name: str) -> str:
+    def make_location(self, name: str) -> str:
         return (self.folder / name).as_uri()
 
 
 CALLER = Caller("tester", "test")
 
 
-async def open_table(server: RunningServer, **properties: str) -> Table:
+async def open_table(server: RunningServer, **properties: str) -> IndexedFilesTable:
     catalog = server.components.catalog
     schema = {"type": "struct", "fields": [{"id": 1, "name": "id", "required": True, "type": "long"}]}
     created_table = await catalog.tables.create(
         CALLER, ("db",), CreateTable(name="t", schema=schema, properties=properties)
     )
-    return Table(server, created_table.entry, created_table.metadata)
+    return IndexedFilesTable(server, created_table.entry, created_table.metadata)
 
 
 async def clean(server: RunningServer) -> int:
@@ -66,14 +66,14 @@ async def clean(server: RunningServer) -> int:
 async def test_superseded_and_quarantined_files_are_deleted_after_their_time_and_live_files_stay(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path, index_retention_s=0) as server:
+    async with run_server(tmp_path, index_retention_s=0) as server:
         table = await open_table(server, **{PREFIX + "i": "bloom(id)"})
         definition = read_definitions(table.metadata).by_name["i"].id
         for name in ("old", "broken", "live"):
             await table.add(name, definition)
         registry = server.components.registry
-        await registry.replace(table.entry.uuid, definition, add=[], remove=[table.location("old")])
-        await registry.quarantine(table.entry.uuid, table.location("broken"), "flipped")
+        await registry.replace(table.entry.uuid, definition, add=[], remove=[table.make_location("old")])
+        await registry.quarantine(table.entry.uuid, table.make_location("broken"), "flipped")
         await asyncio.sleep(0.01)
         assert await clean(server) == 2
         assert await table.read_states() == {"live": "live"}
@@ -81,17 +81,19 @@ async def test_superseded_and_quarantined_files_are_deleted_after_their_time_and
 
 
 async def test_files_stay_for_their_retention(tmp_path: Path) -> None:
-    async with running(tmp_path, index_retention_s=3600) as server:
+    async with run_server(tmp_path, index_retention_s=3600) as server:
         table = await open_table(server)
         await table.add("old", "anything")
-        await server.components.registry.replace(table.entry.uuid, "anything", add=[], remove=[table.location("old")])
+        await server.components.registry.replace(
+            table.entry.uuid, "anything", add=[], remove=[table.make_location("old")]
+        )
         assert await clean(server) == 0
         assert await table.read_states() == {"old": "superseded"}
         assert (table.folder / "old").exists()
 
 
 async def test_files_of_a_dropped_index_are_superseded_and_then_deleted(tmp_path: Path) -> None:
-    async with running(tmp_path, index_retention_s=0) as server:
+    async with run_server(tmp_path, index_retention_s=0) as server:
         table = await open_table(server, **{PREFIX + "kept": '{"kind": "bloom", "columns": ["id"], "state": "paused"}'})
         original = read_definitions(table.metadata).by_name["kept"].id
         await table.add("kept", original)
@@ -105,7 +107,7 @@ async def test_files_of_a_dropped_index_are_superseded_and_then_deleted(tmp_path
 
 
 async def test_nothing_is_deleted_while_a_definition_is_unreadable(tmp_path: Path) -> None:
-    async with running(tmp_path, index_retention_s=0) as server:
+    async with run_server(tmp_path, index_retention_s=0) as server:
         table = await open_table(server, **{PREFIX + "i": "bloom(no_such_column)"})
         await table.add("x", "a file of the unreadable definition")
         await asyncio.sleep(0.01)
@@ -114,7 +116,7 @@ async def test_nothing_is_deleted_while_a_definition_is_unreadable(tmp_path: Pat
 
 
 async def test_unregistered_file_is_deleted_when_it_is_old(tmp_path: Path) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         table = await open_table(server, **{PREFIX + "i": "bloom(id)"})
         await table.add("live", read_definitions(table.metadata).by_name["i"].id)
         for name in ("fresh", "old"):
@@ -129,7 +131,7 @@ async def test_unregistered_file_is_deleted_when_it_is_old(tmp_path: Path) -> No
 
 async def test_folder_of_another_table_is_not_cleaned(tmp_path: Path) -> None:
     """A writer has put another location into the table's metadata file, which another catalog wrote."""
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         table = await open_table(server, **{PREFIX + "i": "bloom(id)"})
         await table.add("live", read_definitions(table.metadata).by_name["i"].id)
         victim = tmp_path / "warehouse" / "victim" / "_seamark" / "index" / "left"
@@ -146,11 +148,13 @@ async def test_folder_of_another_table_is_not_cleaned(tmp_path: Path) -> None:
 
 
 async def test_file_that_cannot_be_deleted_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(tmp_path, index_retention_s=0) as server:
+    async with run_server(tmp_path, index_retention_s=0) as server:
         table = await open_table(server, **{PREFIX + "i": "bloom(id)"})
         definition = read_definitions(table.metadata).by_name["i"].id
         await table.add("old", definition)
-        await server.components.registry.replace(table.entry.uuid, definition, add=[], remove=[table.location("old")])
+        await server.components.registry.replace(
+            table.entry.uuid, definition, add=[], remove=[table.make_location("old")]
+        )
         await asyncio.sleep(0.01)
         delete = type(server.components.objects).delete
 

@@ -82,7 +82,7 @@ def draw_keys(rng: random.Random, kind: Kind, columns: Sequence[Sequence[Any]]) 
 
 def draw_query(rng: random.Random, index: str, kind: Kind, columns: Sequence[Sequence[Any]]) -> IndexQuery:
     if index == "bitmap":
-        return BitmapQuery(draw_predicate(rng, kind, rng.choice(columns)).keys())
+        return BitmapQuery(draw_predicate(rng, kind, rng.choice(columns)).build_ranges())
     keys = draw_keys(rng, kind, columns)
     return BloomQuery(hash_keys(keys, 0)) if index == "bloom" else RecordQuery.from_keys([keys])
 
@@ -116,16 +116,16 @@ async def test_answers_by_range_equal_those_of_the_whole_file(
         request = draw_query(rng, index, kind, columns)
         probe_result = await remote_file.probe(request)
         assert probe_result is not None
-        assert np.array_equal(probe_result, request.of(whole_index)), f"{index} {seed} {kind.name}"
+        assert np.array_equal(probe_result, request.mark_files(whole_index)), f"{index} {seed} {kind.name}"
         if isinstance(request, BitmapQuery):
             files = rng.sample(range(len(columns)), min(3, len(columns)))
             assert await remote_file.bitmap.load_rows(files)
             for file in files:
                 assert remote_file.bitmap.has_rows(file)
-                rows = remote_file.bitmap.bitmap.rows(file, request.ranges)
-                assert np.array_equal(rows, whole_index.rows(file, request.ranges)), f"{seed} {kind.name}"
+                rows = remote_file.bitmap.bitmap.find_rows(file, request.ranges)
+                assert np.array_equal(rows, whole_index.find_rows(file, request.ranges)), f"{seed} {kind.name}"
         if isinstance(request, RecordQuery):
-            located = await remote_file.record.rows(request.high, request.low)
+            located = await remote_file.record.look_up_rows(request.high, request.low)
             assert located is not None
             expected = whole_index.lookup(request.high, request.low)
             assert all(np.array_equal(*pair) for pair in zip(located, expected, strict=True))
@@ -150,12 +150,12 @@ async def test_flipped_bytes_never_cause_a_wrong_answer(index: str, seed: int, s
             for cold_query in queries:
                 probe_result = await remote_file.probe(cold_query)
                 assert probe_result is not None
-                assert np.array_equal(probe_result, cold_query.of(whole_index)), f"{seed} {kind.name}"
+                assert np.array_equal(probe_result, cold_query.mark_files(whole_index)), f"{seed} {kind.name}"
                 if isinstance(cold_query, BitmapQuery):
                     assert await remote_file.bitmap.load_rows(range(6))
                     for file in range(6):
-                        rows = remote_file.bitmap.bitmap.rows(file, cold_query.ranges)
-                        assert np.array_equal(rows, whole_index.rows(file, cold_query.ranges))
+                        rows = remote_file.bitmap.bitmap.find_rows(file, cold_query.ranges)
+                        assert np.array_equal(rows, whole_index.find_rows(file, cold_query.ranges))
         except (ValueError, SeamarkError):
             broken_count += 1
     assert broken_count > 10
@@ -178,7 +178,7 @@ async def test_lookup_of_a_key_needs_at_most_two_reads_of_a_record_index() -> No
         value = rng.randrange(150_000)
         before = len(storage.read)
         query = RecordQuery.from_keys([convert_to_keys(pa.array([value], pa.int64()), "long")])
-        rows = await remote_file.record.rows(query.high, query.low)
+        rows = await remote_file.record.look_up_rows(query.high, query.low)
         assert rows is not None
         assert [(row.tolist()) for row in rows[1:]] == (
             [[value // 10_000], [value % 10_000]] if value < 100_000 else [[], []]
@@ -202,7 +202,7 @@ async def test_bitmap_index_reads_the_sections_of_the_predicate_once() -> None:
     assert await remote_file.bitmap.load_rows([3])
     assert (
         np.flatnonzero(
-            np.unpackbits(remote_file.bitmap.bitmap.rows(3, bitmap_query.ranges).view(np.uint8), bitorder="little")
+            np.unpackbits(remote_file.bitmap.bitmap.find_rows(3, bitmap_query.ranges).view(np.uint8), bitorder="little")
         )
         == 777
     )
@@ -214,7 +214,7 @@ async def test_bitmap_index_reads_the_sections_of_the_predicate_once() -> None:
     assert len(storage.read) == before
     assert not remote_file.bitmap.has_rows(4)
     with pytest.raises(ValueError, match="header"):
-        remote_file.bitmap.bitmap.rows(4, bitmap_query.ranges)
+        remote_file.bitmap.bitmap.find_rows(4, bitmap_query.ranges)
 
 
 async def test_probe_with_too_many_reads_or_bytes_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,7 @@ def test_bytes_that_were_read_are_stored_once() -> None:
             length = rng.randint(0, 300 - start)
             missing = {
                 position
-                for offset, size in sparse.missing([(start, length)])
+                for offset, size in sparse.list_missing([(start, length)])
                 for position in range(offset, offset + size)
             }
             assert missing == {position for position in range(start, start + length) if not is_present[position]}

@@ -17,10 +17,10 @@ from seamark.formats.index.definitions import (
     IndexDefinition,
     define,
     list_bucket_definitions,
-    of_id,
+    parse_definition,
     read_definitions,
 )
-from seamark.formats.index.kinds.bloom import FPP
+from seamark.formats.index.kinds.bloom import FALSE_POSITIVE_PROBABILITY
 from seamark.formats.runtime.errors import BadRequest
 
 FIRST_SCHEMA = Schema((Field(1, "id", True, "long"), Field(2, "name", False, "string")), schema_id=0)
@@ -69,7 +69,7 @@ def test_definition_survives_writing_and_reading_its_property() -> None:
         "kind": "bloom",
         "columns": ["id"],
         "field-ids": [1],
-        "fpp": FPP,
+        "fpp": FALSE_POSITIVE_PROBABILITY,
         "state": "paused",
     }
 
@@ -221,10 +221,10 @@ def test_index_on_a_function_ends_when_the_functions_type_changes(transform: str
 
 def test_definition_survives_as_its_id() -> None:
     definition = define("n", "bloom", ["lower(name)"], FIRST_SCHEMA, parameters={"fpp": 0.25})
-    assert of_id(definition.id, FIRST_SCHEMA, name="n") == definition
+    assert parse_definition(definition.id, FIRST_SCHEMA, name="n") == definition
     for broken in ("{", "[]", "{}", '{"kind":"bloom","terms":[{"field-id":1}]}', " " + definition.id, '{"terms":[3]}'):
         with pytest.raises(BadRequest):
-            of_id(broken, FIRST_SCHEMA)
+            parse_definition(broken, FIRST_SCHEMA)
 
 
 def test_plans_use_one_of_two_names_of_an_index_and_no_paused_index() -> None:

@@ -35,7 +35,7 @@ from tests.planner.lakes.tables import RecordingObjects, Table
 KINDS = ("bloom", "bitmap", "record")
 
 
-class Storage(RecordingObjects):
+class FailingStorage(RecordingObjects):
     """Object storage that counts reads, and does not answer while it is `away`."""
 
     away = False
@@ -47,52 +47,52 @@ class Storage(RecordingObjects):
         return await super().read(location, limit_bytes=limit_bytes)
 
 
-class Rig:
+class IndexesRig:
     """A table with an index file of each kind, and `Indexes` over a storage that may fail."""
 
     def __init__(self, folder: Path, table: IndexedTable, clock: SimulatedClock, stack: AsyncExitStack) -> None:
         self.folder = folder
         self.table = table
         self.clock = clock
-        self.storage: Storage
+        self.storage: FailingStorage
         self._stack = stack
 
-    async def indexes(self, **arguments: Any) -> Indexes:
+    async def open_indexes(self, **arguments: Any) -> Indexes:
         options: dict[str, Any] = {"index_disk_bytes": 0, **arguments}
         settings = Settings(home=self.folder / "home", warehouse=self.folder.as_uri(), **options)
         objects = await self._stack.enter_async_context(open_objects(settings, self.clock))
-        self.storage = Storage(objects)
+        self.storage = FailingStorage(objects)
         store: ObjectStore = self.storage
         indexes = open_indexes(settings, store, self.table.registry, self.clock)
         return await self._stack.enter_async_context(indexes)
 
-    async def file(self, path: Path) -> RegisteredIndexFile:
-        (actual_file,) = [file for file in await self.table.files() if file.location == path.as_uri()]
+    async def register_file(self, path: Path) -> RegisteredIndexFile:
+        (actual_file,) = [file for file in await self.table.list_files() if file.location == path.as_uri()]
         return actual_file
 
 
 @pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+async def rig(tmp_path: Path) -> AsyncIterator[IndexesRig]:
     async with AsyncExitStack() as stack:
         clock = SimulatedClock(seed=3)
         store = await stack.enter_async_context(open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=clock))
         await create_namespace(store)
         new_table = Table(tmp_path / "t")
-        new_table.commit(1, [new_table.manifest("a", range(4))])
+        new_table.commit(1, [new_table.write_manifest("a", range(4))])
         table = IndexedTable(new_table, store, Registry(store, clock), {kind: f"{kind}(id)" for kind in KINDS})
         await table.register()
-        yield Rig(tmp_path, table, clock, stack)
+        yield IndexesRig(tmp_path, table, clock, stack)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_index_file_is_read_once_and_cached(rig: Rig, kind: str) -> None:
+async def test_index_file_is_read_once_and_cached(rig: IndexesRig, kind: str) -> None:
     path = await rig.table.index(kind, range(3))
-    indexes, file = await rig.indexes(), await rig.file(path)
-    assert indexes.in_memory(file) is None
+    indexes, file = await rig.open_indexes(), await rig.register_file(path)
+    assert indexes.find_in_memory(file) is None
     results = await asyncio.gather(*(indexes.open(file) for _ in range(5)))
     assert results[0] is not None
     assert results == [results[0]] * 5
-    assert indexes.in_memory(file) is results[0]
+    assert indexes.find_in_memory(file) is results[0]
     assert (results[0].location, len(results[0].files), results[0].index.files) == (path.as_uri(), 3, 3)
     assert rig.storage.reads == [path.name]
 
@@ -119,43 +119,43 @@ def spoil(path: Path, how: str) -> None:
 @pytest.mark.few_cases(8)
 @pytest.mark.parametrize("how", ["missing", "truncated", "empty", "files table", "footer", "head of the blob"])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_damaged_or_missing_file_is_quarantined_and_not_read_again(rig: Rig, kind: str, how: str) -> None:
+async def test_damaged_or_missing_file_is_quarantined_and_not_read_again(rig: IndexesRig, kind: str, how: str) -> None:
     path = await rig.table.index(kind, range(3))
     spoil(path, how)
-    indexes, file = await rig.indexes(), await rig.file(path)
+    indexes, file = await rig.open_indexes(), await rig.register_file(path)
     assert await indexes.open(file) is None
     assert await indexes.open(file) is None
     assert rig.storage.reads == [path.name]
     assert (indexes.failures, indexes.quarantined) == (1, 1)
-    index_file = await rig.file(path)
+    index_file = await rig.register_file(path)
     assert index_file.state is IndexFileState.QUARANTINED
     assert index_file.reason is not None
     assert path.name in index_file.reason
-    assert (await rig.table.registry.files(await rig.table.entry())).live(file.definition) == ()
+    assert (await rig.table.registry.load_files(await rig.table.build_entry())).list_live(file.definition) == ()
 
 
-async def test_index_file_of_another_table_or_definition_is_quarantined(rig: Rig) -> None:
+async def test_index_file_of_another_table_or_definition_is_quarantined(rig: IndexesRig) -> None:
     path = await rig.table.index("bitmap", range(3))
     other = await rig.table.index("bloom", range(3))
     path.write_bytes(other.read_bytes())
-    indexes = await rig.indexes()
-    assert await indexes.open(await rig.file(path)) is None
-    assert await indexes.open(await rig.file(other)) is not None
-    assert (await rig.file(path)).state is IndexFileState.QUARANTINED
-    assert (await rig.file(other)).state is IndexFileState.LIVE
+    indexes = await rig.open_indexes()
+    assert await indexes.open(await rig.register_file(path)) is None
+    assert await indexes.open(await rig.register_file(other)) is not None
+    assert (await rig.register_file(path)).state is IndexFileState.QUARANTINED
+    assert (await rig.register_file(other)).state is IndexFileState.LIVE
 
 
-async def test_file_larger_than_allowed_is_quarantined_without_a_read(rig: Rig) -> None:
+async def test_file_larger_than_allowed_is_quarantined_without_a_read(rig: IndexesRig) -> None:
     path = await rig.table.index("record", range(4))
-    indexes = await rig.indexes(index_file_limit_bytes=1024)
-    assert await indexes.open(await rig.file(path)) is None
-    assert (await rig.file(path)).state is IndexFileState.QUARANTINED
+    indexes = await rig.open_indexes(index_file_limit_bytes=1024)
+    assert await indexes.open(await rig.register_file(path)) is None
+    assert (await rig.register_file(path)).state is IndexFileState.QUARANTINED
 
 
-async def test_file_of_an_unknown_version_is_ignored_and_stays_registered(rig: Rig) -> None:
+async def test_file_of_an_unknown_version_is_ignored_and_stays_registered(rig: IndexesRig) -> None:
     path = await rig.table.index("bloom", range(3))
     path.write_bytes(path.read_bytes().replace(b"seamark-bloom-v1", b"seamark-bloom-v9"))
-    indexes, file = await rig.indexes(), await rig.file(path)
+    indexes, file = await rig.open_indexes(), await rig.register_file(path)
     assert not indexes.is_unsupported(file)
     for _ in range(3):
         assert await indexes.open(file) is None
@@ -163,7 +163,7 @@ async def test_file_of_an_unknown_version_is_ignored_and_stays_registered(rig: R
     assert indexes.is_unsupported(file)
     assert rig.storage.reads == [path.name]
     assert (indexes.failures, indexes.quarantined) == (1, 0)
-    assert (await rig.file(path)).state is IndexFileState.LIVE
+    assert (await rig.register_file(path)).state is IndexFileState.LIVE
 
 
 def write_cube(table_uuid: str, files: int) -> bytes:
@@ -182,7 +182,7 @@ def write_cube(table_uuid: str, files: int) -> bytes:
 
 @pytest.mark.parametrize("version", [1, 3])
 @pytest.mark.parametrize("where", ["type", "layout"])
-async def test_cube_of_another_version_stays_registered(rig: Rig, where: str, version: int) -> None:
+async def test_cube_of_another_version_stays_registered(rig: IndexesRig, where: str, version: int) -> None:
     uuid = rig.table.metadata.table_uuid
     assert uuid is not None
     data = bytearray(write_cube(uuid, 2))
@@ -199,17 +199,17 @@ async def test_cube_of_another_version_stays_registered(rig: Rig, where: str, ve
         uuid, path.as_uri(), header.definition, "cube", 0, header.files, header.rows, len(data), None, 1
     )
     await rig.table.registry.replace(uuid, header.definition, add=[row], remove=())
-    indexes, file = await rig.indexes(), await rig.file(path)
+    indexes, file = await rig.open_indexes(), await rig.register_file(path)
     assert await indexes.open(file) is None
     await indexes.verify_source([file], "it looked wrong")
     assert indexes.is_unsupported(file)
     assert indexes.quarantined == 0
-    assert (await rig.file(path)).state is IndexFileState.LIVE
+    assert (await rig.register_file(path)).state is IndexFileState.LIVE
 
 
-async def test_storage_that_does_not_answer_is_tried_again_later(rig: Rig) -> None:
+async def test_storage_that_does_not_answer_is_tried_again_later(rig: IndexesRig) -> None:
     path = await rig.table.index("bloom", range(3))
-    indexes, file = await rig.indexes(), await rig.file(path)
+    indexes, file = await rig.open_indexes(), await rig.register_file(path)
     rig.storage.away = True
     assert await indexes.open(file) is None
     assert await indexes.open(file) is None
@@ -218,60 +218,60 @@ async def test_storage_that_does_not_answer_is_tried_again_later(rig: Rig) -> No
     rig.clock.advance(int(1000 * RETRY_S) + 1)
     rig.storage.away = False
     assert await indexes.open(file) is not None
-    assert (await rig.file(path)).state is IndexFileState.LIVE
+    assert (await rig.register_file(path)).state is IndexFileState.LIVE
 
 
-async def test_suspect_with_an_intact_source_stays_registered(rig: Rig) -> None:
+async def test_suspect_with_an_intact_source_stays_registered(rig: IndexesRig) -> None:
     path = await rig.table.index("bitmap", range(3))
-    indexes, file = await rig.indexes(), await rig.file(path)
+    indexes, file = await rig.open_indexes(), await rig.register_file(path)
     first = await indexes.open(file)
     await indexes.verify_source([file], "it looked wrong")
-    assert (await rig.file(path)).state is IndexFileState.LIVE
-    assert indexes.in_memory(file) is None
+    assert (await rig.register_file(path)).state is IndexFileState.LIVE
+    assert indexes.find_in_memory(file) is None
     reopened = await indexes.open(file)
     assert reopened is not None
     assert reopened is not first
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_suspect_with_a_damaged_source_is_quarantined_with_both_reasons(rig: Rig, kind: str) -> None:
+async def test_suspect_with_a_damaged_source_is_quarantined_with_both_reasons(rig: IndexesRig, kind: str) -> None:
     path = await rig.table.index(kind, range(3))
     data = bytearray(path.read_bytes())
     header = open_index_file(bytes(data), "x").header
     data[header.offset + (100 if kind == "record" else header.length - 10)] ^= 1
     path.write_bytes(data)
-    indexes, file = await rig.indexes(), await rig.file(path)
+    indexes, file = await rig.open_indexes(), await rig.register_file(path)
     assert await indexes.open(file) is not None
     await indexes.verify_source([file], "it looked wrong")
-    index_file = await rig.file(path)
+    index_file = await rig.register_file(path)
     assert index_file.state is IndexFileState.QUARANTINED
     assert index_file.reason is not None
     assert index_file.reason.startswith("it looked wrong; ")
     assert await indexes.open(file) is None
 
 
-async def test_suspect_of_a_newer_version_is_ignored_and_stays_registered(rig: Rig) -> None:
+async def test_suspect_of_a_newer_version_is_ignored_and_stays_registered(rig: IndexesRig) -> None:
     path = await rig.table.index("bitmap", range(3))
     path.write_bytes(path.read_bytes().replace(b"seamark-bitmap-v1", b"seamark-bitmap-v9"))
-    indexes, file = await rig.indexes(), await rig.file(path)
+    indexes, file = await rig.open_indexes(), await rig.register_file(path)
     await indexes.verify_source([file], "it looked wrong")
-    assert (await rig.file(path)).state is IndexFileState.LIVE
+    assert (await rig.register_file(path)).state is IndexFileState.LIVE
     assert indexes.is_unsupported(file)
     assert indexes.quarantined == 0
 
 
-async def test_suspect_that_cannot_be_read_stays_registered(rig: Rig) -> None:
+async def test_suspect_that_cannot_be_read_stays_registered(rig: IndexesRig) -> None:
     path = await rig.table.index("bitmap", range(3))
-    indexes, file = await rig.indexes(), await rig.file(path)
+    indexes, file = await rig.open_indexes(), await rig.register_file(path)
     rig.storage.away = True
     await indexes.verify_source([file], "it looked wrong")
-    assert (await rig.file(path)).state is IndexFileState.LIVE
+    assert (await rig.register_file(path)).state is IndexFileState.LIVE
     assert (indexes.failures, indexes.quarantined) == (1, 0)
 
 
-async def test_damage_of_an_unregistered_file_has_no_consequence(rig: Rig) -> None:
+async def test_damage_of_an_unregistered_file_has_no_consequence(rig: IndexesRig) -> None:
     path = await rig.table.index("bitmap", range(3))
-    indexes, file = await rig.indexes(), await rig.file(path)
+    indexes, file = await rig.open_indexes(), await rig.register_file(path)
     await rig.table.index("bitmap", range(4), remove=[path.as_uri()])
     await rig.table.registry.forget(file.uuid, file.location)
     path.unlink()
@@ -279,15 +279,15 @@ async def test_damage_of_an_unregistered_file_has_no_consequence(rig: Rig) -> No
     assert (indexes.failures, indexes.quarantined) == (1, 0)
 
 
-async def test_damaged_copies_on_the_local_disk_are_fetched_again(rig: Rig) -> None:
+async def test_damaged_copies_on_the_local_disk_are_fetched_again(rig: IndexesRig) -> None:
     path = await rig.table.index("bitmap", range(4))
-    file = await rig.file(path)
+    file = await rig.register_file(path)
     folder = rig.folder / "disk"
     options: dict[str, Any] = {"index_disk_bytes": 64 << 20, "index_disk_folder": str(folder)}
     settings = Settings(home=rig.folder / "home", warehouse=rig.folder.as_uri(), **options)
     for round_number in range(3):
         async with open_objects(settings, rig.clock) as objects:
-            storage = Storage(objects)
+            storage = FailingStorage(objects)
             store: ObjectStore = storage
             async with open_indexes(settings, store, rig.table.registry, rig.clock) as indexes:
                 opened_index = await indexes.open(file)

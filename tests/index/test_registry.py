@@ -66,7 +66,7 @@ def registry(store: CountingStore, clock: SimulatedClock) -> Registry:
 
 
 async def load_entry(store: CountingStore) -> Entry:
-    entry: Entry | None = await store.entry(TABLE, NS, "t")
+    entry: Entry | None = await store.load_entry(TABLE, NS, "t")
     assert entry is not None
     return entry
 
@@ -76,17 +76,17 @@ def list_names(files: Sequence[RegisteredIndexFile]) -> list[str]:
 
 
 async def test_table_without_index_files_needs_no_read(store: CountingStore, registry: Registry) -> None:
-    files = await registry.files(await load_entry(store))
-    assert (files.files, files.definitions, files.live("d")) == ((), (), ())
+    files = await registry.load_files(await load_entry(store))
+    assert (files.files, files.definitions, files.list_live("d")) == ((), (), ())
     assert store.listed == 0
 
 
 async def test_concurrent_and_later_plans_read_the_store_once(store: CountingStore, registry: Registry) -> None:
     await registry.replace(UUID, "d", add=[make_file("a")])
     entry = await load_entry(store)
-    answers = await asyncio.gather(*(registry.files(entry) for _ in range(20)))
-    answers.append(await registry.files(entry))
-    assert [list_names(answer.live("d")) for answer in answers] == [["a"]] * 21
+    answers = await asyncio.gather(*(registry.load_files(entry) for _ in range(20)))
+    answers.append(await registry.load_files(entry))
+    assert [list_names(answer.list_live("d")) for answer in answers] == [["a"]] * 21
     assert store.listed == 1
 
 
@@ -94,17 +94,17 @@ async def test_change_is_visible_to_readers_of_the_later_entry(store: CountingSt
     other_registry = Registry(store, SimulatedClock(seed=3))
     await registry.replace(UUID, "d", add=[make_file("a"), make_file("b", created_ms=6)])
     await registry.replace(UUID, "e", add=[make_file("c", definition="e", created_ms=7)])
-    before = await other_registry.files(await load_entry(store))
-    assert (list_names(before.live("d")), list_names(before.live("e"))) == (["a", "b"], ["c"])
+    before = await other_registry.load_files(await load_entry(store))
+    assert (list_names(before.list_live("d")), list_names(before.list_live("e"))) == (["a", "b"], ["c"])
     assert set(before.definitions) == {"d", "e"}
     await registry.replace(UUID, "d", add=[make_file("m", created_ms=8)], remove=["file:///w/a"])
     await registry.quarantine(UUID, "file:///w/b", "crc")
-    after = await other_registry.files(await load_entry(store))
+    after = await other_registry.load_files(await load_entry(store))
     assert after.version > before.version
-    assert list_names(after.live("d")) == ["m"]
+    assert list_names(after.list_live("d")) == ["m"]
     assert list_names(after.files) == ["a", "b", "c", "m"]
     await registry.forget(UUID, "file:///w/a")
-    assert list_names((await other_registry.files(await load_entry(store))).files) == ["b", "c", "m"]
+    assert list_names((await other_registry.load_files(await load_entry(store))).files) == ["b", "c", "m"]
 
 
 async def test_lost_reply_to_an_addition_is_resolved_by_a_repeat(store: CountingStore, registry: Registry) -> None:
@@ -113,7 +113,7 @@ async def test_lost_reply_to_an_addition_is_resolved_by_a_repeat(store: Counting
     version = await registry.replace(UUID, "d", add=[make_file("b")], remove=["file:///w/a"])
     entry = await load_entry(store)
     assert entry.index_version == version
-    assert list_names((await registry.files(entry)).live("d")) == ["b"]
+    assert list_names((await registry.load_files(entry)).list_live("d")) == ["b"]
 
 
 async def test_lost_reply_is_reported_when_a_repeat_could_affect_another_change(
@@ -134,7 +134,7 @@ async def test_only_one_of_two_merges_of_the_same_files_succeeds(store: Counting
         return_exceptions=True,
     )
     assert [isinstance(result, CommitConflict) for result in results].count(True) == 1
-    live = list_names((await registry.files(await load_entry(store))).live("d"))
+    live = list_names((await registry.load_files(await load_entry(store))).list_live("d"))
     assert live in (["x"], ["a", "y"])
 
 
@@ -147,20 +147,20 @@ async def test_forgotten_table_starts_empty_when_it_is_registered_again(
     store: CountingStore, registry: Registry, clock: SimulatedClock
 ) -> None:
     await registry.replace(UUID, "d", add=[make_file("a")])
-    files = await registry.files(await load_entry(store))
+    files = await registry.load_files(await load_entry(store))
     await store.transact([DropEntry(TABLE, NS, "t")])
     await store.transact([CreateEntry(make_entry("t"))])
-    assert (await registry.files(await load_entry(store))).files == ()
+    assert (await registry.load_files(await load_entry(store))).files == ()
     clock.advance(1)
     await registry.replace(UUID, "d", add=[make_file("z")])
     entry = await load_entry(store)
     assert entry.index_version > files.version
-    assert list_names((await registry.files(entry)).live("d")) == ["z"]
+    assert list_names((await registry.load_files(entry)).list_live("d")) == ["z"]
 
 
 def test_superseded_and_quarantined_files_are_listed_and_not_live() -> None:
     files = [make_file(state.value, state=state) for state in IndexFileState]
     index_files = IndexFiles(3, files)
     assert list(index_files.files) == files
-    assert index_files.live("d") == (files[0],)
+    assert index_files.list_live("d") == (files[0],)
     assert index_files.definitions == ("d",)

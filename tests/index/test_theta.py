@@ -36,7 +36,7 @@ from pyiceberg.types import (
 from seamark.connector.arrow.casting import get_arrow_type
 from seamark.connector.arrow.distinct_values import add_values
 from seamark.formats.index.kernels import _murmur
-from seamark.formats.index.keys.theta import NOMINAL, SEED, SketchBuilder, ThetaSketch
+from seamark.formats.index.keys.theta import NOMINAL_ENTRIES, SEED, SketchBuilder, ThetaSketch
 from seamark.formats.runtime.errors import Corrupt
 from tests.seeds import first_seed
 
@@ -71,17 +71,17 @@ def test_kernel_hashes_equal_mmh3() -> None:
         _murmur.hash_fixed(np.zeros(3, np.uint8), 2, SEED, 64)
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 100, NOMINAL])
+@pytest.mark.parametrize("count", [0, 1, 2, 100, NOMINAL_ENTRIES])
 def test_sketch_of_few_values_equals_that_of_datasketches(count: int) -> None:
     texts = [f"v{number}" for number in range(count)]
     assert build_sketch(texts + texts).encode() == build_peer(texts).compact().serialize()
 
 
-@pytest.mark.parametrize("count", [NOMINAL + 1, 50_000, 300_000])
+@pytest.mark.parametrize("count", [NOMINAL_ENTRIES + 1, 50_000, 300_000])
 def test_datasketches_reads_a_sketch_of_many_values_within_its_error(count: int) -> None:
     texts = [f"v{number}" for number in range(count)]
     seamark_sketch, peer = build_sketch(texts), build_peer(texts)
-    assert len(seamark_sketch.hashes) == NOMINAL
+    assert len(seamark_sketch.hashes) == NOMINAL_ENTRIES
     assert read(seamark_sketch).get_estimate() == pytest.approx(seamark_sketch.estimate)
     assert read(seamark_sketch).get_lower_bound(3) <= count <= read(seamark_sketch).get_upper_bound(3)
     # A peer's sketch, which keeps more hashes, becomes the same.
@@ -158,6 +158,6 @@ def test_bytes_that_are_not_a_sketch_are_rejected() -> None:
         damaged_bytes = bytearray(whole_sketch)
         damaged_bytes[rng.randrange(32)] = rng.randrange(256)
         try:
-            assert len(ThetaSketch.decode(bytes(damaged_bytes)).hashes) <= NOMINAL
+            assert len(ThetaSketch.decode(bytes(damaged_bytes)).hashes) <= NOMINAL_ENTRIES
         except Corrupt:
             continue

@@ -20,7 +20,7 @@ from seamark.metaserver.settings.settings import FIELDS
 from seamark.metaserver.settings.sources import load
 from tests.docs.commands import list_subcommands
 from tests.kubernetes.chart import CASES, CHART, RENDERED_FOLDER, compute_chart_digest, find_manifest, read_manifests
-from tests.server.rig import running
+from tests.server.rig import run_server
 from tests.services.process import REPO
 from tests.services.seamark import SHARED_KEY
 
@@ -96,7 +96,7 @@ def test_chart_has_the_version_of_the_project() -> None:
 
 def test_schema_of_the_values_has_the_settings_of_the_server() -> None:
     text = reference.CHART_SCHEMA.read_text()
-    assert text == reference.chart_schema(text), "run python -m seamark.commands.reference"
+    assert text == reference.write_chart_schema(text), "run python -m seamark.commands.reference"
 
 
 @pytest.mark.few_cases(1)
@@ -134,7 +134,7 @@ async def test_probes_and_metrics_are_routes_of_the_server(tmp_path: Path) -> No
     probes = {name: container[name]["httpGet"]["path"] for name in container if name.endswith("Probe")}
     assert probes == {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
     (endpoint,) = find_manifest("fleet", "ServiceMonitor")["spec"]["endpoints"]
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         for path in (*probes.values(), endpoint["path"]):
             async with server.http.get(server.url + path) as answer:
                 assert answer.status == 200, path

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from seamark.cache.memory import CacheStats
 from seamark.metaserver.api.http.observability.metrics import ServerMetrics
 from tests.kubernetes.chart import CHART
-from tests.server.rig import running
+from tests.server.rig import run_server
 from tests.services.process import DEPLOY
 
 ALERTS: dict[str, Any] = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text())
@@ -35,20 +35,22 @@ def list_dashboard_expressions() -> list[str]:
 
 def record_labelled_values(metrics: ServerMetrics) -> None:
     """Record a value of each metric that a new server does not show because its labels have no values yet."""
-    metrics.jobs.job_ended("compaction", "completed", 1.0, {"bytes_before": 2, "bytes_after": 1, "bytes_wasted": 3})
-    metrics.jobs.jobs_lag("compaction", 4.0, 5)
+    metrics.jobs.count_ended_job(
+        "compaction", "completed", 1.0, {"bytes_before": 2, "bytes_after": 1, "bytes_wasted": 3}
+    )
+    metrics.jobs.set_job_lag("compaction", 4.0, 5)
     metrics.commits.observe_conflict("same-files")
     metrics.peers.sample(1, 0, {"own": 1})
     metrics.gateway_cache.sample(memory={}, disk={}, served={"disk": 1}, events={})
     stats = CacheStats(hits=0, misses=0, evictions=0, refused=0, entries=0, used_bytes=0, budget_bytes=0)
     metrics.caches.sample({"views": 1}, stats, stats)
-    metrics.events.delivery_failed("kafka")
-    metrics.events.delivery_lags("kafka", "events:kafka:t", 1.0)
+    metrics.events.count_failed_delivery("kafka")
+    metrics.events.set_delivery_lag("kafka", "events:kafka:t", 1.0)
 
 
 async def read_metrics(folder: Path) -> dict[str, Labels]:
     """Return the samples of a real server: by the name of the metric, the values of each label."""
-    async with running(folder) as server:
+    async with run_server(folder) as server:
         async with server.http.post(f"{server.url}/v1/namespaces", json={"namespace": ["shop"]}) as answer:
             assert answer.status == 200
         async with server.http.get(f"{server.url}/v1/namespaces/absent") as answer:

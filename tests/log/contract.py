@@ -67,7 +67,7 @@ class StreamLogContract:
         for number, rows in enumerate((5, 1, 7)):
             await log.append({A: build_batch(f"a{number}", rows)})
             await log.append({B: build_batch(f"b{number}", 2)})
-        assert log.watermarks([A, B, OTHER]) == {A: 13, B: 6, OTHER: 0}
+        assert log.read_watermarks([A, B, OTHER]) == {A: 13, B: 6, OTHER: 0}
         assert [record.offset for record in await read_all(log, A)] == [0, 5, 6]
         assert await read_texts(log, B) == ["b0", "b1", "b2"]
 
@@ -104,7 +104,7 @@ class StreamLogContract:
 
         async def watch() -> None:
             while True:
-                marks = log.watermarks([A, OTHER])
+                marks = log.read_watermarks([A, OTHER])
                 sequences.add((marks[A], marks[OTHER]))
                 await asyncio.sleep(0)
 
@@ -122,7 +122,7 @@ class StreamLogContract:
         for sequence in range(1, 30):
             await log.append({A: build_batch(str(sequence))}, StreamProducer("p", sequence))
         assert (await log.append({A: build_batch("x", 4)}, StreamProducer("p", 0))).duplicate
-        assert log.watermarks([A]) == {A: 33}
+        assert log.read_watermarks([A]) == {A: 33}
 
     async def test_a_repetition_of_an_append_that_still_waits_is_stored_once(self, log: StreamLog) -> None:
         answers = await asyncio.gather(
@@ -130,7 +130,7 @@ class StreamLogContract:
         )
         assert [each.duplicate for each in answers] == [False, True, True, True, True]
         assert {each.positions for each in answers} == {(Position(A, 0, 4),)}
-        assert log.watermarks([A]) == {A: 4}
+        assert log.read_watermarks([A]) == {A: 4}
 
     async def test_appends_of_a_producer_that_overlap_keep_their_order(self, log: StreamLog) -> None:
         await asyncio.gather(
@@ -146,7 +146,7 @@ class StreamLogContract:
             await log.append({A: build_batch("x")}, StreamProducer("p", 2))
         assert (await log.append({A: build_batch("x")}, StreamProducer("p", 7, sparse=True))).positions[0].offset == 1
         assert (await log.append({A: build_batch("x")}, StreamProducer("p", 7, sparse=True))).duplicate
-        assert log.watermarks([A]) == {A: 2}
+        assert log.read_watermarks([A]) == {A: 2}
 
     async def test_append_without_rows_uses_the_number_of_its_producer(self, log: StreamLog) -> None:
         await log.append({A: build_batch("0")}, StreamProducer("p", 0))
@@ -158,7 +158,7 @@ class StreamLogContract:
         assert await read_texts(log, A) == ["0", "2"]
 
     async def test_an_earlier_session_of_a_producer_is_refused(self, log: StreamLog) -> None:
-        assert log.producer("p") is None
+        assert log.find_producer("p") is None
         await log.append({A: build_batch("0")}, StreamProducer("p", 0))
         assert await log.fence("p") == StreamProducerState(1, 0)
         assert await log.fence("p") == StreamProducerState(2, 0)
@@ -168,7 +168,7 @@ class StreamLogContract:
         with pytest.raises(ProducerFenced, match="epoch 3"):
             await log.append({A: build_batch("1")}, StreamProducer("p", 1, 3))
         await log.append({A: build_batch("1")}, StreamProducer("p", 1, 2))
-        assert log.producer("p") == StreamProducerState(2, 1)
+        assert log.find_producer("p") == StreamProducerState(2, 1)
         assert await read_texts(log, A) == ["0", "1"]
 
     async def test_one_task_waits_for_rows_of_several_shards(self, log: StreamLog) -> None:
@@ -187,16 +187,16 @@ class StreamLogContract:
         records = await read_all(log, A)
         for record in records:
             same = [each.offset for each in records if each.time_ms >= record.time_ms]
-            assert await log.offset_at(A, record.time_ms) == same[0]
-        assert await log.offset_at(A, 0) == 0
-        assert await log.offset_at(A, records[-1].time_ms + 1) == 6
-        assert await log.offset_at(B, 0) == 0
+            assert await log.find_offset(A, record.time_ms) == same[0]
+        assert await log.find_offset(A, 0) == 0
+        assert await log.find_offset(A, records[-1].time_ms + 1) == 6
+        assert await log.find_offset(B, 0) == 0
 
     async def test_removed_stream_has_no_rows_and_refuses_appends(self, log: StreamLog) -> None:
         await log.append({A: build_batch("x"), B: build_batch("y"), OTHER: build_batch("z")})
         await log.remove(A.stream)
         await log.remove(A.stream)
-        assert set(log.shards()) == {OTHER}
+        assert set(log.list_shards()) == {OTHER}
         with pytest.raises(StreamRemoved, match=A.stream):
             await log.append({OTHER: build_batch("z"), B: build_batch("y")})
         with pytest.raises(OffsetOutOfRange):
@@ -207,9 +207,9 @@ class StreamLogContract:
         await log.append({A: build_batch("x" * 100, 4), OTHER: build_batch("z")})
         await log.release({A: 3, OTHER: 99})
         await log.release({A: 2})
-        states = log.shards()
+        states = log.list_shards()
         assert set(states) == {A, OTHER}
-        assert set(log.shards(OTHER.stream)) == {OTHER}
+        assert set(log.list_shards(OTHER.stream)) == {OTHER}
         assert (states[A].start, states[A].watermark, states[A].released) == (0, 4, 3)
         assert states[OTHER].released == 1
         assert states[A].size_bytes >= 100
@@ -232,12 +232,12 @@ class StreamLogContract:
                 await log.append(batches, producer)
         with pytest.raises(BadRequest):
             await log.fence("")
-        assert log.shards() == {}
+        assert log.list_shards() == {}
 
     async def test_an_append_that_is_too_large_is_refused(self, log: StreamLog) -> None:
         with pytest.raises(TooLarge, match="send fewer rows"):
             await log.append({A: Batch(1, bytes(65 << 20))})
-        assert log.watermarks([A]) == {A: 0}
+        assert log.read_watermarks([A]) == {A: 0}
 
 
 class DurableLogContract:
@@ -249,13 +249,13 @@ class DurableLogContract:
                 await log.append(
                     {A: build_batch(f"a{number}", 2), OTHER: build_batch(f"b{number}")}, StreamProducer("p", number)
                 )
-            states, records = log.shards(), await read_all(log, A)
+            states, records = log.list_shards(), await read_all(log, A)
         for _ in range(2):
             async with opener() as log:
-                assert log.shards() == states
+                assert log.list_shards() == states
                 assert await read_all(log, A) == records
                 assert await read_texts(log, OTHER) == [f"b{number}" for number in range(20)]
-                assert log.watermarks([A, B]) == {A: 40, B: 0}
+                assert log.read_watermarks([A, B]) == {A: 40, B: 0}
 
     async def test_a_repetition_after_a_restart_is_stored_once(self, opener: Opener) -> None:
         async with opener() as log:
@@ -267,7 +267,7 @@ class DurableLogContract:
                 await log.append({A: build_batch("z")}, StreamProducer("p", 2))
             await log.append({A: build_batch("z")}, StreamProducer("p", 1))
         async with opener() as log:
-            assert log.producer("p") == StreamProducerState(0, 1)
+            assert log.find_producer("p") == StreamProducerState(0, 1)
             assert await read_texts(log, A) == ["x", "z"]
 
     async def test_number_of_an_append_without_rows_survives_a_restart(self, opener: Opener) -> None:
@@ -292,7 +292,7 @@ class DurableLogContract:
             await log.append({A: build_batch("x"), OTHER: build_batch("z")})
             await log.remove(A.stream)
         async with opener() as log:
-            assert set(log.shards()) == {OTHER}
+            assert set(log.list_shards()) == {OTHER}
             with pytest.raises(StreamRemoved):
                 await log.append({B: build_batch("y")})
 

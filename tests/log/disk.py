@@ -71,7 +71,7 @@ class SimulatedDisk:
 
     # -- LogFiles
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         return sorted(self.files)
 
     def describe(self, name: str) -> str:
@@ -103,7 +103,7 @@ class SimulatedDisk:
     def read_whole(self, name: str) -> bytes:
         return self.read(name, 0, 1 << 60)
 
-    def size_bytes(self, name: str) -> int:
+    def measure_size(self, name: str) -> int:
         return len(self.files[name].visible)
 
     def remove(self, names: Sequence[str]) -> None:
@@ -168,7 +168,7 @@ class DirectRunner:
         return work()
 
 
-def copy_of(disk: SimulatedDisk, *, durable: bool = False) -> SimulatedDisk:
+def copy_disk(disk: SimulatedDisk, *, durable: bool = False) -> SimulatedDisk:
     """Return a copy of the disk with the files that another process reads.
 
     Args:

@@ -31,7 +31,7 @@ class MemoryLog:
         self._append_bytes_max = append_bytes_max
         self._state = LogState(producers_max, keep_ms)
         self._records: dict[Shard, list[Record]] = {}
-        self._waiters = Waiters(self._state.watermark)
+        self._waiters = Waiters(self._state.read_watermark)
         self._closed = False
         self.identity = "memory"
 
@@ -64,13 +64,13 @@ class MemoryLog:
         group.apply()
         return state
 
-    def producer(self, name: str) -> StreamProducerState | None:
+    def find_producer(self, name: str) -> StreamProducerState | None:
         self._check_open()
-        return self._state.producer(name)
+        return self._state.find_producer(name)
 
-    def watermarks(self, shards: Iterable[Shard]) -> dict[Shard, int]:
+    def read_watermarks(self, shards: Iterable[Shard]) -> dict[Shard, int]:
         self._check_open()
-        return self._state.watermarks(shards)
+        return self._state.read_watermarks(shards)
 
     async def read(self, shard: Shard, offset: int, *, limit_bytes: int, end: int | None = None) -> Sequence[Record]:
         self._check_open()
@@ -89,15 +89,15 @@ class MemoryLog:
         self._check_open()
         return await self._waiters.wait(positions, timeout_s)
 
-    async def offset_at(self, shard: Shard, time_ms: int) -> int:
+    async def find_offset(self, shard: Shard, time_ms: int) -> int:
         self._check_open()
         records = self._records.get(shard, [])
         place = bisect.bisect_left(records, time_ms, key=lambda each: each.time_ms)
-        return records[place].offset if place < len(records) else self._state.watermark(shard)
+        return records[place].offset if place < len(records) else self._state.read_watermark(shard)
 
-    def shards(self, stream: str | None = None) -> dict[Shard, ShardState]:
+    def list_shards(self, stream: str | None = None) -> dict[Shard, ShardState]:
         self._check_open()
-        return self._state.shard_states(stream)
+        return self._state.list_shard_states(stream)
 
     async def release(self, offsets: Mapping[Shard, int]) -> None:
         self._check_open()

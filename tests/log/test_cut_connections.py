@@ -27,9 +27,9 @@ from seamark.metaserver.log.kafka.client import open_kafka_log
 from seamark.metaserver.log.kafka.kafka_log import RECORD_BYTES_MAX, KafkaLimits, KafkaLog
 from seamark.metaserver.log.port import Batch, Shard, StreamProducer
 from tests.log.contract import LIMIT_BYTES
-from tests.peers.fault_proxy import FaultProxy, fault_proxy
+from tests.peers.fault_proxy import FaultProxy, run_fault_proxy
 from tests.seeds import first_seed
-from tests.services.kafka import Kafka, kafka_broker
+from tests.services.kafka import Kafka, run_kafka_broker
 from tests.services.process import free_port
 from tests.services.seamark import Seamark
 
@@ -48,8 +48,8 @@ def open_proxied_kafka(folder: Path) -> Iterator[tuple[Kafka, FaultProxy]]:
     """Start a broker that its clients reach through a proxy only."""
     port = free_port()
     with (
-        fault_proxy("127.0.0.1", port) as proxy,
-        kafka_broker(folder, port=port, advertised=proxy.address) as kafka,
+        run_fault_proxy("127.0.0.1", port) as proxy,
+        run_kafka_broker(folder, port=port, advertised=proxy.address) as kafka,
     ):
         yield kafka, proxy
 
@@ -105,7 +105,7 @@ async def read(log: KafkaLog, shard: Shard) -> dict[str, list[tuple[int, bytes]]
             assert record.offset == offset
             rows[record.producer].append((record.sequence, record.batch.payload))
             offset = record.end
-    assert log.watermarks([shard]) == {shard: offset}
+    assert log.read_watermarks([shard]) == {shard: offset}
     return rows
 
 
@@ -139,7 +139,7 @@ async def test_log_in_kafka_has_each_append_once_behind_a_network_that_fails(tmp
 @pytest.mark.timeout(1200)
 async def test_log_in_files_has_each_append_once_behind_a_network_that_fails(tmp_path: Path) -> None:
     seed = first_seed()
-    with Seamark(tmp_path / "home") as server, fault_proxy("127.0.0.1", server.port) as proxy:
+    with Seamark(tmp_path / "home") as server, run_fault_proxy("127.0.0.1", server.port) as proxy:
         client = SeamarkClient(server.base_url)
         create_namespace(client, "db", {})
         fields = [

@@ -14,7 +14,7 @@ from seamark.metaserver.log.frames import HEADER_BYTES
 from seamark.metaserver.log.port import Batch, StreamProducer
 from seamark.metaserver.log.segments import SegmentLimits, open_segments
 from tests.log.contract import OTHER, A, B, build_batch, read_texts
-from tests.log.disk import DirectRunner, SimulatedDisk, SimulatedFile, copy_of
+from tests.log.disk import DirectRunner, SimulatedDisk, SimulatedFile, copy_disk
 
 LIMITS = SegmentLimits(segment_bytes=4096, trim_interval_s=3600)
 
@@ -33,7 +33,7 @@ async def write_records(count: int, limits: SegmentLimits = LIMITS) -> tuple[Sim
                 {A: build_batch(f"row {number}"), OTHER: build_batch("x" * 40, 2)}, StreamProducer("p", number)
             )
             ends.append(log._writer.position)
-        killed = copy_of(disk)
+        killed = copy_disk(disk)
     return killed, ends
 
 
@@ -47,11 +47,11 @@ async def test_a_record_that_is_torn_at_any_byte_is_cut_and_the_others_stay() ->
     end = len(data[: ends[2] - HEADER_BYTES].rstrip(b"\0"))
     for cut_end in range(ends[1], end):
         for tail in (b"", bytes(len(data) - cut_end)):
-            torn = copy_of(disk)
+            torn = copy_disk(disk)
             find_last_segment(torn).visible[:] = data[:cut_end] + tail
             async with open_log(torn) as log:
-                assert log.watermarks([A, OTHER]) == {A: 2, OTHER: 4}, cut_end
-                assert log.producer("p").sequence == 1
+                assert log.read_watermarks([A, OTHER]) == {A: 2, OTHER: 4}, cut_end
+                assert log.find_producer("p").sequence == 1
                 await log.append({A: build_batch("row 2")}, StreamProducer("p", 2))
                 assert await read_texts(log, A) == ["row 0", "row 1", "row 2"]
             async with open_log(torn) as log:
@@ -62,13 +62,13 @@ async def test_a_flipped_bit_is_detected_or_changes_no_row() -> None:
     disk, ends = await write_records(3)
     noticed = 0
     for place in range(ends[2]):
-        flipped = copy_of(disk)
+        flipped = copy_disk(disk)
         find_last_segment(flipped).visible[place] ^= 1 << place % 8
-        before = copy_of(flipped)
+        before = copy_disk(flipped)
         try:
             async with open_log(flipped) as log:
                 assert await read_texts(log, A) == ["row 0", "row 1", "row 2"], place
-                assert log.producer("p").sequence == 2
+                assert log.find_producer("p").sequence == 2
         except Corrupt:
             noticed += 1
             contents = {name: file.visible for name, file in flipped.files.items()}
@@ -90,7 +90,7 @@ async def test_a_flipped_bit_in_a_complete_segment_is_noticed_at_the_start_or_by
         assert len(names) > 2
         starts = 0
         for place in range(len(disk.files[names[1]].visible)):
-            flipped = copy_of(disk)
+            flipped = copy_disk(disk)
             flipped.files[names[1]].visible[place] ^= 1 << place % 8
             with suppress(Corrupt):
                 async with open_log(flipped, limits) as log:
@@ -109,11 +109,11 @@ async def test_a_damaged_or_missing_index_file_is_written_again() -> None:
     rows = [f"row {number}" for number in range(12)]
     (name, *_) = (name for name in disk.files if name.endswith(".index"))
     for place in range(len(disk.files[name].visible)):
-        flipped = copy_of(disk)
+        flipped = copy_disk(disk)
         flipped.files[name].visible[place] ^= 1 << place % 8
         async with open_log(flipped, limits) as log:
             assert await read_texts(log, A) == rows, place
-    damaged_copy = copy_of(disk)
+    damaged_copy = copy_disk(disk)
     del damaged_copy.files[name]
     async with open_log(damaged_copy, limits) as log:
         assert await read_texts(log, A) == rows
@@ -132,11 +132,11 @@ async def test_retention_stops_before_a_damaged_segment_and_the_sizes_stay() -> 
         clock.advance(1000)
         await log.release({A: 30})
         disk.files[min(name for name in disk.files if name.endswith(".segment"))].visible[1000] ^= 1
-        sizes = {shard: state.size_bytes for shard, state in log.shards().items()}
+        sizes = {shard: state.size_bytes for shard, state in log.list_shards().items()}
         for _ in range(2):
             with pytest.raises(Corrupt):
                 await log.trim()
-        assert {shard: state.size_bytes for shard, state in log.shards().items()} == sizes
+        assert {shard: state.size_bytes for shard, state in log.list_shards().items()} == sizes
 
 
 async def test_a_missing_segment_is_noticed() -> None:
@@ -144,7 +144,7 @@ async def test_a_missing_segment_is_noticed() -> None:
     names = [name for name in disk.files if name.endswith(".segment")]
     assert len(names) > 3
     for name in names[1:-1]:
-        damaged_copy = copy_of(disk)
+        damaged_copy = copy_disk(disk)
         del damaged_copy.files[name]
         with pytest.raises(Corrupt, match="Restore it from a copy"):
             async with open_log(damaged_copy):
@@ -175,14 +175,14 @@ async def test_log_on_a_full_disk_refuses_appends_until_space_is_free() -> None:
         assert 5 < acknowledged_rows < 1000
         with pytest.raises(LogFull, match="make room"):
             await log.append({A: build_batch("x" * 500)}, StreamProducer("p", acknowledged_rows))
-        assert log.watermarks([A]) == {A: acknowledged_rows}
-        async with open_log(copy_of(disk)) as other:
-            assert other.watermarks([A]) == {A: acknowledged_rows}
+        assert log.read_watermarks([A]) == {A: acknowledged_rows}
+        async with open_log(copy_disk(disk)) as other:
+            assert other.read_watermarks([A]) == {A: acknowledged_rows}
         disk.free_bytes = 1 << 30
         await log.append({A: build_batch("y")}, StreamProducer("p", acknowledged_rows))
         assert (await read_texts(log, A))[-2:] == ["x" * 500, "y"]
     async with open_log(disk) as log:
-        assert log.watermarks([A]) == {A: acknowledged_rows + 1}
+        assert log.read_watermarks([A]) == {A: acknowledged_rows + 1}
 
 
 async def test_a_write_that_fills_the_disk_leaves_no_partial_record() -> None:
@@ -200,8 +200,8 @@ async def test_a_write_that_fills_the_disk_leaves_no_partial_record() -> None:
             with pytest.raises(LogFull):
                 await log.append({A: build_batch("second" * 100), B: build_batch("z")})
             disk.before = lambda work: None
-            async with open_log(copy_of(disk)) as other:
-                assert other.watermarks([A, B]) == {A: 1, B: 0}
+            async with open_log(copy_disk(disk)) as other:
+                assert other.read_watermarks([A, B]) == {A: 1, B: 0}
         await log.append({A: build_batch("third")})
         assert await read_texts(log, A) == ["first", "third"]
 
@@ -223,7 +223,7 @@ async def test_after_a_failed_sync_the_log_refuses_until_it_is_opened_again() ->
             with pytest.raises(LogUnavailable, match="restart the server"):
                 await refused_call
         with pytest.raises(LogUnavailable):
-            log.watermarks([A])
+            log.read_watermarks([A])
     disk.files[next(iter(disk.files))].waiting.clear()  # The kernel has dropped these pages after the failed sync.
     async with open_log(disk) as log:
         await log.append({A: build_batch("second")}, StreamProducer("p", 1))
@@ -287,7 +287,7 @@ async def test_segment_with_only_sessions_is_closed_when_it_is_full() -> None:
     async with open_log(disk) as log:
         for _ in range(200):
             await log.fence("p")
-        assert log.producer("p").epoch == 200
+        assert log.find_producer("p").epoch == 200
     assert len([name for name in disk.files if name.endswith(".segment")]) > 2
     async with open_log(disk) as log:
-        assert log.producer("p").epoch == 200
+        assert log.find_producer("p").epoch == 200

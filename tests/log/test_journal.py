@@ -26,7 +26,7 @@ from seamark.metaserver.log.kafka.journal import (
     encode_head,
 )
 from seamark.metaserver.log.kafka.journal_state import JournalReader, JournalState
-from seamark.metaserver.log.port import Acknowledgement, Shard, name_of_topic_producer
+from seamark.metaserver.log.port import Acknowledgement, Shard, make_topic_producer_name
 from tests.seeds import examples, first_seed
 
 A = Shard("t", 0)
@@ -71,7 +71,7 @@ def test_a_replica_that_begins_at_a_head_ends_in_the_same_state(seed: int, monke
 
     for step in range(60):
         now_ms, shard = step * HOUR_MS, Shard(rng.choice("st"), rng.randrange(2))
-        watermark = first.journal.state.watermark(shard)
+        watermark = first.journal.state.read_watermark(shard)
         kind = rng.random()
         if kind < 0.6:
             kafka += 1
@@ -107,8 +107,8 @@ def test_a_replica_that_begins_at_a_head_ends_in_the_same_state(seed: int, monke
 
 def test_producers_of_an_input_topic_stay_until_a_later_topic_has_replaced_it() -> None:
     state = JournalState()
-    first, second = (name_of_topic_producer("t", topic_id, 0) for topic_id in ("first-id", "second-id"))
-    other = name_of_topic_producer("u", "third", 0)
+    first, second = (make_topic_producer_name("t", topic_id, 0) for topic_id in ("first-id", "second-id"))
+    other = make_topic_producer_name("u", "third", 0)
 
     def list_producers(hour: int) -> list[str]:
         state.apply(build_group(TrimRequest((), 10 * HOUR_MS), time_ms=hour * HOUR_MS))
@@ -136,7 +136,7 @@ def test_replica_does_not_start_from_a_head_before_a_deleted_record() -> None:
     assert not reader.is_recovered
     reader.read(3, decode_record(late_head))
     assert reader.is_recovered
-    assert reader.journal.state.watermark(A) == 2
+    assert reader.journal.state.read_watermark(A) == 2
 
 
 def test_rows_journaled_before_the_retention_stay_readable() -> None:
@@ -148,7 +148,7 @@ def test_rows_journaled_before_the_retention_stay_readable() -> None:
     state.apply(build_group(build_append(4)))
     state.apply(build_group(TrimRequest((start,), HOUR_MS)))
     assert state.get_first_records() == {A: 4}
-    assert [batch.records for batch in state.batches(A)] == [(4,)]
+    assert [batch.records for batch in state.list_batches(A)] == [(4,)]
 
 
 def test_an_append_whose_rows_are_deleted_is_refused() -> None:

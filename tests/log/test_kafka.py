@@ -76,7 +76,7 @@ async def test_two_processes_have_one_order_of_rows_and_producers(two_logs: tupl
     with pytest.raises(SequenceGap):
         await first.append({A: build_batch("p3")}, StreamProducer("p", 3))
     await first.catch_up()
-    assert first.watermarks([A, OTHER]) == {A: 42, OTHER: 40}
+    assert first.read_watermarks([A, OTHER]) == {A: 42, OTHER: 40}
     assert await read_texts(first, OTHER) == (await read_texts(first, A))[:40]
     for shard in (A, OTHER):
         assert await read_all(first, shard) == await read_all(second, shard)
@@ -90,14 +90,14 @@ async def test_released_rows_are_deleted_and_a_head_replaces_the_journal(kafka: 
             await log.append({A: build_batch(str(number), 10)}, StreamProducer("p", number))
         await log.release({A: 65})
         await log.trim()
-        assert log.shards()[A].start == 50
+        assert log.list_shards()[A].start == 50
         with pytest.raises(OffsetOutOfRange, match="has the rows 50 to 80"):
             await log.read(A, 49, limit_bytes=LIMIT_BYTES)
         await log.write_head()
         await log.append({A: build_batch("8", 10)}, StreamProducer("p", 8))
-        states, records = log.shards(), await read_all(log, A, 50)
+        states, records = log.list_shards(), await read_all(log, A, 50)
     async with open_kafka_log(address, SystemClock(), limits) as log:
-        assert log.shards() == states
+        assert log.list_shards() == states
         assert await read_all(log, A, 50) == records
         assert [record.batch.payload for record in records] == [b"5", b"6", b"7", b"8"]
         assert (await log.append({A: build_batch("8", 10)}, StreamProducer("p", 8))).duplicate
@@ -152,7 +152,7 @@ async def test_rows_are_written_again_when_kafka_does_not_say_where_they_are(
         await log.append({A: build_batch("next")})
         first, second = await log.read(A, 0, limit_bytes=LIMIT_BYTES)
         assert (first.batch, second.batch.payload) == (large, b"next")
-        assert log.watermarks([A, B]) == {A: 4, B: 1}
+        assert log.read_watermarks([A, B]) == {A: 4, B: 1}
 
 
 async def test_retention_keeps_a_large_batch_of_which_a_piece_is_written_again(
@@ -166,7 +166,7 @@ async def test_retention_keeps_a_large_batch_of_which_a_piece_is_written_again(
         await log.append({A: large})
         await log.release({A: 1})
         await log.trim()
-        assert log.shards()[A].start == 1
+        assert log.list_shards()[A].start == 1
         (record,) = await log.read(A, 1, limit_bytes=LIMIT_BYTES)
         assert record.batch == large
 
@@ -292,7 +292,7 @@ async def test_a_topic_from_which_kafka_removes_rows_is_refused(kafka: Kafka) ->
     address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
     admin = AdminClient({"bootstrap.servers": kafka.address})
     await asyncio.wrap_future(
-        admin.create_topics([NewTopic(address.topic_of(A.stream), 1)])[address.topic_of(A.stream)]
+        admin.create_topics([NewTopic(address.make_topic_name(A.stream), 1)])[address.make_topic_name(A.stream)]
     )
     async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:
         with pytest.raises(LogUnavailable, match=r"its retention\.ms is 604800000\. Set it to -1"):

@@ -58,7 +58,7 @@ class StuckBroker:
     async def read(self, shard: Shard, records: Sequence[int]) -> Mapping[int, bytes]:
         return {}
 
-    async def journal_range(self) -> JournalRange:
+    async def read_journal_range(self) -> JournalRange:
         self.questions += 1
         if self.stuck == "range":
             await asyncio.sleep(0.01)

@@ -38,7 +38,7 @@ from tests.log.contract import (
     read_all,
     read_texts,
 )
-from tests.log.disk import DirectRunner, SimulatedDisk, copy_of
+from tests.log.disk import DirectRunner, SimulatedDisk, copy_disk
 from tests.log.written_rows import LIMITS, SHARDS, AcknowledgedAppend, check_rows
 from tests.seeds import first_seed, quick
 
@@ -155,7 +155,7 @@ def open_log(disk: SimulatedDisk, clock: SimulatedClock, **limits):
 
 
 def copy_without_indexes(disk: SimulatedDisk) -> SimulatedDisk:
-    copied = copy_of(disk)
+    copied = copy_disk(disk)
     for name in [name for name in copied.files if name.endswith(".index")]:
         del copied.files[name]
     return copied
@@ -175,16 +175,16 @@ async def test_released_rows_are_removed_by_age_and_others_stay() -> None:
         clock.advance(2000)
         await log.append({A: build_batch("new", 10), B: build_batch("y")})
         await log.trim()
-        state = log.shards()[A]
+        state = log.list_shards()[A]
         assert (state.start, state.watermark, state.released) == (200, 210, 200)
         assert state.size_bytes == len("new")
-        assert log.shards()[B].start == 20
+        assert log.list_shards()[B].start == 20
         with pytest.raises(OffsetOutOfRange, match="has the rows 200 to 210"):
             await log.read(A, 199, limit_bytes=LIMIT_BYTES)
         assert [each.offset for each in await read_all(log, A, 200)] == [200]
-        states = log.shards()
+        states = log.list_shards()
     async with open_log(disk, clock, retention_ms=1000, trim_interval_s=3600) as log:
-        assert log.shards() == states
+        assert log.list_shards() == states
 
 
 async def test_rows_that_are_in_no_data_file_are_kept_beyond_every_limit() -> None:
@@ -197,20 +197,20 @@ async def test_rows_that_are_in_no_data_file_are_kept_beyond_every_limit() -> No
         assert await log.trim() == 0
         assert [each.batch.payload for each in await read_all(log, B)] == [b"y"] * 20
         assert log.size_bytes < size_bytes / 2, "the rows of another table do not stay"
-        assert log.shards()[A].start > 150
-        states = log.shards()
+        assert log.list_shards()[A].start > 150
+        states = log.list_shards()
         await log.store_indexes()
-        for left in (copy_of(disk), copy_without_indexes(disk)):
+        for left in (copy_disk(disk), copy_without_indexes(disk)):
             async with open_log(left, clock, retention_bytes=1, trim_interval_s=3600) as other:
-                assert {**other.shards(), A: states[A]} == {**states, B: other.shards()[B]}
+                assert {**other.list_shards(), A: states[A]} == {**states, B: other.list_shards()[B]}
                 assert [each.batch.payload for each in await read_all(other, B)] == [b"y"] * 20
         await log.release({B: 10})
         assert await log.trim() > 0
-        assert 0 < log.shards()[B].start <= 10
+        assert 0 < log.list_shards()[B].start <= 10
     async with open_log(disk, clock, retention_ms=1, drops_unreleased=True, trim_interval_s=3600) as log:
         clock.advance(2000)
         assert await log.trim() > 0
-        assert log.shards()[B].start > 15
+        assert log.list_shards()[B].start > 15
 
 
 class InterruptedRunner(DirectRunner):
@@ -253,7 +253,7 @@ async def test_reader_of_a_segment_that_is_rewritten_meanwhile_gets_the_right_ro
         clock.advance(2000)
 
         async def rewrite() -> None:
-            await log.release({A: log.shards()[A].watermark, OTHER: log.shards()[OTHER].watermark // 2})
+            await log.release({A: log.list_shards()[A].watermark, OTHER: log.list_shards()[OTHER].watermark // 2})
             await log.trim()
             await log.store_indexes()
 
@@ -350,7 +350,7 @@ async def test_log_without_appends_also_removes_old_rows() -> None:
         clock.advance(5000)
         await log.append({B: build_batch("new")})
         await log.trim()
-        assert log.shards()[A].start == 1
+        assert log.list_shards()[A].start == 1
 
 
 async def test_producers_are_forgotten_after_the_retention() -> None:
@@ -363,7 +363,7 @@ async def test_producers_are_forgotten_after_the_retention() -> None:
         clock.advance(5000)
         await log.append({A: build_batch("x" * 900)})
         await log.append({A: build_batch("x")}, StreamProducer("r", 0))
-        assert log.producer("p") is None
+        assert log.find_producer("p") is None
 
 
 async def test_positions_of_idle_producers_are_forgotten_and_their_numbers_stay() -> None:
@@ -397,11 +397,11 @@ async def main(folder):
                 stored += 1
         except LogFull:
             pass
-        assert log.watermarks([shard]) == {shard: stored}, stored
+        assert log.read_watermarks([shard]) == {shard: stored}, stored
         (folder / "ballast").unlink()
         await log.append({shard: Batch(1, b"last")})
     async with open_segment_log(folder / "log", SystemClock(), limits) as log:
-        assert log.watermarks([shard]) == {shard: stored + 1}
+        assert log.read_watermarks([shard]) == {shard: stored + 1}
         assert (await log.read(shard, stored, limit_bytes=1))[0].batch.payload == b"last"
     print(stored)
 

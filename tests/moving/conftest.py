@@ -23,7 +23,7 @@ def lake(tmp_path: Path) -> Path:
 @pytest.fixture
 def origin(tmp_path: Path, lake: Path) -> Iterator[IndexClient]:
     """Return a client of the server from which tables move."""
-    with _serving(tmp_path / "origin", lake.as_uri()) as client:
+    with _run_server(tmp_path / "origin", lake.as_uri()) as client:
         yield client
 
 
@@ -31,12 +31,12 @@ def origin(tmp_path: Path, lake: Path) -> Iterator[IndexClient]:
 def target(tmp_path: Path, lake: Path) -> Iterator[IndexClient]:
     """Return a client of the server to which tables move."""
     home = tmp_path / "target"
-    with _serving(home, (home / "warehouse").as_uri(), allowed_locations=(lake.as_uri(),)) as client:
+    with _run_server(home, (home / "warehouse").as_uri(), allowed_locations=(lake.as_uri(),)) as client:
         yield client
 
 
 @contextmanager
-def _serving(home: Path, warehouse: str, **settings: object) -> Iterator[IndexClient]:
+def _run_server(home: Path, warehouse: str, **settings: object) -> Iterator[IndexClient]:
     home.mkdir()
     server = ServerThread(home, warehouse=warehouse, services_workers=0, **settings)
     server.start()

@@ -23,7 +23,7 @@ class HttpCatalog:
 
 
 @contextmanager
-def serving_catalog(respond: Responder) -> Iterator[HttpCatalog]:
+def serve_catalog(respond: Responder) -> Iterator[HttpCatalog]:
     """Serve a catalog."""
 
     class Handler(BaseHTTPRequestHandler):

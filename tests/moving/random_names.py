@@ -5,7 +5,13 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from seamark.connector.client.catalog import create_namespace, create_table, list_views, load_view, namespace_properties
+from seamark.connector.client.catalog import (
+    create_namespace,
+    create_table,
+    list_views,
+    load_namespace_properties,
+    load_view,
+)
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import make_namespace_path
 from tests.api.client import SCHEMA, VIEW_VERSION
@@ -49,7 +55,7 @@ def list_catalog(client: IndexClient) -> dict[tuple[str, ...], Any]:
     for namespace in client.namespaces():
         if namespace == ("db",):  # The server of tests creates it.
             continue
-        properties = namespace_properties(client, namespace)
+        properties = load_namespace_properties(client, namespace)
         listing["namespace", *namespace] = {name: value for name, value in properties.items() if name != "location"}
         for table in client.tables(namespace):
             listing["table", *table] = bytes(client.load_table(table, history=True).metadata)

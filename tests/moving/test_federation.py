@@ -17,8 +17,8 @@ from seamark.connector.client.catalog import (
     create_namespace,
     create_table,
     drop_table,
+    load_namespace_properties,
     load_view,
-    namespace_properties,
     rename_table,
 )
 from seamark.connector.client.errors import AccessDenied, InvalidRequest, NoSuchResource, Refused, Unavailable
@@ -39,7 +39,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.warehouses.federation.federated_authorizer import FederatedAuthorizer
 from tests.api.client import SCHEMA, VIEW_VERSION
 from tests.connector.server_thread import ServerThread
-from tests.moving.http_catalog import serving_catalog
+from tests.moving.http_catalog import serve_catalog
 from tests.moving.random_names import fill_with_odd_names
 from tests.moving.test_import import COLUMNS, append_ids, import_all
 
@@ -54,7 +54,7 @@ class Federation:
 
 
 @contextmanager
-def showing_catalog(
+def serve_federated_catalog(
     folder: Path, uri: str, lake: Path, *further_uris: str
 ) -> Iterator[tuple[IndexClient, IndexClient]]:
     """Run a server with the federated warehouse `other`, and yield a client of the server and one of the warehouse.
@@ -82,7 +82,7 @@ def showing_catalog(
 
 @pytest.fixture
 def federation(origin: IndexClient, lake: Path, tmp_path: Path) -> Iterator[Federation]:
-    with showing_catalog(tmp_path, origin.url, lake) as (client, shown):
+    with serve_federated_catalog(tmp_path, origin.url, lake) as (client, shown):
         create_namespace(origin, "shop", {"owner": "ann"})
         create_table(origin, "shop.orders", COLUMNS, properties={"a": "b"})
         append_ids(origin, "shop.orders", 1, 2)
@@ -96,7 +96,7 @@ def read_ids(client: IndexClient, table: str = "shop.orders", where: str | None 
 def list_names(client: IndexClient) -> dict[tuple[str, ...], Any]:
     """Return the tables of each namespace, with its properties."""
     return {
-        namespace: (sorted(client.tables(namespace)), namespace_properties(client, namespace))
+        namespace: (sorted(client.tables(namespace)), load_namespace_properties(client, namespace))
         for namespace in client.namespaces()
     }
 
@@ -239,9 +239,9 @@ def test_login_of_a_catalog_is_not_sent_to_another_catalog(tmp_path: Path, lake:
         return 200, {"namespaces": []}
 
     with (
-        serving_catalog(respond) as former,
-        serving_catalog(respond) as new,
-        showing_catalog(tmp_path, former.url, lake, new.url) as (server, shown),
+        serve_catalog(respond) as former,
+        serve_catalog(respond) as new,
+        serve_federated_catalog(tmp_path, former.url, lake, new.url) as (server, shown),
     ):
         settings = {"federation_uri": former.url, "federation_fresh_s": 0}
         change_warehouse(server, "other", settings, {"federation_token": "token-of-the-former"})
@@ -300,8 +300,8 @@ def test_name_has_one_spelling_if_the_other_catalog_ignores_case(
     create_table(origin, "hr.salaries", COLUMNS, properties={})
     files = {"salaries": find_metadata_file(origin, "salaries")}
     with (
-        serving_catalog(lambda path, _: respond_ignoring_case(files, path)) as catalog,
-        showing_catalog(tmp_path, catalog.url, lake) as (_, shown),
+        serve_catalog(lambda path, _: respond_ignoring_case(files, path)) as catalog,
+        serve_federated_catalog(tmp_path, catalog.url, lake) as (_, shown),
     ):
         for _ in range(2):
             for table in ("hr.SALARIES", "HR.salaries", "Hr.Salaries"):
@@ -326,8 +326,8 @@ def test_second_name_of_a_table_is_refused_and_leaves_its_rights(
         create_table(origin, table, COLUMNS, properties={})
     files = {"salaries": find_metadata_file(origin, "salaries")}
     with (
-        serving_catalog(lambda path, _: respond_ignoring_case(files, path)) as catalog,
-        showing_catalog(tmp_path, catalog.url, lake) as (_, shown),
+        serve_catalog(lambda path, _: respond_ignoring_case(files, path)) as catalog,
+        serve_federated_catalog(tmp_path, catalog.url, lake) as (_, shown),
     ):
         assert shown.load_table("hr.salaries").metadata
         denial = {"principal": "ann", "privilege": "read", "namespace": ["hr"], "table": "salaries", "deny": True}
@@ -367,8 +367,8 @@ def test_metadata_that_names_other_places_is_not_shown(tmp_path: Path, origin: I
         ({"properties": {"write.data.path": outside}}, "The property write.data.path"),
     )
     with (
-        serving_catalog(lambda path, _: respond_ignoring_case({"orders": location}, path)) as catalog,
-        showing_catalog(tmp_path, catalog.url, lake) as (_, shown),
+        serve_catalog(lambda path, _: respond_ignoring_case({"orders": location}, path)) as catalog,
+        serve_federated_catalog(tmp_path, catalog.url, lake) as (_, shown),
     ):
         for number, (change, reason) in enumerate(changes):
             location = write_metadata(number, **change)

@@ -15,7 +15,7 @@ from thrift.server.TServer import TThreadedServer
 from thrift.transport.TSocket import TServerSocket
 from thrift.transport.TTransport import TBufferedTransportFactory
 
-from seamark.connector.client.catalog import create_namespace, create_table, namespace_properties
+from seamark.connector.client.catalog import create_namespace, create_table, load_namespace_properties
 from seamark.connector.client.indexes import IndexClient
 from tests.moving.test_import import COLUMNS, append_ids, import_all, run_import
 
@@ -80,7 +80,7 @@ def test_import_takes_the_iceberg_tables_of_a_metastore(
     service.tables["broken"] = {"table_type": "ICEBERG"}
     outcomes = import_all(target, address)
     assert outcomes == {"shop": "imported", "shop.orders": "imported", "shop.broken": "refused"}
-    assert {"owner": "ann", "comment": "Orders"}.items() <= namespace_properties(target, "shop").items()
+    assert {"owner": "ann", "comment": "Orders"}.items() <= load_namespace_properties(target, "shop").items()
     assert json.loads(target.load_table("shop.orders").metadata)["location"] in location
 
 

@@ -18,8 +18,8 @@ from seamark.connector.client.catalog import (
     create_namespace,
     create_table,
     import_table,
+    load_namespace_properties,
     load_view,
-    namespace_properties,
 )
 from seamark.connector.client.errors import InvalidRequest, Refused
 from seamark.connector.client.indexes import IndexClient
@@ -64,7 +64,7 @@ def test_import_registers_all_tables_with_their_metadata_files(shop: IndexClient
         "shop.orders": "imported",
         "shop.eu.orders": "imported",
     }
-    assert namespace_properties(target, "shop")["owner"] == "ann"
+    assert load_namespace_properties(target, "shop")["owner"] == "ann"
     assert target.load_table("shop.orders").metadata == shop.load_table("shop.orders").metadata
 
 
@@ -81,7 +81,7 @@ def test_repeated_import_changes_nothing(shop: IndexClient, target: IndexClient)
 
 @pytest.mark.slow
 def test_dry_run_reports_what_an_import_would_do_and_changes_nothing(shop: IndexClient, target: IndexClient) -> None:
-    create_table(shop, "db.outside", COLUMNS, location=f"{_lake_of(shop)}/elsewhere", properties={})
+    create_table(shop, "db.outside", COLUMNS, location=f"{_find_lake(shop)}/elsewhere", properties={})
     outcomes = import_all(target, shop.url, "--dry-run")
     assert {outcomes[name] for name in ("shop.orders", "shop.eu.orders", "db.outside")} == {"importable"}
     assert ("shop",) not in set(target.namespaces())
@@ -89,7 +89,7 @@ def test_dry_run_reports_what_an_import_would_do_and_changes_nothing(shop: Index
     assert import_all(target, shop.url, "--dry-run")["shop.orders"] == "unchanged"
 
 
-def _lake_of(client: IndexClient) -> str:
+def _find_lake(client: IndexClient) -> str:
     location = client.load_table("shop.orders").location
     return location[: location.index("/shop/")]
 

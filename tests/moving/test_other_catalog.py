@@ -49,12 +49,12 @@ class Served:
         answer = self.answer(request)
         return answer if isinstance(answer, web.Response) else web.json_response(answer)
 
-    def paths(self) -> list[str]:
+    def list_paths(self) -> list[str]:
         return [request.path_qs for request in self.requests]
 
 
 @asynccontextmanager
-async def reading(
+async def serve_answers(
     answer: Callable[[web.Request], Any], **settings: Any
 ) -> AsyncIterator[tuple[OtherCatalog, Served, MovedClock]]:
     served, clock = Served(answer), MovedClock()
@@ -77,16 +77,16 @@ async def test_answer_counts_for_a_time_and_is_then_checked_by_its_etag() -> Non
             return web.Response(status=304)
         return web.json_response({"metadata-location": "file:///t/v1.json"}, headers={"ETag": "v1"})
 
-    async with reading(answer, fresh_s=5) as (catalog, served, clock):
+    async with serve_answers(answer, fresh_s=5) as (catalog, served, clock):
         for now_s, requests in ((0, 1), (4, 1), (6, 2), (10, 2), (12, 3)):
             clock.now_s = now_s
             assert await find(catalog) == "file:///t/v1.json"
             assert len(served.requests) - 1 == requests, now_s
-        assert served.paths()[1] == "/v1/lake/namespaces/shop/tables/orders?snapshots=refs"
+        assert served.list_paths()[1] == "/v1/lake/namespaces/shop/tables/orders?snapshots=refs"
 
 
 async def test_concurrent_reads_of_one_name_share_a_request() -> None:
-    async with reading(lambda _: {"metadata-location": "file:///t/v1.json"}, fresh_s=0) as (catalog, served, _):
+    async with serve_answers(lambda _: {"metadata-location": "file:///t/v1.json"}, fresh_s=0) as (catalog, served, _):
         await catalog.list_namespaces(())
         await asyncio.gather(*(find(catalog) for _ in range(10)))
         assert len(served.requests) == 3
@@ -96,10 +96,10 @@ async def test_redirects_and_the_uri_of_the_configuration_are_not_followed() -> 
     def answer(request: web.Request) -> Any:
         return web.Response(status=302, headers={"Location": "/secret"})
 
-    async with reading(answer) as (catalog, served, _):
+    async with serve_answers(answer) as (catalog, served, _):
         with pytest.raises(RetryLater, match="answers 302"):
             await find(catalog)
-        assert "/secret" not in served.paths()
+        assert "/secret" not in served.list_paths()
 
 
 async def test_credential_is_exchanged_for_tokens_and_never_shown() -> None:
@@ -113,7 +113,7 @@ async def test_credential_is_exchanged_for_tokens_and_never_shown() -> None:
             return web.json_response({"error": {"message": "client:s3cret"}}, status=401)
         return {"metadata-location": "file:///t/v1.json"}
 
-    async with reading(answer, credential="client:s3cret") as (catalog, _, clock):
+    async with serve_answers(answer, credential="client:s3cret") as (catalog, _, clock):
         # The first token is refused, so a second one is requested.
         assert await find(catalog) == "file:///t/v1.json"
         assert issued == ["token-0", "token-1"]
@@ -134,7 +134,7 @@ async def test_listings_are_read_to_their_last_page() -> None:
         identifiers = [{"namespace": [], "name": name} for name in names]
         return {"identifiers": identifiers, "next-page-token": None if token else "2"}
 
-    async with reading(answer) as (catalog, _, _clock):
+    async with serve_answers(answer) as (catalog, _, _clock):
         assert await catalog.list_entries(EntryKind.TABLE, ("a",)) == ["t1", "t2", "t9"]
         assert await catalog.list_namespaces(("a",)) == [("a", "b"), ("a", "z")]
 
@@ -147,7 +147,7 @@ async def test_level_with_the_separator_is_not_another_spelling_of_a_nested_name
             return {"identifiers": [{"namespace": ["hr", "pay"], "name": "salaries"}]}
         return {"metadata-location": "file:///t/v1.json", "properties": {}}
 
-    async with reading(answer) as (catalog, served, _):
+    async with serve_answers(answer) as (catalog, served, _):
         served.overrides["namespace-separator"] = "%2E"
         for path, is_shown in ((("hr", "pay"), True), (("hr.pay",), False)):
             assert (await catalog.find_namespace(path) is not None) == is_shown
@@ -160,7 +160,7 @@ async def test_level_with_the_separator_is_not_another_spelling_of_a_nested_name
 async def test_answers_that_are_large_or_invalid_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(other_catalog, "_ANSWER_BYTES_MAX", 100)
     bodies = iter(("x" * 200, "[", '{"metadata-location": null}'))
-    async with reading(lambda _: web.Response(text=next(bodies))) as (catalog, _, _clock):
+    async with serve_answers(lambda _: web.Response(text=next(bodies))) as (catalog, _, _clock):
         for reason in ("more than 100 bytes", "not valid", "does not say where the metadata file"):
             with pytest.raises(RetryLater, match=reason):
                 await find(catalog)
@@ -211,15 +211,15 @@ async def test_requests_that_wait_for_the_other_catalog_are_limited_in_number_an
             federation_uri=str(server.make_url("/")).rstrip("/"), federation_requests_limit=3, federation_timeout_s=300
         )
         async with open_federated_store(settings) as store:
-            names = [store.entry(EntryKind.TABLE, ("db",), f"t{number}") for number in range(2)]
-            running = [asyncio.create_task(name) for name in (*names, store.namespaces((), None, 10))]
+            names = [store.load_entry(EntryKind.TABLE, ("db",), f"t{number}") for number in range(2)]
+            running = [asyncio.create_task(name) for name in (*names, store.list_namespaces((), None, 10))]
             await waiting.wait()
             with pytest.raises(RetryLater, match="federation_requests_limit"):
-                await store.namespace(("db",))
+                await store.load_namespace(("db",))
             assert not any(task.done() for task in running)
             async with open_federated_store(replace(settings, federation_timeout_s=0.1)) as other_store:
                 with pytest.raises(RetryLater, match=r"did not answer within 0.1 seconds|does not answer"):
-                    await other_store.namespace(("db",))
+                    await other_store.load_namespace(("db",))
             closing.set()
             ends = await asyncio.gather(*running, return_exceptions=True)
             assert all(isinstance(end, RetryLater) and "answers 500" in end.message for end in ends), ends
@@ -265,7 +265,7 @@ async def test_kept_answers_have_a_limited_size(monkeypatch: pytest.MonkeyPatch)
     def answer(request: web.Request) -> Any:
         return {"identifiers": [{"name": f"{request.path[-20:]}-{number}"} for number in range(100)]}
 
-    async with reading(answer, fresh_s=3600) as (catalog, served, _):
+    async with serve_answers(answer, fresh_s=3600) as (catalog, served, _):
         for _ in range(2):
             for number in range(5):
                 assert len(await catalog.list_entries(EntryKind.TABLE, (f"n{number}",))) == 100

@@ -17,7 +17,7 @@ from seamark.connector.read.scans import scan
 from tests.moving.test_export import export_all
 from tests.moving.test_import import COLUMNS, append_ids, import_all
 from tests.services.java import run_java_fixture
-from tests.services.nessie import nessie_server
+from tests.services.nessie import run_nessie_server
 from tests.services.s3 import S3
 from tests.services.seamark import Seamark
 
@@ -89,7 +89,7 @@ def test_tables_move_from_and_to_nessie(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret_key)
     lake = f"s3://{s3_bucket}/nessie"
-    with nessie_server(s3, lake, log=tmp_path / "nessie.log") as uri:
+    with run_nessie_server(s3, lake, log=tmp_path / "nessie.log") as uri:
         keys = {
             "s3.endpoint": s3.endpoint,
             "s3.access-key-id": s3.access_key,

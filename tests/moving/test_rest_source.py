@@ -12,7 +12,7 @@ import pytest
 
 from seamark.connector.moving.rest_catalog import RestSource
 from seamark.connector.moving.source import CatalogRefusal, CatalogUnavailable, EntryMissing
-from tests.moving.http_catalog import serving_catalog
+from tests.moving.http_catalog import serve_catalog
 
 TABLE = {"metadata-location": "s3://lake/t/v1.metadata.json", "metadata": {"format-version": 99}}
 
@@ -25,7 +25,7 @@ def test_requests_are_signed_for_glue() -> None:
         "client.access-key-id": "key",
         "client.secret-access-key": "secret",
     }
-    with serving_catalog(lambda path, headers: (200, TABLE)) as catalog:
+    with serve_catalog(lambda path, headers: (200, TABLE)) as catalog:
         with closing(RestSource({"uri": catalog.url, **properties}, 2)) as source:
             # The import does not parse the metadata, which may have a later format version.
             assert source.find_table(("shop",), "orders") == "s3://lake/t/v1.metadata.json"
@@ -44,7 +44,7 @@ def test_namespaces_that_cannot_be_listed_end_the_listing() -> None:
             return 400, {"error": {"message": "no nested namespaces", "type": "BadRequestException", "code": 400}}
         return 200, {"namespaces": [["shop"]]}
 
-    with serving_catalog(respond) as catalog:
+    with serve_catalog(respond) as catalog:
         with (
             closing(RestSource({"uri": catalog.url}, 2)) as source,
             pytest.raises(CatalogRefusal, match="answers 400: no nested namespaces"),
@@ -66,7 +66,7 @@ def test_namespaces_that_cannot_be_listed_end_the_listing() -> None:
 )
 def test_answers_without_a_metadata_file_are_errors(status: int, body: Any, error: type[Exception]) -> None:
     with (
-        serving_catalog(lambda path, headers: (status, body)) as catalog,
+        serve_catalog(lambda path, headers: (status, body)) as catalog,
         closing(RestSource({"uri": catalog.url}, 2)) as source,
         pytest.raises(error),
     ):
@@ -75,7 +75,7 @@ def test_answers_without_a_metadata_file_are_errors(status: int, body: Any, erro
 
 def test_catalog_that_ignores_the_parent_has_the_namespaces_of_one_level() -> None:
     with (
-        serving_catalog(lambda path, headers: (200, {"namespaces": [["a"], ["b"], ["a"]]})) as catalog,
+        serve_catalog(lambda path, headers: (200, {"namespaces": [["a"], ["b"], ["a"]]})) as catalog,
         closing(RestSource({"uri": catalog.url}, 2)) as source,
     ):
         assert list(source.list_namespaces()) == [("a",), ("b",)]
@@ -92,12 +92,12 @@ def test_listing_without_an_end_is_refused() -> None:
         parent = parse_qs(path.partition("?")[2]).get("parent", [""])[0]
         return 200, {"namespaces": [[*filter(None, parent.split("\x1f")), "a"]]}
 
-    with serving_catalog(respond) as catalog, closing(RestSource({"uri": catalog.url}, 2)) as source:
+    with serve_catalog(respond) as catalog, closing(RestSource({"uri": catalog.url}, 2)) as source:
         for listing in (source.list_namespaces, partial(source.list_tables, ("a",))):
             with pytest.raises(CatalogRefusal, match="the listing has no end"):
                 list(listing())
     with (
-        serving_catalog(go_deeper) as catalog,
+        serve_catalog(go_deeper) as catalog,
         closing(RestSource({"uri": catalog.url}, 2)) as source,
         pytest.raises(CatalogRefusal, match="more than 32 levels"),
     ):
@@ -108,12 +108,12 @@ def test_tables_are_listed_to_the_last_page_with_a_login_that_ends() -> None:
     answers = [(401, {}), (200, {"identifiers": [{"namespace": ["a"], "name": "t"}], "next-page-token": "2"})]
     answers.append((200, {"identifiers": [{"namespace": ["a"], "name": "u"}], "next-page-token": ""}))
     with (
-        serving_catalog(lambda path, headers: answers.pop(0)) as catalog,
+        serve_catalog(lambda path, headers: answers.pop(0)) as catalog,
         closing(RestSource({"uri": catalog.url}, 2)) as source,
     ):
         assert source.list_tables(("a",)) == ["t", "u"]
     with (
-        serving_catalog(lambda path, headers: (404, {})) as catalog,
+        serve_catalog(lambda path, headers: (404, {})) as catalog,
         closing(RestSource({"uri": catalog.url}, 2)) as source,
         pytest.raises(EntryMissing),
     ):

@@ -16,7 +16,7 @@ from seamark.metaserver.objects.port import ObjectStore
 
 class ObjectStoreContract:
     async def test_created_object_can_be_read(self, store: ObjectStore, base: str) -> None:
-        data = SystemClock().random_bytes(100_000)
+        data = SystemClock().draw_bytes(100_000)
         await store.create(f"{base}/a/b/c.bin", data)
         assert await store.read(f"{base}/a/b/c.bin") == data
         assert await store.exists(f"{base}/a/b/c.bin")

@@ -27,8 +27,9 @@ class Fault(Enum):
 
 
 class FaultyObjects:
-    """A failing store. `rates` are probabilities per call, drawn from `seed`; `script` overrides them for the
-    next calls.
+    """A failing store.
+
+    `rates` are probabilities per call, drawn from `seed`; `script` overrides them for the next calls.
     """
 
     def __init__(
@@ -85,8 +86,8 @@ class FaultyObjects:
             yield info
         self._act_after(fault, prefix)
 
-    def uploads(self, prefix: str) -> AsyncIterator[Upload]:
-        return self.inner.uploads(prefix)
+    def list_uploads(self, prefix: str) -> AsyncIterator[Upload]:
+        return self.inner.list_uploads(prefix)
 
     async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
         return await self.inner.abort_uploads(uploads)

@@ -63,8 +63,8 @@ async def test_same_seed_fails_in_the_same_way(tmp_path: Path) -> None:
             faulty = FaultyObjects(inner, seed=seed, rates={Fault.BEFORE: 0.3, Fault.LOST_REPLY: 0.3, Fault.FULL: 0.1})
             for number in range(40):
                 for call in (
-                    faulty.create(f"{settings.warehouse_uri()}/{number}", b""),
-                    faulty.delete(f"{settings.warehouse_uri()}/{number}"),
+                    faulty.create(f"{settings.make_warehouse_uri()}/{number}", b""),
+                    faulty.delete(f"{settings.make_warehouse_uri()}/{number}"),
                 ):
                     try:
                         await call

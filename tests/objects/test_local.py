@@ -156,16 +156,16 @@ os.link = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
 async def main():
     settings = Settings(home=Path(sys.argv[1]))
     async with open_objects(settings, SystemClock()) as objects:
-        await objects.create(settings.warehouse_uri() + "/t/x", b"half")
+        await objects.create(settings.make_warehouse_uri() + "/t/x", b"half")
 asyncio.run(main())
 """
     killed = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=Path(__file__).parents[2], check=False)
     assert killed.returncode == -9
     settings = Settings(home=tmp_path)
     async with open_objects(settings, SystemClock()) as objects:
-        location = settings.warehouse_uri() + "/t/x"
+        location = settings.make_warehouse_uri() + "/t/x"
         assert not await objects.exists(location)
-        assert [info async for info in objects.list(settings.warehouse_uri())] == []
+        assert [info async for info in objects.list(settings.make_warehouse_uri())] == []
         await objects.create(location, b"whole")
         assert await objects.read(location) == b"whole"
     leftovers = [path.name for path in (tmp_path / "warehouse/t").iterdir() if path.name != "x"]
@@ -173,7 +173,7 @@ asyncio.run(main())
 
 
 async def test_create_succeeds_beside_a_leftover_of_the_same_temporary_name(tmp_path: Path) -> None:
-    leftover = tmp_path / (TEMPORARY_PREFIX + SimulatedClock(1).random_bytes(12).hex())
+    leftover = tmp_path / (TEMPORARY_PREFIX + SimulatedClock(1).draw_bytes(12).hex())
     leftover.write_bytes(b"left by a crash of the same seed")
     local = LocalObjects([str(tmp_path)], SimulatedClock(1), threads=1, timeout_s=5)
     try:

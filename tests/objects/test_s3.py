@@ -241,19 +241,19 @@ async def test_unfinished_uploads_are_listed_by_pages_and_aborted(
     s3: S3, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only those of one folder; a missing upload is not a failure."""
-    monkeypatch.setattr("seamark.metaserver.objects.s3_uploads._PAGE", 2)
+    monkeypatch.setattr("seamark.metaserver.objects.s3_uploads._UPLOADS_PER_PAGE", 2)
     with closing(s3.client()) as client:
         for key in (*(f"warehouse/t/{number}/é .parquet" for number in range(5)), "warehouse/tt/x.parquet"):
             client.create_multipart_upload(Bucket=s3_bucket, Key=key)
     async with open_objects(build_settings(s3, s3_bucket), SystemClock()) as store:
         folder = f"s3://{s3_bucket}/warehouse/t"
-        uploads = [upload async for upload in store.uploads(folder)]
+        uploads = [upload async for upload in store.list_uploads(folder)]
         assert {upload.location for upload in uploads} == {f"{folder}/{number}/é .parquet" for number in range(5)}
         assert len(uploads) == 5
         assert await store.abort_uploads(uploads) == 5
-        assert [upload async for upload in store.uploads(folder)] == []
+        assert [upload async for upload in store.list_uploads(folder)] == []
         assert await store.abort_uploads(uploads[:1]) == 1
-        assert [upload.location async for upload in store.uploads(f"s3://{s3_bucket}/warehouse")] == [
+        assert [upload.location async for upload in store.list_uploads(f"s3://{s3_bucket}/warehouse")] == [
             f"{folder}t/x.parquet"
         ]
         outside_location = Upload(f"s3://{s3_bucket}/elsewhere/x.parquet", "id", 0)
@@ -265,7 +265,7 @@ async def test_uploads_that_the_store_cannot_list_are_an_error_with_the_reason(s
     wrong_settings = build_settings(s3, s3_bucket, s3_secret_access_key="wrong")
     async with open_objects(wrong_settings, SystemClock()) as store:
         with pytest.raises(StorageError, match="SignatureDoesNotMatch"):
-            [upload async for upload in store.uploads(f"s3://{s3_bucket}/warehouse")]
+            [upload async for upload in store.list_uploads(f"s3://{s3_bucket}/warehouse")]
 
 
 def make_settings_without_store() -> Settings:
@@ -293,4 +293,4 @@ async def test_environment_that_the_upload_client_rejects_is_a_storage_error(
     monkeypatch.setenv("AWS_PROFILE", "missing")
     async with open_objects(make_settings_without_store(), SystemClock()) as store:
         with pytest.raises(StorageError, match="missing"):
-            [upload async for upload in store.uploads("s3://bucket/warehouse")]
+            [upload async for upload in store.list_uploads("s3://bucket/warehouse")]

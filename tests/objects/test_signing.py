@@ -60,7 +60,7 @@ def build_md5_header(body: str) -> dict[str, str]:
     return {"Content-MD5": base64.b64encode(hashlib.md5(body.encode()).digest()).decode()}
 
 
-class Client:
+class SigningClient:
     """A client that signs through `sign`, like Iceberg's Java client, and sends to the real server."""
 
     def __init__(self, s3: S3, bucket: str, session: aiohttp.ClientSession) -> None:
@@ -98,10 +98,10 @@ class Client:
 @pytest.fixture
 async def client(s3: S3, s3_bucket: str) -> Any:
     async with aiohttp.ClientSession(skip_auto_headers=("Content-Type",)) as session:
-        yield Client(s3, s3_bucket, session)
+        yield SigningClient(s3, s3_bucket, session)
 
 
-async def test_client_without_keys_writes_reads_lists_and_deletes(client: Client) -> None:
+async def test_client_without_keys_writes_reads_lists_and_deletes(client: SigningClient) -> None:
     key = "/wh/t1-abc/data/" + quote("dt=2026-01-01/p=a%2Fb/ü x.parquet", safe="/")
     headers = {"Content-Type": "application/x-parquet", "amz-sdk-invocation-id": "1", "User-Agent": "java"}
     assert (await client.call("PUT", key, b"rows", headers))[0] == 200
@@ -116,7 +116,7 @@ async def test_client_without_keys_writes_reads_lists_and_deletes(client: Client
     assert (await client.call("GET", key))[0] == 404
 
 
-async def test_signature_of_a_read_is_valid_for_every_range_for_some_time(client: Client) -> None:
+async def test_signature_of_a_read_is_valid_for_every_range_for_some_time(client: SigningClient) -> None:
     await client.call("PUT", "/wh/t1-abc/x", b"0123456789")
     answer = client.sign("GET", client.base + "/wh/t1-abc/x", {"Range": "bytes=0-1"})
     for first in (0, 4, 8):
@@ -124,7 +124,7 @@ async def test_signature_of_a_read_is_valid_for_every_range_for_some_time(client
         assert (status, part) == (206, b"0123456789"[first : first + 2])
 
 
-async def test_multipart_uploads_are_signed_step_by_step(client: Client) -> None:
+async def test_multipart_uploads_are_signed_step_by_step(client: SigningClient) -> None:
     status, upload_xml = await client.call("POST", "/wh/t1-abc/big?uploads")
     assert status == 200
     upload_id = upload_xml.decode().partition("<UploadId>")[2].partition("</UploadId>")[0]
@@ -142,7 +142,7 @@ async def test_multipart_uploads_are_signed_step_by_step(client: Client) -> None
     assert await client.call("GET", "/wh/t1-abc/big") == (200, part)
 
 
-async def test_several_objects_are_deleted_only_with_the_signed_body(client: Client) -> None:
+async def test_several_objects_are_deleted_only_with_the_signed_body(client: SigningClient) -> None:
     for name in "abc":
         await client.call("PUT", f"/wh/t1-abc/{name}", b"x")
     body = delete_body("wh/t1-abc/a", "wh/t1-abc/b")
@@ -157,7 +157,7 @@ async def test_several_objects_are_deleted_only_with_the_signed_body(client: Cli
     assert [(await client.call("GET", f"/wh/t1-abc/{name}"))[0] for name in "abc"] == [404, 404, 200]
 
 
-async def test_signed_request_cannot_be_changed(client: Client, s3: S3) -> None:
+async def test_signed_request_cannot_be_changed(client: SigningClient, s3: S3) -> None:
     await client.call("PUT", "/wh/t1-abc/x", b"mine")
     direct = s3.client()
     direct.put_object(Bucket=client.base.rpartition("/")[2], Key="wh/t2/x", Body=b"theirs")

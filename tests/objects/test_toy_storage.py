@@ -22,7 +22,7 @@ from seamark.formats.runtime.errors import BadRequest, ConfigError
 from seamark.formats.storage.locations import list_spellings, make_location_key, normalize_location, parse_location
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
-from seamark.metaserver.objects.storages import access_stamp
+from seamark.metaserver.objects.storages import compute_access_stamp
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.settings.sources import load
 from tests.connector.server_thread import ServerThread
@@ -76,7 +76,7 @@ def client(server: ServerThread) -> Iterator[IndexClient]:
         yield client
 
 
-class TestContract(ObjectStoreContract):
+class TestToyContract(ObjectStoreContract):
     """The server's store of the toy fulfils the contract of all stores."""
 
     @pytest.fixture
@@ -143,7 +143,7 @@ def test_toy_location_rules_apply_to_comparisons_and_settings(folder: Path) -> N
     assert normalize_location("toys://shelf/a") == normalize_location("toy://shelf/a")
     assert list_spellings("toy://shelf/a") == ["toy://shelf/a", "toy://shelf/a", "toys://shelf/a"]
     assert configures_client("toy.key")
-    assert SECRET in access_stamp(Settings(), None)
+    assert SECRET in compute_access_stamp(Settings(), None)
     assert load({"warehouse": "toy://shelf/x"}, {}).warehouse == "toy://shelf/x"
 
 

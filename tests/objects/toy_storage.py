@@ -54,12 +54,12 @@ class ToyObjects(ForwardingObjects):
         super().__init__(files)
         self._folder = f"file://{folder}"
 
-    def _at(self, location: str) -> str:
+    def _map_location(self, location: str) -> str:
         address = parse_location(location)
         return f"{self._folder}/{address.bucket}/{address.path}".rstrip("/")
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        async for info in self._stored.list(self._at(prefix)):
+        async for info in self._stored.list(self._map_location(prefix)):
             location = f"toy://{info.location.removeprefix(self._folder + '/')}"
             yield ObjectInfo(location, info.size_bytes, info.modified_ms)
 
@@ -95,7 +95,7 @@ class ToyStorage(ServerStorage):
         keys = {KEY: SECRET, FOLDER: str(self._folder)}
         return keys, [{"prefix": f"{table}/", "config": dict(keys)}]
 
-    def access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
+    def compute_access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
         return (SECRET,)
 
     def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class ToyStorage(ServerStorage):
 
 
 class ToyClient(ClientStorage):
-    def file_system(self, properties: Mapping[str, str], lent_keys: Mapping[str, str]) -> fs.FileSystem:
+    def create_file_system(self, properties: Mapping[str, str], lent_keys: Mapping[str, str]) -> fs.FileSystem:
         if properties.get(KEY) != SECRET:
             raise PermissionError("the toy needs a key")
         folder = DirFileSystem(properties[FOLDER], LocalFileSystem(auto_mkdir=True))

@@ -13,7 +13,7 @@ PROGRAM: dict[str, Any] = runpy.run_path(str(REPO / "deploy" / "sbom" / "server_
 
 
 def test_bill_has_the_packages_that_the_resolver_installs_for_the_server() -> None:
-    packages = PROGRAM["server_packages"]()
+    packages = PROGRAM["list_server_packages"]()
     # The demo adds PyIceberg to the server, and has no traces.
     resolved = read_pins("requirements.demo.lock").keys()
     assert {"aiohttp", "confluent-kafka", "nats-py", "pyarrow", "click", "multidict"} <= packages & resolved
@@ -22,8 +22,8 @@ def test_bill_has_the_packages_that_the_resolver_installs_for_the_server() -> No
 
 
 def test_each_package_of_the_bill_has_its_version_and_hashes() -> None:
-    packages = PROGRAM["server_packages"]()
-    text = PROGRAM["locked_requirements"]((REPO / "requirements.hashed.lock").read_text(), packages)
+    packages = PROGRAM["list_server_packages"]()
+    text = PROGRAM["select_locked_requirements"]((REPO / "requirements.hashed.lock").read_text(), packages)
     assert text.count("==") == len(packages)
     for entry in text.replace("\\\n", "").splitlines():
         assert "--hash=sha256:" in entry
@@ -31,4 +31,4 @@ def test_each_package_of_the_bill_has_its_version_and_hashes() -> None:
 
 def test_package_that_the_lock_lacks_ends_the_program() -> None:
     with pytest.raises(SystemExit, match="lacks absent; run make hashes"):
-        PROGRAM["locked_requirements"]("", {"absent"})
+        PROGRAM["select_locked_requirements"]("", {"absent"})

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.faults.rigs.disk import SmallDisk
-from tests.faults.rigs.http import Client, OutcomeUnknown
+from tests.faults.rigs.http import HttpClient, OutcomeUnknown
 from tests.peers.fleet import NAMESPACE, Fleet, count_peer_reads
 from tests.peers.networks import Network
 from tests.waits import block_until
@@ -34,7 +34,7 @@ storage.
 
 
 @dataclass
-class Readers:
+class PlanReaders:
     """Threads that plan tables and compare the answers with `expected`, the data files of each table."""
 
     fleet: Fleet
@@ -58,7 +58,7 @@ class Readers:
                 time.sleep(0.01)
                 continue
             table = rng.choice(list(self.expected))
-            client = Client(self.fleet.replicas[number].base_url, timeout_s=60)
+            client = HttpClient(self.fleet.replicas[number].base_url, timeout_s=60)
             try:
                 status, body = client.call("POST", f"/v1/namespaces/{NAMESPACE}/tables/{table}/plan", {})
             except OutcomeUnknown as lost:
@@ -77,7 +77,7 @@ class Readers:
                 self.wrong.append(f"replica {number}, {table}: {file_paths}")
 
     def is_answering(self, number: int) -> bool:
-        client, table = Client(self.fleet.replicas[number].base_url, timeout_s=60), next(iter(self.expected))
+        client, table = HttpClient(self.fleet.replicas[number].base_url, timeout_s=60), next(iter(self.expected))
         try:
             return client.call("POST", f"/v1/namespaces/{NAMESPACE}/tables/{table}/plan", {})[0] == 200
         except OutcomeUnknown:
@@ -106,10 +106,12 @@ class Readers:
             self.faults[number] += 1
 
 
-class Faults:
+class FleetFaults:
     """The faults. Each lasts until its function returns."""
 
-    def __init__(self, readers: Readers, rng: random.Random, disk: SmallDisk, network: Network | None = None) -> None:
+    def __init__(
+        self, readers: PlanReaders, rng: random.Random, disk: SmallDisk, network: Network | None = None
+    ) -> None:
         self._readers = readers
         self._fleet = readers.fleet
         self._rng = rng
@@ -189,7 +191,7 @@ def write_tables(fleet: Fleet) -> dict[str, list[str]]:
     return expected
 
 
-def run_campaign(readers: Readers, kinds: Sequence[Callable[[int], None]], rounds: int, rng: random.Random) -> None:
+def run_campaign(readers: PlanReaders, kinds: Sequence[Callable[[int], None]], rounds: int, rng: random.Random) -> None:
     """Run each kind of fault once, then random faults of random replicas.
 
     No answer may be wrong, and no request may fail.

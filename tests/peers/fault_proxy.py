@@ -101,7 +101,7 @@ class FaultProxy:
 
 
 @contextmanager
-def fault_proxy(
+def run_fault_proxy(
     host: str, port: int, local_address: str = "127.0.0.1", connect: Callable[[], socket.socket] | None = None
 ) -> Iterator[FaultProxy]:
     """Run a proxy on a free port of this machine, at its address `local_address`, in a separate thread.

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 from pyiceberg.catalog.rest import RestCatalog
 
-from tests.faults.rigs.http import Client
-from tests.peers.fault_proxy import FaultProxy, fault_proxy
+from tests.faults.rigs.http import HttpClient
+from tests.peers.fault_proxy import FaultProxy, run_fault_proxy
 from tests.peers.networks import Network
 from tests.services.postgres import Postgres
 from tests.services.process import free_port
@@ -40,8 +40,8 @@ class Fleet:
     s3: S3
     database: str
 
-    def build_clients(self, timeout_s: float = 60) -> list[Client]:
-        return [Client(replica.base_url, timeout_s) for replica in self.replicas]
+    def build_clients(self, timeout_s: float = 60) -> list[HttpClient]:
+        return [HttpClient(replica.base_url, timeout_s) for replica in self.replicas]
 
     def write(self, appends: int, name: str = TABLE) -> None:
         """Create the table if it does not exist, and append to it `appends` times, with a manifest each."""
@@ -86,7 +86,7 @@ def count_peer_reads(replica: Seamark, source: str) -> float:
     return read_metric(replica, "seamark_peer_reads_total", source=source)
 
 
-def request_plan(client: Client, headers: Mapping[str, str] | None = None) -> tuple[int, list[str]]:
+def request_plan(client: HttpClient, headers: Mapping[str, str] | None = None) -> tuple[int, list[str]]:
     """Return the status, and the data files of a plan of the whole table."""
     status, body = client.call("POST", PLAN, {}, dict(headers or {}))
     tasks = body.get("file-scan-tasks", []) if status == 200 else []
@@ -115,9 +115,9 @@ def open_fleet(
     store, local_address = urlsplit(s3.endpoint), "127.0.0.1" if network is None else network.address
     is_linked = is_linked and network is None
     with ExitStack() as stack:
-        storage = stack.enter_context(fault_proxy(str(store.hostname), int(store.port or 80), local_address))
+        storage = stack.enter_context(run_fault_proxy(str(store.hostname), int(store.port or 80), local_address))
         if network is not None:
-            way = stack.enter_context(fault_proxy("127.0.0.1", postgres.port, local_address))
+            way = stack.enter_context(run_fault_proxy("127.0.0.1", postgres.port, local_address))
             database = database.replace(f"127.0.0.1:{postgres.port}", way.address)
         replicas, links = [], []
         for number in range(count):
@@ -131,13 +131,13 @@ def open_fleet(
                 "SEAMARK_HOUSEKEEPING_INTERVAL_S": "3600",
             }
             if is_linked:
-                link = stack.enter_context(fault_proxy("127.0.0.1", port))
+                link = stack.enter_context(run_fault_proxy("127.0.0.1", port))
                 links.append(link)
                 settings |= {"SEAMARK_PEER_ADDRESS": link.address, "SEAMARK_PEER_LISTEN": f"127.0.0.1:{port}"}
             settings |= {**(env or {}), **((first or {}) if number == 0 else {})}
             own_port, base_url = free_port(), ""
             if place is not None:
-                door = fault_proxy("", own_port, connect=partial(place.connect, own_port))
+                door = run_fault_proxy("", own_port, connect=partial(place.connect, own_port))
                 base_url = stack.enter_context(door).url
             replica = Seamark(
                 folder / f"r{number}",

@@ -105,7 +105,7 @@ def _run_command(command: str) -> None:
 
 
 @contextmanager
-def network(count: int) -> Iterator[Network]:
+def open_network(count: int) -> Iterator[Network]:
     """Open a network.
 
     The test is skipped if this user may not create network namespaces, or if a program for them is missing.

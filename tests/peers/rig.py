@@ -18,7 +18,7 @@ from seamark.metaserver.objects.forwarding import ForwardingObjects
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.peers.peers import Peers, open_peers
-from seamark.metaserver.server import limits_of, open_certificate
+from seamark.metaserver.server import make_connection_limits, open_certificate
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.open import open_store
 from tests.services.seamark import SHARED_KEY
@@ -80,14 +80,14 @@ async def open_node(folder: Path, name: str, *, clock: Clock | None = None, **op
     )
     metrics, certificate = ServerMetrics(), open_certificate(settings)
     async with (
-        open_store(settings.database_url(), clock=clock) as store,
+        open_store(settings.make_database_url(), clock=clock) as store,
         open_keyring(settings, store, clock) as keyring,
         open_objects(settings, clock) as real,
     ):
         watched_objects = WatchedObjects(real)
         async with (
             open_peers(settings, watched_objects, store, keyring, clock, metrics) as peers,
-            peers.serving(limits_of(settings), certificate and certificate.context, metrics),
+            peers.serve(make_connection_limits(settings), certificate and certificate.context, metrics),
         ):
             yield Node(peers, watched_objects, settings)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.rigs.disk import mount_small_disk
-from tests.peers.campaign import NOTHING_KEPT, Faults, Readers, run_campaign, write_tables
+from tests.peers.campaign import NOTHING_KEPT, FleetFaults, PlanReaders, run_campaign, write_tables
 from tests.peers.fleet import open_fleet
-from tests.peers.networks import network
+from tests.peers.networks import open_network
 from tests.seeds import first_seed
 from tests.services.postgres import Postgres
 from tests.services.s3 import S3
@@ -31,8 +31,8 @@ def test_no_fault_of_a_replica_causes_a_wrong_answer_or_a_failed_read_of_another
         mount_small_disk(tmp_path / "disk") as disk,
         open_fleet(tmp_path, postgres, s3, 3, env=NOTHING_KEPT, first=first) as fleet,
     ):
-        readers = Readers(fleet, write_tables(fleet))
-        faults = Faults(readers, rng, disk)
+        readers = PlanReaders(fleet, write_tables(fleet))
+        faults = FleetFaults(readers, rng, disk)
         kinds = [faults.kill, faults.pause, faults.isolate, faults.damage_disk, faults.fill_disk]
         run_campaign(readers, kinds, ROUNDS, rng)
 
@@ -45,11 +45,11 @@ def test_replicas_that_lose_their_network_cause_no_wrong_answer(tmp_path: Path, 
     rng = random.Random(first_seed())
     first = {"SEAMARK_PEER_DISK_FOLDER": str(tmp_path / "disk" / "files")}
     with (
-        network(3) as hosts,
+        open_network(3) as hosts,
         mount_small_disk(tmp_path / "disk") as disk,
         open_fleet(tmp_path, postgres, s3, 3, env=NOTHING_KEPT, first=first, network=hosts) as fleet,
     ):
-        readers = Readers(fleet, write_tables(fleet))
-        faults = Faults(readers, rng, disk, hosts)
+        readers = PlanReaders(fleet, write_tables(fleet))
+        faults = FleetFaults(readers, rng, disk, hosts)
         kinds = [faults.divide, faults.disconnect, faults.kill, faults.pause, faults.damage_disk, faults.fill_disk]
         run_campaign(readers, kinds, ROUNDS, rng)

@@ -24,7 +24,7 @@ from seamark.metaserver.access.tokens import create_token, revoke_token
 from seamark.metaserver.runtime.staleness import Staleness, allow_staleness
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from tests.faults.rigs.http import Client
+from tests.faults.rigs.http import HttpClient
 from tests.peers.fleet import NAMESPACE, TABLE, Fleet, open_fleet, request_plan
 from tests.server.rig import OffsetClock, build_settings
 from tests.services.postgres import Postgres, postgres_server
@@ -66,7 +66,7 @@ def pause_postgres(postgres: Postgres) -> Iterator[None]:
             os.kill(process.pid, signal.SIGCONT)
 
 
-def load(client: Client, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+def load(client: HttpClient, headers: dict[str, str] | None = None) -> tuple[int, Any]:
     return client.call("GET", TABLE_PATH, None, headers or {})
 
 
@@ -130,7 +130,7 @@ def test_requests_without_the_directive_and_writes_get_503_and_retry_after_while
 
 def _is_answering(postgres: Postgres) -> bool:
     try:
-        return postgres.sql("SELECT 1") == "1"
+        return postgres.run_sql("SELECT 1") == "1"
     except Exception:  # noqa: BLE001  it is starting
         return False
 
@@ -155,7 +155,7 @@ async def test_rights_are_cached_no_longer_than_allowed_and_a_revoked_or_expired
     clock = OffsetClock()
     settings = build_settings(tmp_path, auth="token", database=own_postgres.create_database())
     async with (
-        open_store(settings.database_url(), clock=clock, keeps_reads=True) as store,
+        open_store(settings.make_database_url(), clock=clock, keeps_reads=True) as store,
         open_keyring(settings, store, clock) as keyring,
         open_authenticator(settings, store, keyring, clock) as authenticator,
     ):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.rigs.http import Client, OutcomeUnknown
+from tests.faults.rigs.http import HttpClient, OutcomeUnknown
 from tests.peers.fleet import PLAN, Fleet, count_peer_reads, list_replicas, open_fleet, request_plan
 from tests.services.command import run_seamark
 from tests.services.postgres import Postgres
@@ -71,7 +71,7 @@ def test_listing_has_all_live_replicas(fleet: Fleet) -> None:
 
 
 @dataclass
-class Load:
+class BalancedLoad:
     """Clients behind a load balancer that sends requests to replicas whose /readyz succeeded a moment ago."""
 
     fleet: Fleet
@@ -93,7 +93,7 @@ class Load:
             if not (ready := list(self._ready)):
                 time.sleep(0.01)
                 continue
-            client, is_commit = Client(rng.choice(ready)), rng.random() < 0.2
+            client, is_commit = HttpClient(rng.choice(ready)), rng.random() < 0.2
             try:
                 status, body = self._commit(client, rng) if is_commit else client.call("POST", PLAN, {})
             except OutcomeUnknown as lost:
@@ -107,7 +107,7 @@ class Load:
             elif status != 409:  # Another commit was first.
                 self.errors.append(f"{status}: {body}")
 
-    def _commit(self, client: Client, rng: random.Random) -> tuple[int, object]:
+    def _commit(self, client: HttpClient, rng: random.Random) -> tuple[int, object]:
         update = {"action": "set-properties", "updates": {f"p{rng.randrange(5)}": str(rng.random())}}
         return client.call("POST", PLAN.removesuffix("/plan"), {"requirements": [], "updates": [update]})
 
@@ -126,8 +126,8 @@ class Load:
                 thread.join(60)
 
 
-def restart_one_by_one(fleet: Fleet, rounds: int, clients: int) -> Load:
-    load = Load(fleet)
+def restart_one_by_one(fleet: Fleet, rounds: int, clients: int) -> BalancedLoad:
+    load = BalancedLoad(fleet)
     with load.run_clients(clients):
         for _ in range(rounds):
             for replica in fleet.replicas:

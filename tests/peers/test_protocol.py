@@ -270,4 +270,4 @@ def test_only_names_with_a_uuid_are_immutable(name: str, expected: bool) -> None
 def test_keys_of_one_catalog_differ_from_those_of_others() -> None:
     clock = SimulatedClock(seed=1)
     keyring: Keyring = make_fixed_keyring(b"s", clock)
-    assert keyring.signing_key("peer")[1] != keyring.signing_key("service-token")[1]
+    assert keyring.find_signing_key("peer")[1] != keyring.find_signing_key("service-token")[1]

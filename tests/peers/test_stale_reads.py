@@ -12,7 +12,7 @@ import pytest
 
 from seamark.formats.runtime.clock import SimulatedClock
 from seamark.formats.runtime.errors import NoSuchTable, RetryLater
-from seamark.metaserver.runtime.staleness import Staleness, allow_staleness, current_staleness, parse_staleness_s
+from seamark.metaserver.runtime.staleness import Staleness, allow_staleness, get_current_staleness, parse_staleness_s
 from seamark.metaserver.store.model import EntryKind, Grant
 from seamark.metaserver.store.operations import DropEntry, RemoveGrant, RevokeToken, SwapPointer
 from seamark.metaserver.store.stale_reads import RUNNING_MAX, StaleReads, make_entry_key
@@ -55,13 +55,13 @@ async def test_stale_results_need_permission_and_an_unreachable_database(reads: 
     database.value = "new"
     with allow_staleness(Staleness(100, 30)):
         assert await reads.read(KEY, database.read()) == "new"
-        staleness = current_staleness()
+        staleness = get_current_staleness()
         assert staleness is not None
         assert staleness.age_s == 0
     database.error = RetryLater("away")
     with pytest.raises(RetryLater):
         await reads.read(KEY, database.read())
-    assert current_staleness() is None
+    assert get_current_staleness() is None
 
 
 async def test_value_is_used_exactly_up_to_the_allowed_age(reads: StaleReads, clock: SimulatedClock) -> None:
@@ -72,7 +72,7 @@ async def test_value_is_used_exactly_up_to_the_allowed_age(reads: StaleReads, cl
         clock.advance(int(age_s * 1000) - int(clock.monotonic() * 1000 - 1_700_000_000_000))
         with allow_staleness(Staleness(60, 30)) as _:
             assert await reads.read(KEY, database.read()) == "live"
-            staleness = current_staleness()
+            staleness = get_current_staleness()
             assert staleness is not None
             assert staleness.age_s == pytest.approx(age_s)
     clock.advance(1)

@@ -27,7 +27,7 @@ class HalfObjects(WatchedObjects):
 @pytest.mark.parametrize("has_storage", [True, False])
 async def test_damaged_manifests_and_manifest_lists_are_read_again(tmp_path: Path, has_storage: bool) -> None:
     table = Table(tmp_path / "t")
-    table.commit(1, [table.manifest(f"m{day}", range(day * 10, day * 10 + 10), day=day) for day in range(3)])
+    table.commit(1, [table.write_manifest(f"m{day}", range(day * 10, day * 10 + 10), day=day) for day in range(3)])
     settings = Settings(home=tmp_path / "home", warehouse=tmp_path.as_uri(), plan_disk_bytes=0)
     clock = SystemClock()
     async with open_objects(settings, clock) as objects:
@@ -53,7 +53,7 @@ async def test_damaged_metadata_files_named_by_their_content_are_read_again(tmp_
             HalfObjects(objects), clock, budget_bytes=1 << 20, stored=objects if has_storage else None
         )
         if has_storage:
-            assert await documents.raw(location) == content
+            assert await documents.read_raw(location) == content
         else:
             with pytest.raises(Forbidden, match="overwritten"):
-                await documents.raw(location)
+                await documents.read_raw(location)

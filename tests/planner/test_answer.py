@@ -72,7 +72,7 @@ def build_metadata(*specs: tuple[PartitionField, ...], kinds: dict[int, str] = K
         "schemas": [build_schema(kinds)],
         "current-schema-id": 0,
         "partition-specs": [
-            {"spec-id": number, "fields": [field.json() for field in spec]} for number, spec in enumerate(specs)
+            {"spec-id": number, "fields": [field.build_json() for field in spec]} for number, spec in enumerate(specs)
         ],
         "default-spec-id": 0,
         "last-partition-id": 1999,
@@ -136,7 +136,7 @@ def build_scan(
 
 def parse_answer(plan: ScanPlan, **options: Any) -> dict[str, Any]:
     answer = ScanTaskWriter(plan, **options)
-    tasks = b"".join(answer.tasks(plan.entry_ids))
+    tasks = b"".join(answer.write_tasks(plan.entry_ids))
     return {
         "file-scan-tasks": json.loads(b"[" + tasks + b"]", parse_float=_parse_number),
         "delete-files": json.loads(b"[" + b"".join(answer.delete_files()) + b"]"),
@@ -187,7 +187,7 @@ def test_answer_has_row_ids_and_sequence_numbers_as_files_inherit_them() -> None
         )
         for rows in (plan.entry_ids, plan.entry_ids[2:], plan.entry_ids[1:2]):
             answer = ScanTaskWriter(plan, form=TaskForm(sequence_numbers=True))
-            tasks = [item["data-file"] for item in json.loads(b"[" + b"".join(answer.tasks(rows)) + b"]")]
+            tasks = [item["data-file"] for item in json.loads(b"[" + b"".join(answer.write_tasks(rows)) + b"]")]
             assert [task.get("first-row-id") for task in tasks] == [expected[row] for row in rows.tolist()]
             assert [task["data-sequence-number"] for task in tasks] == [(9, 9, 9, 3)[row] for row in rows.tolist()]
 
@@ -231,7 +231,7 @@ def test_files_of_many_manifests_appear_once_and_in_order() -> None:
     plan = build_scan(build_metadata(()), blocks)
     paths_by_entry = dict(zip(plan.entry_ids.tolist(), [path for part in paths for path in part], strict=True))
     for rows in (plan.entry_ids, plan.entry_ids[::7], plan.entry_ids[3:-2], plan.entry_ids[:0]):
-        tasks = json.loads(b"[" + b"".join(ScanTaskWriter(plan).tasks(rows)) + b"]")
+        tasks = json.loads(b"[" + b"".join(ScanTaskWriter(plan).write_tasks(rows)) + b"]")
         assert [task["data-file"]["file-path"] for task in tasks] == [paths_by_entry[row] for row in rows.tolist()]
         assert [task["data-file"]["record-count"] for task in tasks] == [
             len(paths_by_entry[row]) for row in rows.tolist()
@@ -249,7 +249,7 @@ def test_each_file_has_its_own_lists_on_every_page(longest: int) -> None:
         [build_block([build_data_file(f"f{n}", split_offsets=offsets) for n, offsets in enumerate(lists)])],
     )
     for rows in (plan.entry_ids, plan.entry_ids[::3], plan.entry_ids[150:], plan.entry_ids[4:5]):
-        tasks = json.loads(b"[" + b"".join(ScanTaskWriter(plan).tasks(rows)) + b"]")
+        tasks = json.loads(b"[" + b"".join(ScanTaskWriter(plan).write_tasks(rows)) + b"]")
         actual = [task["data-file"].get("split-offsets", []) for task in tasks]
         assert actual == [lists[row] or [] for row in rows.tolist()], "seed 11"
 
@@ -264,7 +264,7 @@ def test_statistics_belong_to_the_requested_files() -> None:
         [build_block([build_data_file(f"f{n}", metrics=metric) for n, metric in enumerate(metrics)])],
     )
     rows = plan.entry_ids[3::5]
-    tasks = json.loads(b"[" + b"".join(ScanTaskWriter(plan, stats=[1]).tasks(rows)) + b"]")
+    tasks = json.loads(b"[" + b"".join(ScanTaskWriter(plan, stats=[1]).write_tasks(rows)) + b"]")
     for task, row in zip(tasks, rows.tolist(), strict=True):
         actual = {key: task["data-file"].get(key) for key in ("lower-bounds", "upper-bounds", "value-counts")}
         column_metrics = metrics[row].get(1)
@@ -362,8 +362,8 @@ def test_positive_and_negative_zero_are_two_partitions() -> None:
     plan = build_scan(
         build_metadata(spec), [build_block([build_data_file("a", (0.0,)), build_data_file("b", (-0.0,))], 0, spec)]
     )
-    assert b'"partition":[0.0]' in b"".join(ScanTaskWriter(plan).tasks(plan.entry_ids))
-    assert b'"partition":[-0.0]' in b"".join(ScanTaskWriter(plan).tasks(plan.entry_ids))
+    assert b'"partition":[0.0]' in b"".join(ScanTaskWriter(plan).write_tasks(plan.entry_ids))
+    assert b'"partition":[-0.0]' in b"".join(ScanTaskWriter(plan).write_tasks(plan.entry_ids))
 
 
 def test_partition_values_follow_the_order_and_types_of_the_tables_spec() -> None:
@@ -469,7 +469,7 @@ def test_page_lists_only_the_delete_files_that_it_references() -> None:
     deletes = [build_delete("of a", 1, referenced="a"), build_delete("of b", 1, referenced="b")]
     plan = build_scan(build_metadata(()), [build_block(data)], [build_block(deletes)])
     answer = ScanTaskWriter(plan)
-    (task,) = json.loads(b"[" + b"".join(answer.tasks(plan.entry_ids[1:])) + b"]")
+    (task,) = json.loads(b"[" + b"".join(answer.write_tasks(plan.entry_ids[1:])) + b"]")
     assert task["delete-file-references"] == [0]
     assert [item["file-path"] for item in json.loads(b"[" + b"".join(answer.delete_files()) + b"]")] == ["of b"]
     answer = ScanTaskWriter(build_scan(build_metadata(()), [build_block([build_data_file("c")])]))
@@ -546,7 +546,11 @@ def test_pyiceberg_parses_every_answer() -> None:
     plan = build_scan(build_metadata(spec), [build_block(files, 0, spec)], where=filter_json)
     answer = parse_answer(plan, stats=[1, 2], dialect=PYICEBERG)
     parsed = ScanTasks.model_validate_json(json.dumps(answer))
-    paths = [file.path for file, row in zip(files, plan.entry_ids.tolist(), strict=True) if plan.residual(row) != FALSE]
+    paths = [
+        file.path
+        for file, row in zip(files, plan.entry_ids.tolist(), strict=True)
+        if plan.compute_residual(row) != FALSE
+    ]
     assert paths
     assert [task.data_file.file_path for task in parsed.file_scan_tasks] == paths
 
@@ -573,11 +577,11 @@ def test_residual_uses_the_partition_fields_in_the_manifests_order() -> None:
     turned = build_plan(table, (9, 1), second, first, kinds=kinds, where=filter_json)
     row = int(turned.entry_ids[0])
     assert turned.view.locate(row)[0].partition_fields == ((1001, "int"), (1000, "int"))
-    assert encode_expression(turned.residual(row)) is False
+    assert encode_expression(turned.compute_residual(row)) is False
     lacking = build_plan(table, (9,), second, kinds=kinds, where=filter_json)
-    assert encode_expression(lacking.residual(int(lacking.entry_ids[0]))) == filter_json
+    assert encode_expression(lacking.compute_residual(int(lacking.entry_ids[0]))) == filter_json
 
     promoted = build_metadata((first,), kinds={1: "timestamp"})
     filter_json = {"type": "lt", "term": "c1", "value": "1970-01-02T00:00:00"}
     days = build_plan(promoted, (20_000,), first, kinds={1: "date"}, where=filter_json)
-    assert days.residual(int(days.entry_ids[0])) == days.bound
+    assert days.compute_residual(int(days.entry_ids[0])) == days.bound

@@ -135,7 +135,7 @@ class Situation:
             self._delete(manifest) if manifest.content else self._build_data_file(manifest),
         )
 
-    def row(self, schema_id: int, partition_of: dict[int, Any]) -> dict[int, Any]:
+    def draw_row(self, schema_id: int, partition_of: dict[int, Any]) -> dict[int, Any]:
         rng = self.rng
         row: dict[int, Any] = {}
         for key in (A, B, NESTED, F, LATE):
@@ -185,7 +185,7 @@ class Situation:
         common = self._draw_common_fields(manifest, DATA)
         parts = zip(SPECS[manifest.spec_id], common["partition"], strict=True)
         fixed = {part.source: value for part, value in parts if part.transform == "identity"}
-        rows = [self.row(schema_id, fixed) for _ in range(self.rng.randint(1, 4))]
+        rows = [self.draw_row(schema_id, fixed) for _ in range(self.rng.randint(1, 4))]
         keys = [key for key in (A, B, NESTED, F, LATE) if key != LATE or schema_id == 1]
         metrics = self._build_metrics(schema_id, {key: [row[key] for row in rows] for key in keys})
         return DataFile(**common, record_count=len(rows), metrics=metrics, rows=rows)
@@ -227,7 +227,7 @@ class Situation:
         schema_id = rng.randint(0, manifest.schema_id)
         usable = [A, B, NESTED, F] + [LATE] * schema_id
         ids = rng.sample(usable, rng.choice([1, 1, 2, 3]))
-        rows = [self.row(schema_id, {}) for _ in range(rng.randint(1, 3))]
+        rows = [self.draw_row(schema_id, {}) for _ in range(rng.randint(1, 3))]
         metrics = self._build_metrics(schema_id, {key: [row[key] for row in rows] for key in ids})
         keys = tuple(tuple(row[key] for key in ids) for row in rows)
         return DeleteFile(**common, record_count=len(rows), metrics=metrics, equality_ids=ids, keys=keys)

@@ -37,7 +37,7 @@ from tests.planner.lakes.tables import (
     to_path,
 )
 from tests.seeds import quick
-from tests.server.rig import running
+from tests.server.rig import run_server
 from tests.support.wrapper_capture import WrapperCapture
 
 T = "/v1/namespaces/db/tables/t"
@@ -47,7 +47,7 @@ Damage = Callable[[bytearray, random.Random], None]
 def create_filled_table(folder: Path, *, days: int = 4, per_day: int = 10) -> tuple[Table, list[Manifest]]:
     """Return a table with a manifest of `per_day` files and one delete file for each day."""
     table = Table(folder)
-    data = [table.manifest(f"m{day}", range(day * per_day, (day + 1) * per_day), day=day) for day in range(days)]
+    data = [table.write_manifest(f"m{day}", range(day * per_day, (day + 1) * per_day), day=day) for day in range(days)]
     deletes = [table.deletes(f"d{day}", [day * per_day], day=day) for day in range(days)]
     manifests = [*data, *deletes]
     table.commit(1, manifests)
@@ -97,7 +97,7 @@ async def test_missing_file_is_named_in_the_error_until_it_is_back(tmp_path: Pat
 async def _let_go(planner: Planner) -> None:
     """Wait until no block is alive, because a thread that has just read a block may still hold it."""
     async with asyncio.timeout(60):
-        while planner.stats().live_bytes:
+        while planner.read_stats().live_bytes:
             await asyncio.sleep(0.001)
 
 
@@ -120,7 +120,7 @@ def plan_by_fastavro(manifests: list[Manifest]) -> list[str] | None:
 async def test_manifest_with_flipped_bytes_is_corrupt_or_planned_as_stored(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     table = Table(tmp_path / "t", style=UNCOMPRESSED_STYLE) if seed % 2 else Table(tmp_path / "t")
-    manifests = [table.manifest(f"m{day}", range(day * 10, day * 10 + 10), day=day) for day in range(3)]
+    manifests = [table.write_manifest(f"m{day}", range(day * 10, day * 10 + 10), day=day) for day in range(3)]
     table.commit(1, manifests)
     metadata, outcomes = table.metadata, Counter[str]()
     path = to_path(manifests[1])
@@ -140,7 +140,7 @@ async def test_manifest_with_flipped_bytes_is_corrupt_or_planned_as_stored(tmp_p
                 continue
             expected = plan_by_fastavro(manifests)
             located = (scan.view.locate(row) for row in scan.entry_ids.tolist())
-            texts = [block.text("file_path", row) for block, row in located]
+            texts = [block.read_text("file_path", row) for block, row in located]
             if expected is not None:
                 assert texts == expected, context
             outcomes["as stored"] += 1
@@ -154,7 +154,7 @@ async def test_manifest_with_flipped_bytes_is_corrupt_or_planned_as_stored(tmp_p
 
 async def test_manifest_that_disagrees_with_its_list_is_read_again(tmp_path: Path) -> None:
     table = Table(tmp_path / "t")
-    manifest = table.manifest("m", range(10), day=1)
+    manifest = table.write_manifest("m", range(10), day=1)
     table.commit(1, [manifest])
     path = to_path(manifest)
     content = path.read_bytes()
@@ -249,7 +249,7 @@ async def test_partition_of_an_unknown_type_is_planned(tmp_path: Path) -> None:
 
 
 async def test_broken_table_over_http_is_a_server_error_that_names_the_file(tmp_path: Path) -> None:
-    async with running(
+    async with run_server(
         tmp_path, plan_inline_limit=2, plan_page_size=4, plan_memory_bytes=0, plan_disk_bytes=0
     ) as server:
         api = Api(server)
@@ -274,7 +274,9 @@ async def test_broken_table_over_http_is_a_server_error_that_names_the_file(tmp_
         content = path.read_bytes()
         for broken_content in (None, b"", content[:50]):
             path.unlink() if broken_content is None else path.write_bytes(broken_content)
-            async with running(tmp_path, plan_disk_bytes=0) as other:  # The first planner still has the list in memory.
+            async with run_server(
+                tmp_path, plan_disk_bytes=0
+            ) as other:  # The first planner still has the list in memory.
                 _is_clean(await Api(other)("POST", f"{T}/plan", {}), path.name)
         path.write_bytes(content)
         page = await api("POST", f"{T}/tasks", {"plan-task": token})
@@ -363,13 +365,13 @@ async def test_cache_files_damaged_between_two_runs_are_replaced(tmp_path: Path,
     all_numbers = list(range(6_400))
     async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
         assert await plan_file_numbers(planner, table.metadata) == all_numbers
-        assert planner.stats().decoded == len(manifests)
+        assert planner.read_stats().decoded == len(manifests)
     files = list_block_files(tmp_path)
     assert len(files) == len(manifests)
     assert max(path.stat().st_size for path in files) > 65536, "one is mapped, not read"
     async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
         assert await plan_file_numbers(planner, table.metadata) == all_numbers
-        assert planner.stats().decoded == 0
+        assert planner.read_stats().decoded == 0
     rng = random.Random(how.__name__)
     for path in files:
         damage_file(path, how, rng)
@@ -377,7 +379,7 @@ async def test_cache_files_damaged_between_two_runs_are_replaced(tmp_path: Path,
         async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
             assert await plan_file_numbers(planner, table.metadata, filter) == expected
             # Damage in a column that no plan reads is not detected and is harmless.
-            decoded_count = planner.stats().decoded
+            decoded_count = planner.read_stats().decoded
             assert decoded_count == len(manifests) or how in (flip, write_zeros) or filter is True
 
 
@@ -407,7 +409,7 @@ async def test_cache_files_damaged_during_a_run_change_no_answer(tmp_path: Path,
         if rng.random() < 0.5:
             shutil.rmtree(tmp_path / "home" / "cache", ignore_errors=True)  # Files are still stored after the answers.
         assert await plan_file_numbers(planner, table.metadata) == list(range(240)), f"seed {seed}"
-        assert planner.stats().decoded > len(manifests)
+        assert planner.read_stats().decoded > len(manifests)
 
 
 async def test_planner_works_without_a_cache_folder_that_cannot_be_created(tmp_path: Path) -> None:
@@ -435,7 +437,7 @@ async def test_planner_skips_the_cache_folder_while_its_disk_is_full_or_read_onl
                 await _let_go(planner)  # On a busy machine a block that waits for its write would serve the next plan.
             disk.free_space()
             assert await plan_file_numbers(planner, table.metadata, build_day_filter(1)) == list(range(10, 20))
-            decoded_count = planner.stats().decoded
+            decoded_count = planner.read_stats().decoded
             assert decoded_count > len(manifests), "nothing could be kept while the disk was full"
         async with open_test_planner(tmp_path, **options) as planner:
             assert await plan_file_numbers(planner, table.metadata) == list(range(40))
@@ -444,7 +446,7 @@ async def test_planner_skips_the_cache_folder_while_its_disk_is_full_or_read_onl
             while decoded_count:  # On a busy machine a plan does not wait for the folder's lock and stores nothing.
                 async with open_test_planner(tmp_path, **options) as planner:
                     assert await plan_file_numbers(planner, table.metadata) == list(range(40))
-                    decoded_count = planner.stats().decoded
+                    decoded_count = planner.read_stats().decoded
         await disk.make_read_only()
         for _ in range(2):
             async with open_test_planner(tmp_path, **options) as planner:

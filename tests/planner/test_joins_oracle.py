@@ -30,7 +30,7 @@ from tests.planner.lakes.kinds import draw_pool, format_decimal, strip_parameter
 from tests.planner.lakes.lake import DataFile
 from tests.planner.lakes.manifests import PartitionField
 from tests.planner.lakes.stars import Col, Row, StarTable
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 SLOW_SEEDS = range(1000, 1250)
 PLANS = 6
@@ -189,7 +189,7 @@ def _draw_files(rng: random.Random, table: RandomTable, count: int) -> list[Data
             name = next(column.name for column in table.table.columns if column.id == part.source)
             for row in rows:
                 row[name] = rows[0][name]
-        results.append(table.table.file(rows, rng=rng))
+        results.append(table.table.make_file(rows, rng=rng))
     return results
 
 
@@ -367,7 +367,7 @@ async def judge_star(seed: int, api: Api, monkeypatch: pytest.MonkeyPatch, count
 
 async def run_campaign(seeds: Iterator[int], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts: Counter[str] = Counter()
-    async with running(folder) as server:
+    async with run_server(folder) as server:
         for seed in seeds:
             await judge_star(seed, Api(server), monkeypatch, counts)
     return counts

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyiceberg.table import StaticTable
 
-from tests.planner.lakes.cases import Case, draw_cases
+from tests.planner.lakes.cases import ScanCase, draw_cases
 from tests.planner.lakes.history import write_random_lake
 from tests.planner.lakes.lake import EQUALITY_DELETES, Lake
 from tests.planner.lakes.predicates import JAVA_MEANING, SPARK_MEANING, Names, is_judged_otherwise_by_java, matches
@@ -71,7 +71,7 @@ def test_pyiceberg_finds_the_live_files_of_every_snapshot(lakes: list[Lake]) -> 
     assert read_count > 20
 
 
-def judge_java(case: Case, answer: JavaPlan) -> Counter[str]:
+def judge_java(case: ScanCase, answer: JavaPlan) -> Counter[str]:
     """Check that Java's plan and residuals agree with the rows, except for the faults listed in `predicates.py`."""
     counts: Counter[str] = Counter()
     if answer.error is not None:

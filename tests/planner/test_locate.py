@@ -30,7 +30,7 @@ from seamark.metaserver.settings.settings import Settings
 from tests.api.client import Api
 from tests.api.indexes.test_lookups import LOOKUP, ask, decode_found_rows
 from tests.api.rest.stored import StoredTable
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 KINDS = {
     "boolean": [True, False],
@@ -132,7 +132,7 @@ async def test_neither_of_two_ambiguous_columns_of_a_data_file_is_used(data: Pat
 
 @pytest.fixture
 async def stored_table(tmp_path: Path) -> Any:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         table = await StoredTable.create(Api(server))
         files = [table.write_data_file([(at // 20, "a", None, 1) for at in range(1000)]) for _ in range(2)]
         await table.commit(files)

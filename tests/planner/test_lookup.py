@@ -27,7 +27,7 @@ from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.encoding import encode_block
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.lookup import _lookup
-from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, Strings, files_at, lookup
+from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, Strings, find_files_at, lookup
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.lookup.prefix import parse_prefix
 from seamark.metaserver.planner.plan.planner import Planner, open_planner
@@ -37,7 +37,7 @@ from seamark.metaserver.settings.settings import Settings
 from tests.planner.lakes import partitioning
 from tests.planner.lakes.history import write_random_lake
 from tests.planner.lakes.kinds import FLOATS
-from tests.planner.lakes.lake import DATA, ContentFile, DataFile, Lake, Snapshot
+from tests.planner.lakes.lake import DATA, ContentFile, DataFile, Lake, LakeSnapshot
 from tests.planner.lakes.literal_forms import render
 from tests.planner.lakes.manifests import (
     ADDED,
@@ -61,7 +61,7 @@ async def open_lookup_planner(folder: Path) -> AsyncIterator[Planner]:
         yield planner
 
 
-async def build_views(lake: Lake, planner: Planner) -> list[tuple[TableMetadata, Snapshot, TableView]]:
+async def build_views(lake: Lake, planner: Planner) -> list[tuple[TableMetadata, LakeSnapshot, TableView]]:
     """Return the view of each snapshot, and a view of its delete files as if they were data files."""
     metadata = decode_table(Path(lake.metadata_location.removeprefix("file://")).read_bytes(), lake.metadata_location)
     results = []
@@ -72,7 +72,7 @@ async def build_views(lake: Lake, planner: Planner) -> list[tuple[TableMetadata,
 
 
 def list_paths(found_files: FoundFiles) -> list[str]:
-    return [(path or b"").decode() for path in found_files.texts("file_path").values()]
+    return [(path or b"").decode() for path in found_files.read_texts("file_path").list_values()]
 
 
 # Prefixes
@@ -140,9 +140,9 @@ async def judge_prefixes(seed: int, folder: Path, planner: Planner, counts: Coun
                 context = f"seed {seed}, snapshot {snapshot.id}, prefix {text}, {expected}"
                 lookup_result = lookup(expected_files, parse_prefix(text, metadata))
                 assert list_paths(lookup_result) == find_files_of_partition(lake, expected, files), context
-                assert list_paths(files_at(expected_files, lookup_result.entry_ids())) == list_paths(lookup_result), (
-                    context
-                )
+                assert list_paths(find_files_at(expected_files, lookup_result.list_entry_ids())) == list_paths(
+                    lookup_result
+                ), context
                 counts["prefixes"] += 1
                 counts["narrowing"] += 0 < lookup_result.files < len(files)
 
@@ -170,7 +170,7 @@ async def test_partition_prefixes_find_their_files_in_many_random_tables(tmp_pat
 def read_bound(kind: str, actual: Any, row: int) -> Any:
     """Return one bound from the array that has it."""
     if isinstance(actual, Strings):
-        raw = actual.values()[row]
+        raw = actual.list_values()[row]
         return None if raw is None else decode_value(Form.STRINGS, kind, raw)
     item = actual[row].item()
     if isinstance(item, float):
@@ -184,14 +184,14 @@ async def judge_stats(seed: int, folder: Path, planner: Planner, outcomes: Count
     for _, snapshot, view in await build_views(lake, planner):
         lookup_result = lookup(view)
         files = snapshot.data_files
-        assert lookup_result.longs("record_count").tolist() == [file.record_count for file in files]
-        assert lookup_result.longs("file_size_in_bytes").tolist() == [file.size for file in files]
-        assert lookup_result.sequence_numbers().tolist() == [file.sequence for file in files]
-        assert lookup_result.snapshot_ids().tolist() == [file.snapshot_id for file in files]
+        assert lookup_result.read_longs("record_count").tolist() == [file.record_count for file in files]
+        assert lookup_result.read_longs("file_size_in_bytes").tolist() == [file.size for file in files]
+        assert lookup_result.read_sequence_numbers().tolist() == [file.sequence for file in files]
+        assert lookup_result.read_snapshot_ids().tolist() == [file.snapshot_id for file in files]
         for column in lake.schema.leaves().values():
-            stats = lookup_result.stats(RequestedColumn(column.id, column.kind))
+            stats = lookup_result.find_statistics(RequestedColumn(column.id, column.kind))
             counts = [stats.counts(name).tolist() for name in ("value_counts", "null_value_counts", "nan_value_counts")]
-            sides = {side: stats.bounds(side) for side in ("lower", "upper")}
+            sides = {side: stats.read_bounds(side) for side in ("lower", "upper")}
             for file_number, file in enumerate(files):
                 metrics = file.metrics.get(column.id)
                 context = f"seed {seed}, snapshot {snapshot.id}, {column.name}: {file.path}"
@@ -199,7 +199,7 @@ async def judge_stats(seed: int, folder: Path, planner: Planner, outcomes: Count
                 assert [
                     None if count[file_number] == MISSING else count[file_number] for count in counts
                 ] == expected, context
-                block, row = view.locate(int(lookup_result.entry_ids()[file_number]))
+                block, row = view.locate(int(lookup_result.list_entry_ids()[file_number]))
                 for side, bounds in sides.items():
                     bound = block.get_bound(side, column.id, row)
                     assert is_equal(read_bound(column.kind, bounds, file_number), bound), f"{context}: {side}"
@@ -223,11 +223,14 @@ async def test_slice_of_a_lookup_result_equals_the_slice_of_its_columns(tmp_path
             for _, _, view in await build_views(lake, planner):
                 all_results = lookup(view)
                 picked = np.flatnonzero([rng.random() < 0.6 for _ in range(all_results.files)])
-                files = files_at(view, all_results.entry_ids()[picked])
+                files = find_files_at(view, all_results.list_entry_ids()[picked])
                 assert list_paths(files) == [list_paths(all_results)[at] for at in picked]
                 start, end = sorted(rng.randint(0, files.files + 2) for _ in range(2))
-                assert list_paths(files.part(start, end)) == list_paths(files)[start:end]
-                assert files.part(start, end).entry_ids().tolist() == files.entry_ids()[start:end].tolist()
+                assert list_paths(files.slice_files(start, end)) == list_paths(files)[start:end]
+                assert (
+                    files.slice_files(start, end).list_entry_ids().tolist()
+                    == files.list_entry_ids()[start:end].tolist()
+                )
 
 
 async def test_partition_totals_equal_the_sums_over_their_files(tmp_path: Path) -> None:
@@ -240,9 +243,9 @@ async def test_partition_totals_equal_the_sums_over_their_files(tmp_path: Path) 
                 records: dict[tuple[object, ...], int] = {}
                 for file in snapshot.data_files:
                     records[file.partition_key] = records.get(file.partition_key, 0) + file.record_count
-                assert files_by_partition.sums(lookup_result.longs("record_count")) == list(records.values()), (
-                    f"seed {seed}"
-                )
+                assert files_by_partition.sum_values(lookup_result.read_longs("record_count")) == list(
+                    records.values()
+                ), f"seed {seed}"
                 assert [partition.spec_id for partition in files_by_partition.partitions] == [key[0] for key in records]
 
 

@@ -247,7 +247,7 @@ async def test_long_in_list_is_evaluated_off_the_event_loop(tmp_path: Path, monk
 
     monkeypatch.setattr(ManifestSummaries, "find_needed", note_thread)
     table = Table(tmp_path / "t")
-    table.commit(1, [table.manifest(f"m{day}", [day], day=day) for day in range(4)])
+    table.commit(1, [table.write_manifest(f"m{day}", [day], day=day) for day in range(4)])
     async with open_test_planner(tmp_path) as test_planner:
         for days, on_loop in ((range(1, 3), True), (range(1, 30_000, 3), False)):
             filter_json = {"type": "in", "term": "day", "values": list(days)}

@@ -28,17 +28,17 @@ from seamark.metaserver.planner.plan.plan_writer import KeptManifests, PlanFiles
 from seamark.metaserver.planner.plan.planner import Planner, open_planner
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.settings.settings import Settings
-from tests.planner.lakes.cases import Case, draw_cases
+from tests.planner.lakes.cases import ScanCase, draw_cases
 from tests.planner.lakes.entries import Record, assert_same, read_data_files, read_entries, read_manifest_list
 from tests.planner.lakes.history import write_random_lake
 from tests.planner.lakes.lake import DataFile
-from tests.planner.lakes.lake import Snapshot as KnownSnapshot
+from tests.planner.lakes.lake import LakeSnapshot as KnownSnapshot
 from tests.planner.test_oracle import read_seeds
 from tests.seeds import examples
 from tests.services.java_planner import JavaPlan, JavaPlanner, PlanRequest
 
 
-class Tables:
+class PlanTableFolder:
     """The means to write plan tables below a folder and to read them."""
 
     def __init__(self, planner: Planner, writer: PlanWriter) -> None:
@@ -46,7 +46,7 @@ class Tables:
         self.count = 0
 
     async def plan(
-        self, case: Case, metadata: TableMetadata | None = None
+        self, case: ScanCase, metadata: TableMetadata | None = None
     ) -> tuple[KeptManifests, PlanFiles, set[str]]:
         """Return what is kept, the files that are now on disk, and the paths that the planner keeps."""
         if metadata is None:
@@ -66,10 +66,10 @@ class Tables:
         plan_table = await self.writer.write(kept_manifests, metadata, snapshot, folder.as_uri(), "p")
         for path, data in plan_table.files:
             Path(path.removeprefix("file://")).write_bytes(data)
-        return kept_manifests, plan_table, {block.text("file_path", row) or "" for block, row in located}
+        return kept_manifests, plan_table, {block.read_text("file_path", row) or "" for block, row in located}
 
 
-async def check_case(tables: Tables, case: Case) -> tuple[str, set[str], Counter[str]]:
+async def check_case(tables: PlanTableFolder, case: ScanCase) -> tuple[str, set[str], Counter[str]]:
     """Check a case.
 
     Return the location of the metadata of the plan table, the kept files, and the situations that occurred.
@@ -124,7 +124,7 @@ def assert_truth(snapshot: KnownSnapshot, records: dict[str, Record], note: str)
         assert entry["record_count"] == file.record_count, f"{path}\n{note}"
 
 
-def judge_java(case: Case, paths: set[str], table: JavaPlan, plan: JavaPlan) -> bool:
+def judge_java(case: ScanCase, paths: set[str], table: JavaPlan, plan: JavaPlan) -> bool:
     """Check that Java plans the same kept files on the plan table as on the table.
 
     Return False if Java refuses to plan the table.
@@ -145,7 +145,7 @@ async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: 
     settings = Settings(home=folder / "home", warehouse=folder.as_uri(), plan_disk_bytes=0)
     clock = SystemClock()
     async with open_objects(settings, clock) as objects, open_planner(settings, objects, clock) as planner:
-        tables = Tables(planner, PlanWriter(objects, budget_bytes=1 << 20, limit_bytes=1 << 30))
+        tables = PlanTableFolder(planner, PlanWriter(objects, budget_bytes=1 << 20, limit_bytes=1 << 30))
         for seed in seeds:
             random_cases = [case for case in draw_cases(seed, folder, per_lake) if not case.names_of_snapshot]
             results = [await check_case(tables, case) for case in random_cases]
@@ -183,14 +183,14 @@ async def test_plan_tables_have_the_unchanged_entries_in_thousands_of_cases(tmp_
 
 
 @pytest.fixture
-async def tables(tmp_path: Path) -> AsyncIterator[Tables]:
+async def tables(tmp_path: Path) -> AsyncIterator[PlanTableFolder]:
     settings = Settings(home=tmp_path / "home", warehouse=tmp_path.as_uri(), plan_disk_bytes=0)
     clock = SystemClock()
     async with open_objects(settings, clock) as objects, open_planner(settings, objects, clock) as planner:
-        yield Tables(planner, PlanWriter(objects, budget_bytes=0, limit_bytes=1 << 30))
+        yield PlanTableFolder(planner, PlanWriter(objects, budget_bytes=0, limit_bytes=1 << 30))
 
 
-def draw_lake_cases(folder: Path, version: int, count: int = 30) -> list[Case]:
+def draw_lake_cases(folder: Path, version: int, count: int = 30) -> list[ScanCase]:
     """Return cases of one lake of this format version."""
     for seed in range(500, 600):
         if write_random_lake(seed, folder / "look" / str(seed)).version == version:
@@ -198,13 +198,13 @@ def draw_lake_cases(folder: Path, version: int, count: int = 30) -> list[Case]:
     raise AssertionError(f"no lake has format version {version}")
 
 
-def read_metadata(case: Case) -> TableMetadata:
+def read_metadata(case: ScanCase) -> TableMetadata:
     location = case.lake.metadata_location
     return decode_table(Path(location.removeprefix("file://")).read_bytes(), location)
 
 
 async def test_version_1_snapshot_without_a_manifest_list_gets_one_in_the_plan_table(
-    tables: Tables, tmp_path: Path
+    tables: PlanTableFolder, tmp_path: Path
 ) -> None:
     planned_count = 0
     for case in draw_lake_cases(tmp_path, 1):
@@ -232,7 +232,9 @@ async def test_version_1_snapshot_without_a_manifest_list_gets_one_in_the_plan_t
     assert planned_count > 10
 
 
-async def test_files_from_before_an_upgrade_to_version_3_get_no_row_ids(tables: Tables, tmp_path: Path) -> None:
+async def test_files_from_before_an_upgrade_to_version_3_get_no_row_ids(
+    tables: PlanTableFolder, tmp_path: Path
+) -> None:
     planned_count = 0
     for case in draw_lake_cases(tmp_path, 2):
         upgraded = msgspec.structs.replace(read_metadata(case), format_version=3, next_row_id=0)
@@ -249,7 +251,7 @@ async def test_files_from_before_an_upgrade_to_version_3_get_no_row_ids(tables: 
     assert planned_count > 5
 
 
-async def test_error_names_the_manifest_that_is_truncated_or_missing(tables: Tables, tmp_path: Path) -> None:
+async def test_error_names_the_manifest_that_is_truncated_or_missing(tables: PlanTableFolder, tmp_path: Path) -> None:
     for case in draw_lake_cases(tmp_path, 2):
         kept_manifests, _, _ = await tables.plan(case)
         if kept_manifests.parts:
@@ -267,7 +269,9 @@ async def test_error_names_the_manifest_that_is_truncated_or_missing(tables: Tab
             await tables.writer.write(kept_manifests, metadata, snapshot, "file:///nowhere", "p")
 
 
-async def test_plan_table_has_an_empty_location_that_nobody_cleans_or_writes(tables: Tables, tmp_path: Path) -> None:
+async def test_plan_table_has_an_empty_location_that_nobody_cleans_or_writes(
+    tables: PlanTableFolder, tmp_path: Path
+) -> None:
     case = draw_lake_cases(tmp_path, 2)[0]
     _, plan_table, _ = await tables.plan(case)
     planned, metadata = plan_table.metadata, read_metadata(case)

@@ -17,7 +17,7 @@ from seamark.metaserver.planner.indexes.coverage import Coverage, compute_view_f
 from seamark.metaserver.planner.indexes.index_predicates import TRANSFORMED_MAX, project
 from seamark.metaserver.planner.indexes.probe import Probe
 from seamark.metaserver.planner.scan.request import ScanRequest
-from seamark.metaserver.planner.view.view import Selection, TableView
+from seamark.metaserver.planner.view.view import FileSelection, TableView
 from seamark.metaserver.store.open import open_store
 from tests.planner.lakes.indexing import IndexedTable, create_namespace, open_planning
 from tests.planner.lakes.tables import Table
@@ -79,7 +79,7 @@ def test_composite_key_with_many_zeros_is_not_expanded_into_signs() -> None:
     probe = Probe(view, projected, {definition.id: Coverage(compute_view_file_ids(view), ())}, {})
     tracemalloc.start()
     try:
-        probe.narrow(Selection.everything(view), frozenset({"record"}), lambda: False)
+        probe.narrow(FileSelection.select_all(view), frozenset({"record"}), lambda: False)
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:
         tracemalloc.stop()
@@ -92,14 +92,16 @@ async def test_index_files_that_miss_the_time_limit_prune_nothing(tmp_path: Path
     async with open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=clock) as store:
         await create_namespace(store)
         table = Table(tmp_path / "t")
-        table.commit(1, [table.manifest("a", range(6))])
+        table.commit(1, [table.write_manifest("a", range(6))])
         indexed = IndexedTable(table, store, Registry(store, clock), {"i": f"{kind}(id)"})
         await indexed.register()
         for number in range(6):
             await indexed.index("i", [number])
         async with open_planning(tmp_path, indexed.registry) as planning:
             view = await planning.planner.view(indexed.metadata, ScanRequest())
-            files = [one for file in await indexed.files() if (one := await planning.indexes.open(file)) is not None]
+            files = [
+                index for file in await indexed.list_files() if (index := await planning.indexes.open(file)) is not None
+            ]
     definition = indexed.definitions["i"]
     projected = project(Bound(Op.EQ, 1, "id", "long", "identity", "long", (13,)), [definition])
     assert projected is not None
@@ -107,7 +109,7 @@ async def test_index_files_that_miss_the_time_limit_prune_nothing(tmp_path: Path
         coverage = {definition.id: Coverage(compute_view_file_ids(view), files)}
         probe = Probe(view, projected, coverage, {file.location: file for file in files})
         answers = iter([False] * (1 + query_number))
-        selection = Selection.everything(view)
+        selection = FileSelection.select_all(view)
         probe.narrow(selection, frozenset({kind}), lambda answers=answers: next(answers, True))
         assert selection.count() == 6 - query_number
 

@@ -13,8 +13,8 @@ from seamark.formats.iceberg.expressions.expression import Bound, Expression, Op
 from seamark.formats.iceberg.manifests.manifest import ManifestFile, decode_manifest
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.encoding import encode_block
-from seamark.metaserver.planner.pruning.file_pruning import IN_LIMIT, narrow_by_stats
-from seamark.metaserver.planner.view.view import ColumnStatistics, PartitionValues, Selection, TableView
+from seamark.metaserver.planner.pruning.file_pruning import IN_VALUES_MAX, narrow_by_stats
+from seamark.metaserver.planner.view.view import ColumnStatistics, FileSelection, PartitionValues, TableView
 from tests.api.plans.planned import STYLE, build_data_file
 from tests.planner.lakes.kinds import compute_java_uuid_order
 from tests.planner.lakes.manifests import ADDED, Entry, build_manifest_bytes
@@ -58,10 +58,10 @@ def build_view(*elements: ColumnMetrics, kind: str = "string") -> TableView:
 
 
 def find_remaining_files(view: TableView, expression: Expression) -> list[int]:
-    selection = Selection.everything(view)
+    selection = FileSelection.select_all(view)
     narrow_by_stats(selection, expression, lambda: False)
     selection.check_invariants()
-    return selection.entry_ids().tolist()
+    return selection.list_entry_ids().tolist()
 
 
 @pytest.mark.parametrize("op", [Op.IS_NULL, Op.NOT_NULL, Op.EQ, Op.NOT_EQ])
@@ -102,7 +102,7 @@ class Uuids:
         return set(find_remaining_files(self.view, Bound(op, ELEMENT, "u", "uuid", "identity", "uuid", values)))
 
 
-@pytest.mark.parametrize("length", [3, IN_LIMIT + 1])
+@pytest.mark.parametrize("length", [3, IN_VALUES_MAX + 1])
 def test_uuid_bounds_in_either_order_keep_files_with_members_of_a_list(length: int) -> None:
     files = Uuids(random.Random(length))
     rng = files.rng
@@ -143,9 +143,9 @@ def test_branches_reached_after_the_time_limit_prune_nothing_at_no_cost(monkeypa
     branches = Or(tuple(Bound(Op.EQ, 1, "id", "long", "identity", "long", (n,)) for n in range(5_000, 15_000)))
     assert find_remaining_files(table, branches) == []
     copies = look_count = 0
-    copy = Selection.copy
+    copy = FileSelection.copy
 
-    def count_copies(self: Selection) -> Selection:
+    def count_copies(self: FileSelection) -> FileSelection:
         nonlocal copies
         copies += 1
         return copy(self)
@@ -155,10 +155,10 @@ def test_branches_reached_after_the_time_limit_prune_nothing_at_no_cost(monkeypa
         look_count += 1
         return look_count > 10
 
-    monkeypatch.setattr(Selection, "copy", count_copies)
-    selection = Selection.everything(table)
+    monkeypatch.setattr(FileSelection, "copy", count_copies)
+    selection = FileSelection.select_all(table)
     narrow_by_stats(selection, branches, count_looks)
-    assert selection.entry_ids().tolist() == list(range(20))
+    assert selection.list_entry_ids().tolist() == list(range(20))
     assert copies < 10
 
 
@@ -170,12 +170,12 @@ def test_view_size_can_be_read_while_threads_add_columns(monkeypatch: pytest.Mon
         size = column.size_bytes.fget
 
         def grow_size(self: object, size: Callable[[object], int] = size) -> int:
-            table.stats(next(new_rows), "long")
+            table.find_statistics(next(new_rows), "long")
             table.partition(next(new_rows), "long")
             return size(self)
 
         monkeypatch.setattr(column, "size_bytes", property(grow_size))
-    table.stats(1, "long")
-    table.stats(2, "string")
+    table.find_statistics(1, "long")
+    table.find_statistics(2, "string")
     table.partition(1000, "long")
     assert table.size_bytes > 0

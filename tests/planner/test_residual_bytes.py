@@ -81,7 +81,7 @@ def encode_plan(
     entries = [build_data_file(f"f{number}", (number,) if spec else ()) for number in range(files)]
     plan = build_scan(build_metadata(spec), [build_block(entries, 0, spec)], where=where)
     answer = ScanTaskWriter(plan, dialect=dialect, form=TaskForm(residual_bytes=BUDGET, exact_residuals=exact))
-    pieces = list(answer.tasks(plan.entry_ids))
+    pieces = list(answer.write_tasks(plan.entry_ids))
     return json.loads(b"[" + b"".join(pieces) + b"]"), sum(map(len, pieces))
 
 
@@ -164,7 +164,7 @@ def test_unbindable_residual_is_true_for_java_whole_for_pyiceberg_and_else_omitt
     plan.metadata = replace(named_metadata, schemas=(renamed_schema,))
     results = {}
     for dialect in (STANDARD, JAVA, PYICEBERG):
-        [task] = json.loads(b"[" + b"".join(ScanTaskWriter(plan, dialect=dialect).tasks(plan.entry_ids)) + b"]")
+        [task] = json.loads(b"[" + b"".join(ScanTaskWriter(plan, dialect=dialect).write_tasks(plan.entry_ids)) + b"]")
         results[dialect] = task.get("residual-filter")
     assert results == {STANDARD: None, JAVA: True, PYICEBERG: build_in_filter(3)}
 

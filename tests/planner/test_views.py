@@ -42,7 +42,7 @@ from tests.planner.lakes.tables import (
     plan_file_numbers,
 )
 from tests.seeds import examples
-from tests.server.rig import running
+from tests.server.rig import run_server
 from tests.support.wrapper_capture import WrapperCapture
 from tests.waits import until
 
@@ -52,7 +52,9 @@ DAYS, PER_DAY = 8, 10
 def create_filled_table(folder: Path, *, days: int = DAYS, per_day: int = PER_DAY) -> tuple[Table, list[Manifest]]:
     """Return a table with a manifest for each day, of `per_day` files."""
     table = Table(folder)
-    manifests = [table.manifest(f"m{day}", range(day * per_day, (day + 1) * per_day), day=day) for day in range(days)]
+    manifests = [
+        table.write_manifest(f"m{day}", range(day * per_day, (day + 1) * per_day), day=day) for day in range(days)
+    ]
     table.commit(1, manifests)
     return table, manifests
 
@@ -71,7 +73,7 @@ async def test_concurrent_plans_of_a_cold_table_decode_each_manifest_once(tmp_pa
             *(plan_file_numbers(planner, table.metadata) for _ in range(20)),
             *(plan_file_numbers(planner, table.metadata, build_day_filter(n % DAYS)) for n in range(20)),
         )
-        assert planner.stats().decoded == DAYS
+        assert planner.read_stats().decoded == DAYS
         assert sorted(capture.wrapper.reads) == sorted(["snap-1.avro", *(f"m{day}.avro" for day in range(DAYS))])
     for (low, high), plans in zip(expected, results[:60], strict=True):
         assert plans == list(range(low, high + 1))
@@ -83,15 +85,15 @@ async def test_plan_after_a_commit_decodes_only_the_new_manifests(tmp_path: Path
     table, manifests = create_filled_table(tmp_path / "t")
     async with open_test_planner(tmp_path) as planner:
         assert await plan_file_numbers(planner, table.metadata) == list(range(80))
-        assert planner.stats().decoded == DAYS
+        assert planner.read_stats().decoded == DAYS
         for snapshot_id in range(2, 6):
-            manifests.append(table.manifest(f"n{snapshot_id}", [80 + snapshot_id], snapshot_id=snapshot_id))
+            manifests.append(table.write_manifest(f"n{snapshot_id}", [80 + snapshot_id], snapshot_id=snapshot_id))
             table.commit(snapshot_id, manifests)
             assert (await plan_file_numbers(planner, table.metadata))[80:] == [
                 80 + number for number in range(2, snapshot_id + 1)
             ]
-            assert planner.stats().decoded == DAYS + snapshot_id - 1
-        stats = planner.stats()
+            assert planner.read_stats().decoded == DAYS + snapshot_id - 1
+        stats = planner.read_stats()
         assert stats.blocks == DAYS + 4
         assert stats.views == 5
         # Time travel, and a branch whose manifests differ from main's: blocks in memory are not decoded again.
@@ -100,7 +102,7 @@ async def test_plan_after_a_commit_decodes_only_the_new_manifests(tmp_path: Path
         assert await plan_file_numbers(planner, table.metadata) == [85, *range(30, 40)]
         appended = await plan_file_numbers(planner, table.metadata, start_snapshot_id=2, end_snapshot_id=4)
         assert appended == [83, 84]
-        assert planner.stats().decoded == DAYS + 4
+        assert planner.read_stats().decoded == DAYS + 4
 
 
 async def test_selective_filter_on_a_cold_snapshot_reads_only_needed_manifests_and_numbers_rows_alike(
@@ -114,7 +116,7 @@ async def test_selective_filter_on_a_cold_snapshot_reads_only_needed_manifests_a
                 await plan_table(part, table, build_day_filter(day)),
                 await plan_table(full, table, build_day_filter(day)),
             )
-            assert part.stats().decoded == prepared_days
+            assert part.read_stats().decoded == prepared_days
             assert list_file_numbers(of_part) == list(range(day * 10, day * 10 + 10))
             assert (
                 of_part.entry_ids.tolist()
@@ -122,9 +124,9 @@ async def test_selective_filter_on_a_cold_snapshot_reads_only_needed_manifests_a
                 == full_plan.entry_ids.tolist()[day * 10 : day * 10 + 10]
             )
             assert of_part.considered == of_full.considered == 80
-        assert full.stats().decoded == DAYS
+        assert full.read_stats().decoded == DAYS
         assert await plan_file_numbers(part, table.metadata) == list(range(80))
-        assert part.stats().decoded == DAYS, "blocks of the parts are used again"
+        assert part.read_stats().decoded == DAYS, "blocks of the parts are used again"
 
 
 async def test_repeated_plan_is_served_from_the_cache(tmp_path: Path) -> None:
@@ -134,9 +136,9 @@ async def test_repeated_plan_is_served_from_the_cache(tmp_path: Path) -> None:
         plan_result = await plan_table(planner, table, make_between(3, 44))
         assert plan_result.entry_ids.tolist() == first.entry_ids.tolist()
         assert list_file_numbers(plan_result) == list(range(3, 45))
-        assert planner.stats().plan_hits == 1
+        assert planner.read_stats().plan_hits == 1
         assert list_file_numbers(await plan_table(planner, table, make_between(3, 45))) == list(range(3, 46))
-        assert planner.stats().plan_hits == 1
+        assert planner.read_stats().plan_hits == 1
 
 
 @pytest.mark.few_cases(1)
@@ -160,7 +162,7 @@ async def test_cancelled_waiter_does_not_affect_the_others(tmp_path: Path, readi
         results = await asyncio.gather(*waiting_tasks, return_exceptions=True)
         assert [isinstance(result, asyncio.CancelledError) for result in results] == [n in (0, 3) for n in range(6)]
         assert [result for n, result in enumerate(results) if n not in (0, 3)] == [[n, n + 1] for n in (1, 2, 4, 5)]
-        assert planner.stats().decoded == DAYS
+        assert planner.read_stats().decoded == DAYS
         assert sorted(storage.reads) == sorted(["snap-1.avro", *(f"m{day}.avro" for day in range(DAYS))])
 
 
@@ -179,7 +181,7 @@ async def test_next_plan_starts_again_when_all_waiters_were_cancelled(tmp_path: 
             isinstance(result, asyncio.CancelledError)
             for result in await asyncio.gather(*waiting_tasks, return_exceptions=True)
         )
-        assert planner.stats().decoded <= 2 * DAYS
+        assert planner.read_stats().decoded <= 2 * DAYS
         planner.check_invariants()
 
 
@@ -219,7 +221,7 @@ async def test_memory_stays_within_the_budget_and_answers_stay_right(tmp_path: P
             # Memory that the answer derived from the blocks counts from the next plan on.
             await plan_table(planner, tables[number], make_between(low, low + 90))
             await asyncio.sleep(0)
-            stats = planner.stats()
+            stats = planner.read_stats()
             planner.check_invariants()
             assert stats.live_bytes + stats.added_bytes <= budget, f"turn {round_number}"
             decoded_count = stats.decoded
@@ -232,8 +234,8 @@ async def test_memory_account_counts_the_blocks_that_are_alive(tmp_path: Path) -
     async with open_test_planner(tmp_path) as planner:
         held_plans = [await plan_table(planner, table, make_between(1, 25)) for table in tables]
         live_blocks = list_live_blocks(tmp_path)
-        assert len(live_blocks) == planner.stats().blocks == 9
-        assert sum(block.size_bytes for block in live_blocks) == planner.stats().live_bytes
+        assert len(live_blocks) == planner.read_stats().blocks == 9
+        assert sum(block.size_bytes for block in live_blocks) == planner.read_stats().live_bytes
         watch = [weakref.ref(block) for block in live_blocks]
         del live_blocks, held_plans
         planner._views.budget_bytes = 0
@@ -241,8 +243,8 @@ async def test_memory_account_counts_the_blocks_that_are_alive(tmp_path: Path) -
         await asyncio.sleep(0)  # The event loop keeps a reference to what woke this task until the task sleeps again.
         gc.collect()
         assert [item() for item in watch] == [None] * 9
-        assert (planner.stats().live_bytes, planner.stats().blocks, planner.stats().views) == (0, 0, 0)
-        assert planner.stats().added_bytes == 0
+        assert (planner.read_stats().live_bytes, planner.read_stats().blocks, planner.read_stats().views) == (0, 0, 0)
+        assert planner.read_stats().added_bytes == 0
 
 
 async def test_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: Path) -> None:
@@ -262,10 +264,10 @@ async def test_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: P
         await plan_numbers(planner, "a", [0, 1])
         for _ in range(3):
             await plan_numbers(planner, "b", list(range(2, 12)))
-        decoded_count = planner.stats().decoded
+        decoded_count = planner.read_stats().decoded
         assert decoded_count > 3 * 2 * 6, "the tables of b have room beside those of a"
         await plan_numbers(planner, "a", [1, 0])
-        assert planner.stats().decoded == decoded_count
+        assert planner.read_stats().decoded == decoded_count
 
 
 @pytest.mark.slow
@@ -300,7 +302,7 @@ async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch:
         assert len(planner._views) > 50
         assert max(counts[100:]) <= 10
         assert await plan_file_numbers(planner, table.metadata, build_day_filter(0)) == [0, 1]
-        assert planner.stats().decoded == 12
+        assert planner.read_stats().decoded == 12
 
 
 @pytest.mark.slow
@@ -312,7 +314,7 @@ async def test_single_principal_can_use_the_whole_budget(tmp_path: Path) -> None
             for principal, table in zip("aaaaaaab", tables, strict=True):
                 with set_principal(principal):
                     assert await plan_file_numbers(planner, table.metadata, make_between(3, 4)) == [3, 4]
-        assert planner.stats().decoded == 2 * 8
+        assert planner.read_stats().decoded == 2 * 8
 
 
 async def test_view_larger_than_the_budget_is_planned_and_released(tmp_path: Path) -> None:
@@ -321,8 +323,8 @@ async def test_view_larger_than_the_budget_is_planned_and_released(tmp_path: Pat
         for _ in range(3):
             assert await plan_file_numbers(planner, table.metadata, make_between(5, 70)) == list(range(5, 71))
             await asyncio.sleep(0)
-            assert planner.stats().live_bytes == 0, "without the garbage collector's help"
-        assert planner.stats().decoded == 3 * DAYS
+            assert planner.read_stats().live_bytes == 0, "without the garbage collector's help"
+        assert planner.read_stats().decoded == 3 * DAYS
 
 
 @pytest.mark.slow
@@ -338,9 +340,9 @@ async def test_snapshots_that_share_all_blocks_are_evicted_too(tmp_path: Path) -
         for snapshot_id in range(1, 102):
             request = {"snapshot_id": snapshot_id}
             assert await plan_file_numbers(planner, metadata, make_between(7, 9), **request) == [7, 8, 9]
-            assert planner.stats().live_bytes + planner.stats().added_bytes <= budget
-        assert 1 < planner.stats().views < 50
-        assert planner.stats().decoded == 40
+            assert planner.read_stats().live_bytes + planner.read_stats().added_bytes <= budget
+        assert 1 < planner.read_stats().views < 50
+        assert planner.read_stats().decoded == 40
 
 
 async def test_cached_plans_keep_no_reference_to_table_metadata(tmp_path: Path) -> None:
@@ -369,7 +371,7 @@ async def test_closed_planners_leave_no_thread_file_or_mapping(tmp_path: Path) -
         async with open_test_planner(tmp_path, plan_disk_bytes=64 << 20) as planner:
             scan = await plan_table(planner, table, make_between(10, 20))
             assert list_file_numbers(scan) == list(range(10, 21))
-            assert planner.stats().decoded in (0, 1)
+            assert planner.read_stats().decoded in (0, 1)
             return count_mappings()
 
     await cycle()
@@ -392,19 +394,19 @@ async def test_plan_without_time_keeps_unchecked_files_reports_it_and_is_not_cac
             scan = await plan_table(planner, table, make_between(33, 35))
             assert set(list_file_numbers(scan)) >= {33, 34, 35}
             assert not scan.complete
-            assert all(scan.residual(row) != parse_expression(False) for row in scan.entry_ids.tolist())
-        assert planner.stats().plan_hits == 0
+            assert all(scan.compute_residual(row) != parse_expression(False) for row in scan.entry_ids.tolist())
+        assert planner.read_stats().plan_hits == 0
         assert (await plan_table(planner, table)).complete, "without a filter there is nothing to check"
 
 
 async def test_pages_of_plans_with_and_without_time_form_a_complete_answer(tmp_path: Path) -> None:
     """Servers with time answer tokens of a plan without time, and the reverse."""
     settings = {"plan_inline_limit": 2, "plan_page_size": 7}
-    hurried = running(tmp_path, **settings, plan_time_budget_s=0)
+    hurried = run_server(tmp_path, **settings, plan_time_budget_s=0)
     expected = [3, 17, 18, 44, 59]
     where = {"filter": {"type": "in", "term": "id", "values": [10 * n + 5 for n in expected]}}
     path = "/v1/namespaces/db/tables/t"
-    async with hurried as first, running(tmp_path, **settings) as second:
+    async with hurried as first, run_server(tmp_path, **settings) as second:
         slow, fast = Api(first), Api(second)
         await slow.table()
         files = [build_data_file(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(60)]
@@ -432,7 +434,7 @@ async def test_memory_account_is_close_to_the_memory_of_the_process(tmp_path: Pa
     derived data.
     """
     table = Table(tmp_path / "t")
-    manifests = [table.manifest(f"m{n}", range(n * 3000, n * 3000 + 3000), day=n) for n in range(20)]
+    manifests = [table.write_manifest(f"m{n}", range(n * 3000, n * 3000 + 3000), day=n) for n in range(20)]
     table.commit(1, manifests)
     small_table, _ = create_filled_table(tmp_path / "small")
     async with open_test_planner(tmp_path) as planner:
@@ -442,9 +444,9 @@ async def test_memory_account_is_close_to_the_memory_of_the_process(tmp_path: Pa
         gc.collect()
         tracemalloc.start()
         try:
-            before = planner.stats()
+            before = planner.read_stats()
             scan = await planner.bind_and_plan(metadata, ScanRequest(filter=parse_expression(True)))
-            tasks = sum(len(task) for task in ScanTaskWriter(scan).tasks(scan.entry_ids))
+            tasks = sum(len(task) for task in ScanTaskWriter(scan).write_tasks(scan.entry_ids))
             lookup(scan.view)
             compute_view_file_ids(scan.view)
             del scan
@@ -456,7 +458,7 @@ async def test_memory_account_is_close_to_the_memory_of_the_process(tmp_path: Pa
             held_bytes = tracemalloc.get_traced_memory()[0]
         finally:
             tracemalloc.stop()
-        after = planner.stats()
+        after = planner.read_stats()
         byte_growth = after.live_bytes + after.added_bytes - before.live_bytes - before.added_bytes
         assert tasks > 60_000 * 100
         assert abs(byte_growth - held_bytes) < held_bytes / 10, (

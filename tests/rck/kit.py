@@ -41,7 +41,7 @@ KIT_FOLDERS = tuple(Path("/tmp") / namespace for namespace in ("ns", "newdb", "n
 
 
 @dataclass(frozen=True)
-class Report:
+class KitReport:
     """Outcome of a run: number of tests found, names of the skipped ones, and name → message of the failed ones."""
 
     tests: int
@@ -49,7 +49,7 @@ class Report:
     failed: dict[str, str]
 
 
-def read_report(path: Path) -> Report:
+def read_report(path: Path) -> KitReport:
     """Read JUnit's XML report."""
     skipped, failed, count = set(), {}, 0
     for case in ElementTree.parse(path).getroot().iter("testcase"):
@@ -61,10 +61,10 @@ def read_report(path: Path) -> Report:
             found_part = case.find(kind)
             if found_part is not None:
                 failed[name] = (found_part.get("message") or found_part.text or "").strip()[:500]
-    return Report(count, frozenset(skipped), failed)
+    return KitReport(count, frozenset(skipped), failed)
 
 
-def run_kit(uri: str, folder: Path, *, warehouse: str = "", description: str = "all") -> Report:
+def run_kit(uri: str, folder: Path, *, warehouse: str = "", description: str = "all") -> KitReport:
     """Run the kit (20 to 60 s) against `uri`; output and report stay in `folder`.
 
     `what` is all, catalog, view or a JUnit selector. Without a `warehouse` the kit requests one named `rck_warehouse`.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.rigs.http import Client
+from tests.faults.rigs.http import HttpClient
 from tests.services.seamark import Seamark
 from tests.support.commands import invoke_seamark
 
@@ -23,14 +23,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seamark]:
 
 
 @pytest.fixture
-def client(server: Seamark) -> Client:
-    client = Client(server.base_url)
+def client(server: Seamark) -> HttpClient:
+    client = HttpClient(server.base_url)
     for name in client.call("GET", "/v1/namespaces/db/tables")[1].get("identifiers", []):
         client.call("DELETE", f"/v1/namespaces/db/tables/{name['name']}")
     return client
 
 
-def create(client: Client, name: str, snapshots: int) -> None:
+def create(client: HttpClient, name: str, snapshots: int) -> None:
     assert client.create_table(name)[0] == 200
     for number in range(1, snapshots + 1):
         assert client.append(number, number - 1 or None, number, name)[0] == 200
@@ -40,7 +40,7 @@ def roll_back(server: Seamark, *arguments: str, snapshot_id: int) -> tuple[int, 
     return invoke_seamark("rollback", *arguments, "--to", str(FIRST_MS + snapshot_id), url=server.base_url)
 
 
-def test_table_gets_the_snapshot_of_the_time(server: Seamark, client: Client) -> None:
+def test_table_gets_the_snapshot_of_the_time(server: Seamark, client: HttpClient) -> None:
     create(client, "t", 4)
     code, text = roll_back(server, "db.t", "--dry-run", snapshot_id=2)
     assert (code, "1 table would be moved back" in text) == (0, True), text
@@ -51,7 +51,7 @@ def test_table_gets_the_snapshot_of_the_time(server: Seamark, client: Client) ->
     assert client.head("t")[0] == 4
 
 
-def test_namespace_is_moved_back_in_one_transaction(server: Seamark, client: Client) -> None:
+def test_namespace_is_moved_back_in_one_transaction(server: Seamark, client: HttpClient) -> None:
     for name, snapshots in (("a", 4), ("b", 2), ("c", 1), ("empty", 0)):
         create(client, name, snapshots)
     code, text = roll_back(server, "--namespace", "db", "--json", snapshot_id=2)
@@ -61,7 +61,7 @@ def test_namespace_is_moved_back_in_one_transaction(server: Seamark, client: Cli
 
 
 def test_table_without_a_snapshot_at_the_time_stops_the_rollback_unless_skipped(
-    server: Seamark, client: Client
+    server: Seamark, client: HttpClient
 ) -> None:
     create(client, "old", 3)
     assert client.create_table("young")[0] == 200

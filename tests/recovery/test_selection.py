@@ -8,7 +8,7 @@ import uuid
 import pytest
 
 from seamark.metaserver.catalog.recovery.found_files import FoundFile
-from seamark.metaserver.catalog.recovery.naming import FoundName, name_of_location
+from seamark.metaserver.catalog.recovery.naming import FoundName, find_name_of_location
 from seamark.metaserver.catalog.recovery.selection import select
 from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.store.model import EntryKind
@@ -75,6 +75,6 @@ def test_choice_names_a_file_that_the_rules_leave_out() -> None:
     ],
 )
 def test_name_comes_from_the_folder(location: str, expected: tuple[tuple[str, ...], str], *, is_certain: bool) -> None:
-    name = name_of_location(WAREHOUSE, location, str(uuid.UUID(int=1)))
+    name = find_name_of_location(WAREHOUSE, location, str(uuid.UUID(int=1)))
     assert (name.namespace, name.name) == expected
     assert (name.note == "") is is_certain

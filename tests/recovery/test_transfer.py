@@ -208,11 +208,11 @@ async def test_timeline_continues_after_each_move(tmp_path: Path, postgres_url: 
             for instant in range(3):
                 ids.append(f"{number}-{instant}")
                 await store.transact([RecordInstant(instant=make_instant(ids[-1]))])
-            instants = await store.instants(InstantFilter(), 100)
+            instants = await store.list_instants(InstantFilter(), 100)
             assert [instant.id for instant in instants] == ids
             # A reader that continues from a position of the database before misses no later instant.
             for position in positions:
-                later_instants = await store.instants(InstantFilter(since=position), 100)
+                later_instants = await store.list_instants(InstantFilter(since=position), 100)
                 assert [instant.id for instant in later_instants][-3:] == ids[-3:]
             positions += [instant.position for instant in instants]
 
@@ -225,7 +225,7 @@ async def test_copy_to_postgres_begins_after_all_epochs_of_the_source(tmp_path: 
     await move(f"sqlite://{path}", postgres_url)
     async with open_store(postgres_url, clock=SimulatedClock(seed=1)) as store:
         await store.transact([RecordInstant(instant=make_instant("later"))])
-        later_instants = await store.instants(InstantFilter(since=highest), 100)
+        later_instants = await store.list_instants(InstantFilter(since=highest), 100)
         assert [instant.id for instant in later_instants] == ["later"]
 
 
@@ -253,7 +253,7 @@ async def test_restore_refuses_a_database_with_a_catalog(tmp_path: Path, postgre
             await restore(file, url)
         await restore(file, url, overwrite=True)
         async with open_store(url, clock=SimulatedClock(seed=1)) as store:
-            assert (await store.entry(make_entry("t").kind, NS, "t")) is not None
+            assert (await store.load_entry(make_entry("t").kind, NS, "t")) is not None
             assert isinstance(store, GeneratorStore)
             await store.check_invariants()
 

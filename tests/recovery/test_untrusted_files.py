@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from seamark.metaserver.catalog.documents import name_suffix
-from tests.faults.rigs.http import Client
+from tests.faults.rigs.http import HttpClient
 from tests.recovery.test_recovery import forget_database, rebuild
 from tests.services.seamark import Seamark
 
@@ -40,14 +40,14 @@ class Warehouse:
         return self.home / "warehouse"
 
     def read_metadata(self, name: str) -> Json:
-        return json.loads(self.file(name).read_bytes())
+        return json.loads(self.find_metadata_file(name).read_bytes())
 
-    def file(self, name: str) -> Path:
+    def find_metadata_file(self, name: str) -> Path:
         """Return the newest metadata file of a table."""
         return Path(self.tables[name]["metadata-location"].removeprefix("file://"))
 
-    def folder(self, name: str) -> Path:
-        return self.file(name).parent.parent
+    def find_folder(self, name: str) -> Path:
+        return self.find_metadata_file(name).parent.parent
 
     def write(self, folder: Path, metadata: Json, number: int, mark: str = "") -> str:
         """Write a metadata file with a valid digest in its name, and return its location."""
@@ -69,7 +69,7 @@ class Warehouse:
             claims = connection.execute("SELECT uuid, location FROM claims").fetchall()
             unnamed = {row[0] for row in connection.execute("SELECT uuid FROM retained")}
         for name in self.tables:
-            folder, own_uuid = f"file://{self.folder(name)}", self.tables[name]["metadata"]["table-uuid"]
+            folder, own_uuid = f"file://{self.find_folder(name)}", self.tables[name]["metadata"]["table-uuid"]
             owners = {owner for owner, location in claims if is_overlapping(location, folder)}
             assert owners, f"{name} has no claim"
             assert owners <= {own_uuid, *unnamed}, (name, owners)
@@ -86,7 +86,7 @@ def is_overlapping(location: str, other: str) -> bool:
 def warehouse(tmp_path: Path) -> Warehouse:
     new_warehouse = Warehouse(tmp_path / "home")
     with Seamark(new_warehouse.home) as server:
-        client = Client(server.base_url)
+        client = HttpClient(server.base_url)
         for name, namespace in (("t", "ours"), ("u", "theirs")):
             assert client.create_table(name, namespace)[0] == 200
             route = f"/v1/namespaces/{namespace}/tables/{name}"
@@ -105,22 +105,22 @@ def list_reasons(rebuild_report: Json, location: str) -> list[str]:
 def write_uuid_of_another_table(warehouse: Warehouse) -> str:
     metadata = warehouse.read_metadata("theirs.u") | {"table-uuid": warehouse.read_metadata("ours.t")["table-uuid"]}
     return warehouse.write(
-        warehouse.folder("theirs.u") / "x" / "metadata",
+        warehouse.find_folder("theirs.u") / "x" / "metadata",
         metadata | {"location": build_location_in_other_folder(warehouse)},
         9,
     )
 
 
 def build_location_in_other_folder(warehouse: Warehouse) -> str:
-    return f"file://{warehouse.folder('theirs.u')}/x"
+    return f"file://{warehouse.find_folder('theirs.u')}/x"
 
 
 def write_location_of_another_table(warehouse: Warehouse) -> str:
     metadata = warehouse.read_metadata("theirs.u") | {
-        "location": f"file://{warehouse.folder('ours.t')}",
+        "location": f"file://{warehouse.find_folder('ours.t')}",
         "table-uuid": NOWHERE_UUID,
     }
-    return warehouse.write(warehouse.folder("theirs.u") / "metadata", metadata, 99)
+    return warehouse.write(warehouse.find_folder("theirs.u") / "metadata", metadata, 99)
 
 
 def write_location_around_all_tables(warehouse: Warehouse) -> str:
@@ -133,25 +133,25 @@ def write_location_around_all_tables(warehouse: Warehouse) -> str:
 
 def write_path_of_another_table(warehouse: Warehouse) -> str:
     metadata = warehouse.read_metadata("theirs.u")
-    metadata["properties"] |= {"write.data.path": f"file://{warehouse.folder('ours.t')}/data"}
-    return warehouse.write(warehouse.folder("theirs.u") / "metadata", metadata, 99)
+    metadata["properties"] |= {"write.data.path": f"file://{warehouse.find_folder('ours.t')}/data"}
+    return warehouse.write(warehouse.find_folder("theirs.u") / "metadata", metadata, 99)
 
 
 def write_path_of_a_future_table(warehouse: Warehouse) -> str:
     metadata = warehouse.read_metadata("theirs.u")
     metadata["properties"] |= {"write.metadata.path": f"file://{warehouse.root}/ours/later"}
-    return warehouse.write(warehouse.folder("theirs.u") / "metadata", metadata, 99)
+    return warehouse.write(warehouse.find_folder("theirs.u") / "metadata", metadata, 99)
 
 
 def write_table_inside_a_table(warehouse: Warehouse) -> str:
-    inside = f"{warehouse.folder('theirs.u')}/evil-{NOWHERE_UUID.replace('-', '')}"
+    inside = f"{warehouse.find_folder('theirs.u')}/evil-{NOWHERE_UUID.replace('-', '')}"
     metadata = warehouse.read_metadata("theirs.u") | {"location": f"file://{inside}", "table-uuid": NOWHERE_UUID}
     return warehouse.write(Path(inside) / "metadata", metadata, 0)
 
 
 def write_location_outside_the_warehouse(warehouse: Warehouse) -> str:
     metadata = warehouse.read_metadata("theirs.u") | {"location": "file:///etc", "table-uuid": NOWHERE_UUID}
-    return warehouse.write(warehouse.folder("theirs.u") / "metadata", metadata, 99)
+    return warehouse.write(warehouse.find_folder("theirs.u") / "metadata", metadata, 99)
 
 
 CASES: tuple[Callable[[Warehouse], str], ...] = (
@@ -194,7 +194,7 @@ def test_rebuild_reports_two_newest_files_and_registers_neither(warehouse: Wareh
     newest = warehouse.tables["ours.t"]["metadata-location"]
     metadata = warehouse.read_metadata("ours.t")
     metadata["properties"]["p"] = "another commit"
-    location = warehouse.write(warehouse.folder("ours.t") / "metadata", metadata, 2)
+    location = warehouse.write(warehouse.find_folder("ours.t") / "metadata", metadata, 2)
     rebuild_report = warehouse.rebuild()
     assert "ours.t" not in warehouse.list_registered_locations(rebuild_report)
     assert "Several files may be the newest" in list_reasons(rebuild_report, location)[0]
@@ -210,7 +210,7 @@ def test_rebuild_leaves_out_an_orphan_with_an_earlier_number(warehouse: Warehous
     metadata = warehouse.read_metadata("ours.t") | {
         "last-updated-ms": warehouse.read_metadata("ours.t")["last-updated-ms"] - 1
     }
-    warehouse.write(warehouse.folder("ours.t") / "metadata", metadata | {"metadata-log": []}, 1)
+    warehouse.write(warehouse.find_folder("ours.t") / "metadata", metadata | {"metadata-log": []}, 1)
     rebuild_report = warehouse.rebuild()
     assert (
         warehouse.list_registered_locations(rebuild_report)["ours.t"] == warehouse.tables["ours.t"]["metadata-location"]
@@ -222,14 +222,14 @@ def test_commit_after_a_registered_older_file_is_not_overlooked(warehouse: Wareh
     metadata = warehouse.read_metadata("ours.t") | {
         "last-updated-ms": warehouse.read_metadata("ours.t")["last-updated-ms"] + 1000
     }
-    warehouse.write(warehouse.folder("ours.t") / "metadata", metadata | {"metadata-log": []}, 1)
+    warehouse.write(warehouse.find_folder("ours.t") / "metadata", metadata | {"metadata-log": []}, 1)
     assert "ours.t" not in warehouse.list_registered_locations(warehouse.rebuild())
 
 
 @pytest.mark.few_cases(2)
 @pytest.mark.parametrize("content", [b"", b"{", b'{"table-uuid": "x"}', b"\x1f\x8b" + bytes(100), b"[" * 100_000])
 def test_damaged_newest_file_is_reported(warehouse: Warehouse, content: bytes) -> None:
-    path = warehouse.folder("ours.t") / "metadata" / f"00007-{uuid.uuid4()}.metadata.json"
+    path = warehouse.find_folder("ours.t") / "metadata" / f"00007-{uuid.uuid4()}.metadata.json"
     path.write_bytes(content)
     rebuild_report = warehouse.rebuild()
     assert "ours.t" not in warehouse.list_registered_locations(rebuild_report)
@@ -241,7 +241,7 @@ def test_damaged_newest_file_is_reported(warehouse: Warehouse, content: bytes) -
 
 
 def test_folder_with_damaged_files_only_stays_claimed(warehouse: Warehouse) -> None:
-    for path in (warehouse.folder("ours.t") / "metadata").iterdir():
+    for path in (warehouse.find_folder("ours.t") / "metadata").iterdir():
         path.write_bytes(b"{")
     assert set(warehouse.list_registered_locations(warehouse.rebuild())) == {"theirs.u"}
     with closing(sqlite3.connect(warehouse.home / "seamark.db")) as connection:
@@ -249,7 +249,7 @@ def test_folder_with_damaged_files_only_stays_claimed(warehouse: Warehouse) -> N
 
 
 def test_overwritten_newest_file_is_reported(warehouse: Warehouse) -> None:
-    warehouse.file("ours.t").write_text(json.dumps(warehouse.read_metadata("theirs.u")))
+    warehouse.find_metadata_file("ours.t").write_text(json.dumps(warehouse.read_metadata("theirs.u")))
     rebuild_report = warehouse.rebuild()
     assert "ours.t" not in warehouse.list_registered_locations(rebuild_report)
     assert "was overwritten" in list_reasons(rebuild_report, warehouse.tables["ours.t"]["metadata-location"])[0]
@@ -257,10 +257,10 @@ def test_overwritten_newest_file_is_reported(warehouse: Warehouse) -> None:
 
 def test_links_are_not_followed(warehouse: Warehouse) -> None:
     outside_folder = warehouse.home / "outside" / "metadata"
-    shutil.copytree(warehouse.folder("theirs.u") / "metadata", outside_folder)
+    shutil.copytree(warehouse.find_folder("theirs.u") / "metadata", outside_folder)
     os.symlink(outside_folder.parent, warehouse.root / "ours" / "linked")
-    link = warehouse.folder("theirs.u") / "metadata" / "00009-link.metadata.json"
-    os.symlink(warehouse.file("ours.t"), link)
+    link = warehouse.find_folder("theirs.u") / "metadata" / "00009-link.metadata.json"
+    os.symlink(warehouse.find_metadata_file("ours.t"), link)
     rebuild_report = warehouse.rebuild()
     assert set(warehouse.list_registered_locations(rebuild_report)) == {"ours.t", "theirs.u"}
     assert rebuild_report["findings"] == []
@@ -268,7 +268,7 @@ def test_links_are_not_followed(warehouse: Warehouse) -> None:
 
 def test_two_tables_with_one_name_are_reported(warehouse: Warehouse) -> None:
     with Seamark(warehouse.home) as server:
-        client = Client(server.base_url)
+        client = HttpClient(server.base_url)
         assert client.call("DELETE", "/v1/namespaces/ours/tables/t")[0] == 204
         status, second_table = client.create_table("t", "ours")
         assert status == 200
@@ -293,7 +293,7 @@ def test_stream_table_is_registered_only_without_a_log(warehouse: Warehouse) -> 
     metadata["metadata-log"].append(
         {"timestamp-ms": metadata["last-updated-ms"], "metadata-file": warehouse.tables["ours.t"]["metadata-location"]}
     )
-    location = warehouse.write(warehouse.folder("ours.t") / "metadata", metadata, 3)
+    location = warehouse.write(warehouse.find_folder("ours.t") / "metadata", metadata, 3)
     (warehouse.home / "streams").mkdir(exist_ok=True)
     rebuild_report = warehouse.rebuild()
     assert "ours.t" not in warehouse.list_registered_locations(rebuild_report)

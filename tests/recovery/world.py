@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from tests.api.client import SCHEMA, VIEW_VERSION, build_function_document
 from tests.catalog.rig import append
-from tests.faults.rigs.http import Client
+from tests.faults.rigs.http import HttpClient
 
 SEPARATOR = "\x1f"
 Path = tuple[str, ...]
@@ -23,7 +23,7 @@ class RandomCatalog:
     """Sends random changes, and remembers under which name each table, view and function was created."""
 
     def __init__(self, base_url: str, seed: int) -> None:
-        self.client = Client(base_url)
+        self.client = HttpClient(base_url)
         self._rng = random.Random(seed)
         self._number = 0
         self.namespaces: list[Path] = []
@@ -154,7 +154,7 @@ def build_namespace_route(path: Path) -> str:
 
 def list_catalog(base_url: str) -> Listing:
     """Return all namespaces, tables, views, functions and dropped tables of a server, by kind and name."""
-    client = Client(base_url)
+    client = HttpClient(base_url)
 
     def get(path: str) -> Any:
         status, body = client.call("GET", path)
@@ -199,7 +199,7 @@ def get_location(kind: str, content: Any) -> str:
 
 def list_pointers(base_url: str) -> dict[str, str]:
     """Return the metadata file of each table in the namespaces of the first level, by name."""
-    client, pointers = Client(base_url), {}
+    client, pointers = HttpClient(base_url), {}
     for (namespace,) in client.call("GET", "/v1/namespaces")[1]["namespaces"]:
         for identifier in client.call("GET", f"/v1/namespaces/{namespace}/tables")[1]["identifiers"]:
             _, document = client.call("GET", f"/v1/namespaces/{namespace}/tables/{identifier['name']}?snapshots=refs")

@@ -18,7 +18,7 @@ from seamark.formats.runtime.clock import Clock, SystemClock
 from seamark.metaserver.api import app
 from seamark.metaserver.api.http.components import ServerComponents
 from seamark.metaserver.api.http.dispatch import PREFIX, add_endpoints
-from seamark.metaserver.server import bind, open_certificate, open_components, serving, url_of
+from seamark.metaserver.server import bind, make_server_url, open_certificate, open_components, serve_requests
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import EntryKind, Instant, InstantState
 from seamark.metaserver.store.operations import CreateNamespace, RecordInstant
@@ -101,16 +101,16 @@ def build_settings(home: Path, **arguments: Any) -> Settings:
 
 
 @asynccontextmanager
-async def running(home: Path, *, clock: Clock | None = None, **arguments: Any) -> AsyncIterator[RunningServer]:
+async def run_server(home: Path, *, clock: Clock | None = None, **arguments: Any) -> AsyncIterator[RunningServer]:
     """Run a server with these settings and an existing namespace `db`."""
     settings = build_settings(home, **arguments)
     certificate = open_certificate(settings)
     with closing(bind(settings, shared=False)) as sock:
         async with (
             open_components(settings, clock or SystemClock(), EXTENSIONS, certificate) as components,
-            serving(components, sock),
+            serve_requests(components, sock),
             aiohttp.ClientSession() as http,
         ):
-            if await components.store.namespace(("db",)) is None:
+            if await components.store.load_namespace(("db",)) is None:
                 await components.store.transact([CreateNamespace(path=("db",), properties={})])
-            yield RunningServer(url_of(settings, sock), components, http)
+            yield RunningServer(make_server_url(settings, sock), components, http)

@@ -25,13 +25,13 @@ from seamark.formats.runtime.errors import RetryLater, TooManyRequests
 from seamark.formats.runtime.fair_lock import FairLock
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.api.app import add_routes
-from seamark.metaserver.api.http.bodies import body_limit
-from seamark.metaserver.api.http.describe import Description, description_of
+from seamark.metaserver.api.http.bodies import get_body_limit
+from seamark.metaserver.api.http.describe import Description, get_description
 from seamark.metaserver.api.http.slots import HolderLimit, RequestSlot, WorkerLimits
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from tests.server.rig import RunningServer, running
+from tests.server.rig import RunningServer, run_server
 from tests.server.test_connections import RawConnection
 from tests.waits import until
 
@@ -47,7 +47,7 @@ def encode_chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-class Logins:
+class BodyLogins:
     """Logins for a reader of `db`, another reader, a writer, an admin, and a user without any right."""
 
     def __init__(self, server: RunningServer, secrets: dict[str, str]) -> None:
@@ -59,18 +59,18 @@ class Logins:
 
 
 @pytest.fixture
-async def logins(tmp_path: Path) -> AsyncIterator[Logins]:
+async def logins(tmp_path: Path) -> AsyncIterator[BodyLogins]:
     secrets = await make_tokens(tmp_path)
-    async with running(tmp_path, auth="token", requests_limit=8, body_timeout_s=120) as server:
-        yield Logins(server, secrets)
+    async with run_server(tmp_path, auth="token", requests_limit=8, body_timeout_s=120) as server:
+        yield BodyLogins(server, secrets)
 
 
 @pytest.fixture
-async def hurried_logins(tmp_path: Path) -> AsyncIterator[Logins]:
+async def hurried_logins(tmp_path: Path) -> AsyncIterator[BodyLogins]:
     """Open logins of a server with a short time limit for bodies."""
     secrets = await make_tokens(tmp_path)
-    async with running(tmp_path, auth="token", requests_limit=8, body_timeout_s=3) as server:
-        yield Logins(server, secrets)
+    async with run_server(tmp_path, auth="token", requests_limit=8, body_timeout_s=3) as server:
+        yield BodyLogins(server, secrets)
 
 
 async def make_tokens(home: Path) -> dict[str, str]:
@@ -89,7 +89,7 @@ async def make_tokens(home: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("coding", ["identity", "gzip", "deflate"])
-async def test_login_reads_only_a_small_body_of_an_unknown_client(logins: Logins, coding: str) -> None:
+async def test_login_reads_only_a_small_body_of_an_unknown_client(logins: BodyLogins, coding: str) -> None:
     """The body is chunked, so that no header states its size. It is compressed, so that few bytes expand to many."""
     body = b"grant_type=client_credentials&client_secret=" + b"x" * (4 << 20)
     packed_body = {"identity": body, "gzip": gzip.compress(body), "deflate": zlib.compress(body)}[coding]
@@ -109,7 +109,7 @@ async def test_login_reads_only_a_small_body_of_an_unknown_client(logins: Logins
 
 @pytest.mark.parametrize("announced", [True, False])
 async def test_body_limit_is_small_for_ordinary_operations_and_large_for_lists(tmp_path: Path, announced: bool) -> None:
-    async with running(
+    async with run_server(
         tmp_path, small_body_limit_bytes=2000, medium_body_limit_bytes=50_000, body_limit_bytes=100_000
     ) as server:
         for path, size, status in (
@@ -161,7 +161,9 @@ LARGE = {"appendRows", "appendRowsToTables", "commitChange", "lookupKeys", "read
 
 def test_only_rows_file_commits_and_arrow_keys_take_large_bodies() -> None:
     settings = Settings()
-    limits = {described.operation: body_limit(described.body_size, settings) for _, _, described in list_descriptions()}
+    limits = {
+        described.operation: get_body_limit(described.body_size, settings) for _, _, described in list_descriptions()
+    }
     assert {operation for operation, limit in limits.items() if limit > 4 << 20} == LARGE
     assert {operation for operation, limit in limits.items() if limit > 1 << 20} == LARGE | MEDIUM
     assert limits["getToken"] == 16 << 10
@@ -173,7 +175,7 @@ def test_only_rows_file_commits_and_arrow_keys_take_large_bodies() -> None:
 async def test_very_many_short_values_are_rejected_before_they_are_parsed(
     tmp_path: Path, element: bytes, unit: bytes
 ) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         for count, status in ((90_000, 400), (700_000, 413)):
             body = b'{"name":"t","schema":[' + (element + b",") * count + element + b"]}"
             async with server.http.post(server.url + "/v1/namespaces/db/tables", data=io.BytesIO(body)) as answer:
@@ -184,7 +186,7 @@ async def test_principal_with_many_large_bodies_waits_only_for_its_own() -> None
     turns, order = FairLock(), []
 
     async def take(holder: str) -> None:
-        async with turns.of(holder):
+        async with turns.hold(holder):
             order.append(holder)
             await asyncio.sleep(0)
 
@@ -227,7 +229,7 @@ async def test_cancelled_request_keeps_its_slot_until_its_thread_ends() -> None:
 
 
 async def test_decompression_bomb_is_rejected_at_the_limit(tmp_path: Path) -> None:
-    async with running(tmp_path, body_limit_bytes=1 << 20) as server, await RawConnection.open(server) as wire:
+    async with run_server(tmp_path, body_limit_bytes=1 << 20) as server, await RawConnection.open(server) as wire:
         bomb = gzip.compress(b" " * (64 << 20))
         await wire.send(
             build_head("POST", "/v1/namespaces", "Content-Encoding: gzip", f"Content-Length: {len(bomb)}") + bomb
@@ -236,7 +238,7 @@ async def test_decompression_bomb_is_rejected_at_the_limit(tmp_path: Path) -> No
 
 
 async def test_body_that_expands_hundreds_of_times_is_rejected_early(tmp_path: Path) -> None:
-    async with running(tmp_path) as server, await RawConnection.open(server) as wire:
+    async with run_server(tmp_path) as server, await RawConnection.open(server) as wire:
         bomb = gzip.compress(b" " * (60 << 20))
         await wire.send(
             build_head("POST", "/v1/namespaces/db/tables", "Content-Encoding: gzip", f"Content-Length: {len(bomb)}")
@@ -246,7 +248,7 @@ async def test_body_that_expands_hundreds_of_times_is_rejected_early(tmp_path: P
         assert (status, "200 times" in answer.decode()) == (413, True)
 
 
-async def test_slow_clients_take_no_slot_of_others_and_are_disconnected(hurried_logins: Logins) -> None:
+async def test_slow_clients_take_no_slot_of_others_and_are_disconnected(hurried_logins: BodyLogins) -> None:
     logins = hurried_logins
     async with AsyncExitStack() as stack:
         slow = []
@@ -276,7 +278,7 @@ async def test_slow_clients_take_no_slot_of_others_and_are_disconnected(hurried_
             assert json.loads(answer)["error"]["type"] == "RequestTimeoutException"
 
 
-async def test_one_principal_cannot_hold_all_bytes_of_bodies(logins: Logins) -> None:
+async def test_one_principal_cannot_hold_all_bytes_of_bodies(logins: BodyLogins) -> None:
     living = _list_instances(WorkerLimits)
     async with AsyncExitStack() as stack:
         statuses = []
@@ -292,7 +294,7 @@ async def test_one_principal_cannot_hold_all_bytes_of_bodies(logins: Logins) -> 
 
 
 async def test_one_principal_cannot_hold_all_slots_and_others_are_answered(
-    logins: Logins, monkeypatch: pytest.MonkeyPatch
+    logins: BodyLogins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = asyncio.Event()
     tables = type(logins.server.components.catalog.tables)
@@ -351,7 +353,7 @@ def test_slots_and_bytes_are_released_after_any_outcome() -> None:
 
 async def test_client_that_disconnects_before_its_body_causes_no_server_error(tmp_path: Path) -> None:
     with structlog.testing.capture_logs() as events:
-        async with running(tmp_path) as server:
+        async with run_server(tmp_path) as server:
             async with await RawConnection.open(server) as wire:
                 await wire.send(build_head("POST", "/v1/namespaces", "Content-Length: 1000") + b"{")
                 await asyncio.sleep(0.1)
@@ -367,7 +369,7 @@ def list_descriptions() -> list[tuple[str, str, Description]]:
     app = web.Application()
     add_routes(app, EXTENSIONS)
     return [
-        (route.method, route.resource.canonical, description_of(route.handler))
+        (route.method, route.resource.canonical, get_description(route.handler))
         for route in app.router.routes()
         if route.resource is not None and route.method != "*"
     ]
@@ -393,7 +395,7 @@ NAMESPACE_IN_QUERY = {"removeGrant"}
 
 
 @pytest.mark.parametrize("principal", ["nobody", "stranger"])
-async def test_every_route_checks_rights_before_it_reads_the_body(logins: Logins, principal: str) -> None:
+async def test_every_route_checks_rights_before_it_reads_the_body(logins: BodyLogins, principal: str) -> None:
     """The body is announced and never sent: a server that waits for it does not answer in time."""
     listed_routes = list_routes()
     assert len(listed_routes) > 60
@@ -418,7 +420,7 @@ async def test_every_route_checks_rights_before_it_reads_the_body(logins: Logins
     assert {"commitTransaction", "renameTable", "createNamespace", "addGrant", "undrop"} <= statuses
 
 
-async def test_rights_for_changes_are_checked_before_the_body_of_a_reader(logins: Logins) -> None:
+async def test_rights_for_changes_are_checked_before_the_body_of_a_reader(logins: BodyLogins) -> None:
     """A reader requests changes. The right to read the table is not sufficient: the server does not read the body."""
     for path in (
         "/v1/namespaces",
@@ -435,7 +437,7 @@ async def test_rights_for_changes_are_checked_before_the_body_of_a_reader(logins
                 assert (await wire.answer())[0] == 403
 
 
-async def test_all_slots_are_released_after_the_tests_of_this_file(logins: Logins) -> None:
+async def test_all_slots_are_released_after_the_tests_of_this_file(logins: BodyLogins) -> None:
     for path in ("/v1/namespaces/db/tables", TABLE, "/nowhere"):
         for name in ("rita", "nobody"):
             headers = {"Authorization": f"Bearer {logins.secrets[name]}"}
@@ -452,7 +454,7 @@ def _list_instances(kind: type[WorkerLimits]) -> list[WorkerLimits]:
 
 
 @pytest.mark.parametrize("path", [TABLE, "/nowhere"])
-async def test_flood_of_unknown_clients_fills_neither_the_log_nor_the_audit_log(logins: Logins, path: str) -> None:
+async def test_flood_of_unknown_clients_fills_neither_the_log_nor_the_audit_log(logins: BodyLogins, path: str) -> None:
     with structlog.testing.capture_logs() as events:
         for _ in range(200):
             async with logins.server.http.get(logins.server.url + path) as answer:
@@ -463,7 +465,7 @@ async def test_flood_of_unknown_clients_fills_neither_the_log_nor_the_audit_log(
     assert len(records) <= 50
 
 
-async def test_bytes_after_a_rejected_request_are_not_read(logins: Logins) -> None:
+async def test_bytes_after_a_rejected_request_are_not_read(logins: BodyLogins) -> None:
     """The operating system's buffers fill; the server reads no more than it must."""
     async with await RawConnection.open(logins.server) as wire:
         await wire.send(build_head("POST", f"{TABLE}/sign", "Content-Length: 1000000000"))

@@ -70,7 +70,7 @@ def register_case(cache: str) -> Callable[[Callable[[Path], AsyncIterator[Fill]]
 @register_case("manifest-lists")
 async def open_manifest_lists(folder: Path) -> AsyncIterator[Fill]:
     table = Table(folder / "t")
-    manifests = [table.manifest(f"m{number}", [number]) for number in range(40)]
+    manifests = [table.write_manifest(f"m{number}", [number]) for number in range(40)]
     for snapshot in range(1, 9):
         table.commit(snapshot, manifests * 10)
     async with open_test_planner(folder) as planner:
@@ -87,14 +87,14 @@ async def open_manifest_lists(folder: Path) -> AsyncIterator[Fill]:
 @register_case("commits")
 async def fill_decoded_manifests_of_commits(folder: Path) -> AsyncIterator[Fill]:
     table = Table(folder / "t")
-    new_manifests = [table.manifest(f"m{number}", range(500 * number, 500 * number + 500)) for number in range(6)]
+    new_manifests = [table.write_manifest(f"m{number}", range(500 * number, 500 * number + 500)) for number in range(6)]
     table.commit(1, new_manifests)
     settings = Settings(home=folder / "home", warehouse=folder.as_uri())
     async with open_objects(settings, SystemClock()) as objects:
 
         async def fill() -> object:
             manifests = Manifests(objects, budget_bytes=256 * MIB, limit_bytes=64 * MIB)
-            await manifests.blocks(await manifests.read_list(table.metadata.snapshots[0]))
+            await manifests.read_blocks(await manifests.read_list(table.metadata.snapshots[0]))
             return manifests
 
         yield fill
@@ -118,7 +118,7 @@ async def fill_decoded_manifests_of_wide_tables(folder: Path) -> AsyncIterator[F
         "partition-spec-id": "0",
     }
     table = Table(folder / "t")
-    new_manifests = [table.manifest(f"m{number}", [number]) for number in range(3)]
+    new_manifests = [table.write_manifest(f"m{number}", [number]) for number in range(3)]
     data = build_manifest(SCHEMA, *rows, metadata=header)
     for new_manifest in new_manifests:
         to_path(new_manifest).write_bytes(data)
@@ -128,7 +128,7 @@ async def fill_decoded_manifests_of_wide_tables(folder: Path) -> AsyncIterator[F
 
         async def fill() -> object:
             manifests = Manifests(objects, budget_bytes=256 * MIB, limit_bytes=64 * MIB)
-            await manifests.blocks(await manifests.read_list(table.metadata.snapshots[0]))
+            await manifests.read_blocks(await manifests.read_list(table.metadata.snapshots[0]))
             return manifests
 
         yield fill
@@ -284,7 +284,7 @@ async def open_index_registry(folder: Path) -> AsyncIterator[Fill]:
     async def fill() -> object:
         registry: Any = Registry(_IndexListing(), SimulatedClock(seed=1))  # type: ignore[arg-type]
         for number in range(5):
-            await registry.files(_Entry(f"uuid-{number}", 1))
+            await registry.load_files(_Entry(f"uuid-{number}", 1))
         return registry
 
     yield fill
@@ -335,7 +335,7 @@ async def open_gateway_blocks(folder: Path) -> AsyncIterator[Fill]:
 @register_case("partition-prefixes")
 async def partition_prefixes(folder: Path) -> AsyncIterator[Fill]:
     table = Table(folder / "t")
-    table.commit(1, [table.manifest("m", [1])])
+    table.commit(1, [table.write_manifest("m", [1])])
     metadata = table.metadata
 
     async def fill() -> object:

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from seamark.commands.main import cli
-from seamark.metaserver.settings.settings import FIELDS, environment_name, flag_name
+from seamark.metaserver.settings.settings import FIELDS, make_flag_name, make_variable_name
 from tests.docs.commands import list_subcommands
 from tests.services.command import SEAMARK, run_seamark
 from tests.services.process import free_port, is_http_ok
@@ -40,8 +40,8 @@ def test_every_setting_is_a_flag_with_its_description_and_variable() -> None:
     _, text = run_command("serve", "--help")
     text_on_one_line = re.sub(r"\s+", " ", text)
     for name, field in FIELDS.items():
-        assert flag_name(name) in text
-        assert f"[{environment_name(name)}]" in text_on_one_line
+        assert make_flag_name(name) in text
+        assert f"[{make_variable_name(name)}]" in text_on_one_line
         assert field.metadata["description"].split(".")[0] in text_on_one_line
 
 

@@ -24,10 +24,10 @@ from seamark.formats.runtime.connections import (
     Connections,
     raise_descriptor_limit,
 )
-from seamark.metaserver.api.http.errors import error_response
-from seamark.metaserver.server import limits_of
+from seamark.metaserver.api.http.errors import make_error_response
+from seamark.metaserver.server import make_connection_limits
 from seamark.metaserver.settings.settings import Settings
-from tests.server.rig import RunningServer, running
+from tests.server.rig import RunningServer, run_server
 from tests.waits import until
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -93,7 +93,7 @@ def capture_all_logs(capfd: pytest.CaptureFixture[str]) -> Iterator[list[str]]:
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("first_bytes", [b"", b"GET /healthz HT", HEALTH[:-2]])
 async def test_header_that_does_not_arrive_in_time_ends_the_connection(tmp_path: Path, first_bytes: bytes) -> None:
-    async with running(tmp_path, header_timeout_s=0.2) as server, await RawConnection.open(server) as wire:
+    async with run_server(tmp_path, header_timeout_s=0.2) as server, await RawConnection.open(server) as wire:
         await wire.send(first_bytes)
         remaining_bytes = await wire.read_rest()
         assert b"HTTP/1.1 408 " in remaining_bytes
@@ -101,7 +101,7 @@ async def test_header_that_does_not_arrive_in_time_ends_the_connection(tmp_path:
 
 
 async def test_header_that_arrives_slowly_has_the_same_time_limit(tmp_path: Path) -> None:
-    async with running(tmp_path, header_timeout_s=0.3) as server, await RawConnection.open(server) as wire:
+    async with run_server(tmp_path, header_timeout_s=0.3) as server, await RawConnection.open(server) as wire:
         await wire.send(HEALTH[:-2] + b"x: ")
         async with asyncio.timeout(60):
             while not wire.reader.at_eof():
@@ -116,20 +116,20 @@ async def test_header_that_arrives_slowly_has_the_same_time_limit(tmp_path: Path
 
 @pytest.mark.slow
 async def test_connection_with_a_request_may_be_idle_longer_than_the_header_limit(tmp_path: Path) -> None:
-    async with running(tmp_path, header_timeout_s=3) as server, await RawConnection.open(server) as wire:
+    async with run_server(tmp_path, header_timeout_s=3) as server, await RawConnection.open(server) as wire:
         assert await wire.is_healthy()
         await asyncio.sleep(3.2)
         assert await wire.is_healthy()
 
 
 async def test_idle_connection_is_closed_after_its_time(tmp_path: Path) -> None:
-    async with running(tmp_path, idle_timeout_s=3) as server, await RawConnection.open(server) as wire:
+    async with run_server(tmp_path, idle_timeout_s=3) as server, await RawConnection.open(server) as wire:
         assert await wire.is_healthy()
         assert await wire.read_rest() == b""
 
 
 async def test_silent_connections_are_closed_in_favour_of_active_ones(tmp_path: Path) -> None:
-    async with running(tmp_path, connections_limit=8) as server, AsyncExitStack() as stack:
+    async with run_server(tmp_path, connections_limit=8) as server, AsyncExitStack() as stack:
         old_connection = await stack.enter_async_context(await RawConnection.open(server))
         assert await old_connection.is_healthy()
         for number in range(30):
@@ -140,7 +140,10 @@ async def test_silent_connections_are_closed_in_favour_of_active_ones(tmp_path: 
 
 
 async def test_address_has_a_connection_limit_and_its_idle_connections_are_closed_first(tmp_path: Path) -> None:
-    async with running(tmp_path, connections_limit=100, connections_per_address=3) as server, AsyncExitStack() as stack:
+    async with (
+        run_server(tmp_path, connections_limit=100, connections_per_address=3) as server,
+        AsyncExitStack() as stack,
+    ):
         other = await stack.enter_async_context(await RawConnection.open(server, "127.0.0.2"))
         assert await other.is_healthy()
         wires = [await stack.enter_async_context(await RawConnection.open(server)) for _ in range(3)]
@@ -157,7 +160,7 @@ async def test_accepting_a_connection_does_not_scan_thousands_of_idle_ones() -> 
     limits = ConnectionLimits(
         connections=10_000, per_address=5_000, header_bytes=1 << 20, header_timeout_s=10, send_timeout_s=60
     )
-    runner = ConnectionRunner(web.Application(), limits, Answers(error_response, lambda: None))
+    runner = ConnectionRunner(web.Application(), limits, Answers(make_error_response, lambda: None))
     await runner.setup()
     guard, loop = runner.server, asyncio.get_running_loop()
     assert isinstance(guard, Connections)
@@ -199,7 +202,10 @@ async def test_accepting_a_connection_does_not_scan_thousands_of_idle_ones() -> 
 
 async def test_running_requests_are_never_cut_off_for_new_connections(tmp_path: Path) -> None:
     watch = b"GET /api/v1/timeline?since=latest&wait=60 HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    async with running(tmp_path, connections_limit=2, connections_per_address=2) as server, AsyncExitStack() as stack:
+    async with (
+        run_server(tmp_path, connections_limit=2, connections_per_address=2) as server,
+        AsyncExitStack() as stack,
+    ):
         wires = [await stack.enter_async_context(await RawConnection.open(server)) for _ in range(2)]
         for wire in wires:
             await wire.send(watch)
@@ -228,7 +234,7 @@ async def test_body_that_arrives_while_its_request_starts_is_not_read_as_a_heade
     app = web.Application()
     app.router.add_post("/", answer_slowly)
     limits = ConnectionLimits(connections=10, per_address=10, header_bytes=1000, header_timeout_s=2, send_timeout_s=60)
-    runner = ConnectionRunner(app, limits, Answers(error_response, lambda: None))
+    runner = ConnectionRunner(app, limits, Answers(make_error_response, lambda: None))
     await runner.setup()
     guard = runner.server
     assert isinstance(guard, Connections)
@@ -251,7 +257,7 @@ async def test_body_that_arrives_while_its_request_starts_is_not_read_as_a_heade
 
 async def test_unread_answer_does_not_stay_in_memory(tmp_path: Path) -> None:
     async with (
-        running(tmp_path, send_timeout_s=2, log_level="error") as server,
+        run_server(tmp_path, send_timeout_s=2, log_level="error") as server,
         await RawConnection.open(server) as wire,
     ):
         connections = _find_connections()
@@ -284,7 +290,7 @@ async def test_data_that_is_not_http_gets_a_standard_error_that_does_not_quote_i
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, raw: bytes, status: int
 ) -> None:
     with capture_all_logs(capfd) as lines:
-        async with running(tmp_path) as server, await RawConnection.open(server) as wire:
+        async with run_server(tmp_path) as server, await RawConnection.open(server) as wire:
             await wire.send(raw)
             answer = await wire.read_rest()
     head, _, body = answer.partition(b"\r\n\r\n")
@@ -299,7 +305,7 @@ async def test_data_that_is_not_http_gets_a_standard_error_that_does_not_quote_i
 
 @pytest.mark.parametrize("value", ["", "100-Continue"])
 async def test_empty_and_mixed_case_expect_headers_are_answered(tmp_path: Path, value: str) -> None:
-    async with running(tmp_path) as server, await RawConnection.open(server) as wire:
+    async with run_server(tmp_path) as server, await RawConnection.open(server) as wire:
         await wire.send(f"GET /healthz HTTP/1.1\r\nHost: a\r\nExpect: {value}\r\n\r\n".encode())
         if value:
             assert await wire.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -308,7 +314,7 @@ async def test_empty_and_mixed_case_expect_headers_are_answered(tmp_path: Path, 
 
 
 async def test_requests_that_are_not_http_are_counted(tmp_path: Path) -> None:
-    async with running(tmp_path) as server, await RawConnection.open(server) as wire:
+    async with run_server(tmp_path) as server, await RawConnection.open(server) as wire:
         await wire.send(b"GET / HTTP/1.1\r\nno colon\r\n\r\n")
         await wire.read_rest()
         assert b'seamark_requests_total{operation="unreadable",status="400"} 1.0' in server.components.metrics.render()
@@ -329,7 +335,7 @@ def test_connection_limit_leaves_file_descriptors_for_other_uses() -> None:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
         with structlog.testing.capture_logs() as events:
-            limits = limits_of(Settings())
+            limits = make_connection_limits(Settings())
         assert 4 <= limits.connections <= 100
         assert limits.per_address == limits.connections // 2
         assert any("ulimit" in event["event"] for event in events)

@@ -14,8 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seamark.formats.runtime.errors import BadRequest, TooLarge, UnsupportedMediaType
-from seamark.metaserver.api.http.content_codings import MEMBERS_MAX, RATIO_FREE_BYTES, RATIO_MAX, Inflater, coding_of
-from tests.server.rig import running
+from seamark.metaserver.api.http.content_codings import (
+    MEMBERS_MAX,
+    RATIO_FREE_BYTES,
+    RATIO_MAX,
+    Inflater,
+    parse_content_encoding,
+)
+from tests.server.rig import run_server
 from tests.server.test_bodies import build_head, encode_chunk, make_tokens
 from tests.server.test_connections import RawConnection
 
@@ -129,7 +135,7 @@ def test_small_bodies_may_have_any_ratio() -> None:
     ],
 )
 def test_list_of_codings_is_read(values: list[str], coding: str) -> None:
-    assert coding_of(values) == coding
+    assert parse_content_encoding(values) == coding
 
 
 @pytest.mark.parametrize(
@@ -137,7 +143,7 @@ def test_list_of_codings_is_read(values: list[str], coding: str) -> None:
 )
 def test_unsupported_codings_are_rejected(values: list[str]) -> None:
     with pytest.raises(UnsupportedMediaType, match="gzip, deflate, identity"):
-        coding_of(values)
+        parse_content_encoding(values)
 
 
 NAMESPACE = b'{"namespace":["db","packed"]}'
@@ -165,7 +171,7 @@ KINDS_OF_REFUSALS = {400: "BadRequestException", 415: "UnsupportedMediaTypeExcep
 async def test_compressed_bodies_are_read_or_rejected_in_the_standards_form(
     tmp_path: Path, announced: bool, encoding: str, body: bytes, status: int
 ) -> None:
-    async with running(tmp_path) as server, await RawConnection.open(server) as wire:
+    async with run_server(tmp_path) as server, await RawConnection.open(server) as wire:
         sized = f"Content-Length: {len(body)}" if announced else "Transfer-Encoding: chunked"
         await wire.send(build_head("POST", "/v1/namespaces", f"Content-Encoding: {encoding}", sized))
         await wire.send(body if announced else encode_chunk(body[:10]) + encode_chunk(body[10:]) + b"0\r\n\r\n")
@@ -176,7 +182,7 @@ async def test_compressed_bodies_are_read_or_rejected_in_the_standards_form(
 
 
 async def test_error_of_an_unsupported_coding_lists_the_supported_ones(tmp_path: Path) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         headers = {"Content-Encoding": "br"}
         async with server.http.post(server.url + "/v1/namespaces", data=NAMESPACE, headers=headers) as answer:
             assert (answer.status, answer.headers["Accept-Encoding"]) == (415, "gzip, deflate")
@@ -185,14 +191,14 @@ async def test_error_of_an_unsupported_coding_lists_the_supported_ones(tmp_path:
 @pytest.mark.parametrize("encoding", ["gzip", "br"])
 async def test_login_with_an_invalid_compressed_body_gets_an_oauth_error(tmp_path: Path, encoding: str) -> None:
     await make_tokens(tmp_path)
-    async with running(tmp_path, auth="token") as server:
+    async with run_server(tmp_path, auth="token") as server:
         headers = {"Content-Encoding": encoding, "Content-Type": "application/x-www-form-urlencoded"}
         async with server.http.post(server.url + "/v1/oauth/tokens", data=b"x=y", headers=headers) as answer:
             assert (answer.status, (await answer.json())["error"]) == (400, "invalid_request")
 
 
 async def test_connection_stays_open_after_a_compressed_body(tmp_path: Path) -> None:
-    async with running(tmp_path) as server, await RawConnection.open(server) as wire:
+    async with run_server(tmp_path) as server, await RawConnection.open(server) as wire:
         for number in range(3):
             body = gzip.compress(b'{"namespace":["db","n%d"]}' % number)
             await wire.send(

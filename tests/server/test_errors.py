@@ -15,13 +15,13 @@ from yarl import URL
 
 from seamark.formats.runtime.errors import RetryLater, SeamarkError, Unauthenticated
 from seamark.metaserver.api.http.errors import from_seamark_error
-from tests.server.rig import RunningServer, running
+from tests.server.rig import RunningServer, run_server
 from tests.waits import until
 
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
-    async with running(tmp_path, body_limit_bytes=4096) as first_server:
+    async with run_server(tmp_path, body_limit_bytes=4096) as first_server:
         yield first_server
 
 
@@ -179,7 +179,7 @@ async def test_bug_is_a_500_that_contains_only_the_request_id(
 
 
 async def test_requests_over_the_limit_are_rejected_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(tmp_path, requests_limit=2) as server:
+    async with run_server(tmp_path, requests_limit=2) as server:
         go, begun = asyncio.Event(), 0
 
         async def raise_not_found(*_: object) -> Any:

@@ -14,14 +14,14 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateNamespace
-from tests.server.rig import RunningServer, build_settings, running
+from tests.server.rig import RunningServer, build_settings, run_server
 
 
 @pytest.fixture
 async def secrets(tmp_path: Path) -> dict[str, str]:
     """Return secrets by name: of an admin of the catalog, a reader of `db`, and a user without any grant."""
     clock = SystemClock()
-    async with open_store(build_settings(tmp_path).database_url(), clock=clock) as store:
+    async with open_store(build_settings(tmp_path).make_database_url(), clock=clock) as store:
         await store.transact([CreateNamespace(path=("db",), properties={})])
         return {
             "admin": await create_token(store, clock, "admin", None, [Grant("admin", "admin")]),
@@ -32,7 +32,7 @@ async def secrets(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 async def server(tmp_path: Path, secrets: dict[str, str]) -> AsyncIterator[RunningServer]:
-    async with running(tmp_path, auth="token") as first_server:
+    async with run_server(tmp_path, auth="token") as first_server:
         yield first_server
 
 
@@ -106,7 +106,7 @@ async def test_changes_and_refused_requests_are_audited_with_their_principal(
 
 
 async def test_foreign_web_page_cannot_use_a_server_without_logins(tmp_path: Path) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         for headers in ({"Origin": "https://evil.example"}, {"Host": "evil.example"}):
             status, _ = await server.get("/v1/namespaces", headers=headers)
             assert status == 403
@@ -116,5 +116,5 @@ async def test_foreign_web_page_cannot_use_a_server_without_logins(tmp_path: Pat
 
 async def test_server_that_requires_tokens_does_not_start_without_any(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="seamark token create"):
-        async with running(tmp_path, auth="token"):
+        async with run_server(tmp_path, auth="token"):
             raise AssertionError("started")

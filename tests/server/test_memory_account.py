@@ -20,7 +20,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.metaserver.catalog.documents import estimate_memory
 from tests.api.client import Api
-from tests.server.rig import running
+from tests.server.rig import run_server
 from tests.server.test_operation import scrape
 
 REPO = Path(__file__).resolve().parents[2]
@@ -82,7 +82,7 @@ def test_caches_of_one_name_add_up_while_they_exist() -> None:
 
 async def test_metrics_follow_the_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.metaserver.server.SAMPLE_INTERVAL_S", 0.02)
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         api = Api(server)
         await api.table("t")
         path = "/v1/namespaces/db/tables/t"
@@ -92,7 +92,7 @@ async def test_metrics_follow_the_caches(tmp_path: Path, monkeypatch: pytest.Mon
 
         async def is_reported() -> bool:
             used, actual_scrape = measure_named_caches(), await scrape(server)
-            planner = server.components.planner.stats()
+            planner = server.components.planner.read_stats()
             used["views"] = planner.live_bytes + planner.added_bytes
             return used["metadata"] > 0 and all(actual_scrape.get(gauge(name)) == size for name, size in used.items())
 

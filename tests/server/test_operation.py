@@ -32,7 +32,7 @@ from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind
 from seamark.metaserver.store.operations import CreateEntry, DropEntry
 from tests.api.client import Api
 from tests.api.indexes.test_lookups import ask, create_two_files
-from tests.server.rig import RunningServer, running
+from tests.server.rig import RunningServer, run_server
 from tests.services.process import free_port, is_http_ok
 from tests.services.seamark import Seamark
 from tests.waits import until
@@ -52,7 +52,7 @@ async def scrape(server: RunningServer) -> dict[str, float]:
 
 
 async def test_metrics_count_requests_by_operation_and_status(tmp_path: Path) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         await server.get("/v1/namespaces")
         await server.get("/v1/namespaces/none")
         for path in ("/a", "/b", "/c"):  # Unknown paths must not become label values.
@@ -67,7 +67,7 @@ async def test_metrics_count_requests_by_operation_and_status(tmp_path: Path) ->
 
 async def test_metrics_report_values_of_the_components(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.metaserver.server.SAMPLE_INTERVAL_S", 0.02)
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         poll = asyncio.create_task(server.get("/api/v1/timeline?wait=60"))
         async with asyncio.timeout(60):
             while (actual_scrape := await scrape(server)).get("seamark_timeline_watchers{}") != 1:
@@ -83,7 +83,7 @@ async def test_metrics_report_values_of_the_components(tmp_path: Path, monkeypat
 
 async def test_metric_reports_the_memory_of_opened_indexes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.metaserver.server.SAMPLE_INTERVAL_S", 0.02)
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         assert (await scrape(server)).get("seamark_index_memory_bytes{}", 0) == 0
         api = Api(server)
         table, files = await create_two_files(api)
@@ -97,7 +97,7 @@ async def test_metric_reports_the_memory_of_opened_indexes(tmp_path: Path, monke
 
 async def test_commit_is_counted_by_its_outcome(tmp_path: Path) -> None:
     schema = {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "x", "required": False, "type": "long"}]}
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         table = f"{server.url}/v1/namespaces/db/tables"
         async with server.http.post(table, json={"name": "t", "schema": schema}) as answer:
             assert answer.status == 200
@@ -116,7 +116,7 @@ async def test_commit_is_counted_by_its_outcome(tmp_path: Path) -> None:
 async def test_readiness_requires_store_and_storage_and_liveness_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         status, body = await server.get("/readyz")
         assert (status, body["status"]) == (200, "ready")
 
@@ -202,7 +202,7 @@ async def test_trace_reaches_the_collector_under_the_clients_parent(tmp_path: Pa
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
         endpoint = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        async with running(tmp_path, otel_endpoint=endpoint) as server:
+        async with run_server(tmp_path, otel_endpoint=endpoint) as server:
             trace_id = "0af7651916cd43dd8448eb211c80319c"
             await server.get("/v1/namespaces", headers={"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"})
             await server.get("/v1/namespaces/none")
@@ -224,9 +224,9 @@ async def test_trace_reaches_the_collector_under_the_clients_parent(tmp_path: Pa
 
 
 async def test_openapi_document_describes_the_answers_of_the_routes(tmp_path: Path) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         await server.record("a")
-        await server.components.store.transact(drop_of("gone"))
+        await server.components.store.transact(make_drop("gone"))
         _, document = await server.get("/api/v1/openapi.json")
         assert document["openapi"].startswith("3.1")
         for path in ("/api/v1/timeline", "/api/v1/dropped", "/healthz", "/readyz"):
@@ -252,7 +252,7 @@ def check(body: Any, schema: dict[str, Any], document: dict[str, Any]) -> None:
     jsonschema.Draft202012Validator({**schema, "components": document["components"]}).validate(body)
 
 
-def drop_of(name: str) -> list[Any]:
+def make_drop(name: str) -> list[Any]:
     entry = Entry(kind=EntryKind.TABLE, namespace=("db",), name=name, uuid=name, metadata_location=f"file:///{name}")
     keep = DroppedEntry(id=f"drop-{name}", entry=entry, purge=False, dropped_ms=1, expires_ms=2, principal_name="me")
     drop = DropEntry(kind=EntryKind.TABLE, namespace=("db",), name=name, keep=keep)
@@ -261,14 +261,14 @@ def drop_of(name: str) -> list[Any]:
 
 def test_openapi_file_equals_the_generated_one() -> None:
     committed = (reference.REFERENCE / "openapi.json").read_text()
-    assert committed == reference.openapi_document(), "run python -m seamark.commands.reference"
+    assert committed == reference.write_openapi_document(), "run python -m seamark.commands.reference"
 
 
 async def test_housekeeping_archives_and_deletes_what_is_due(tmp_path: Path) -> None:
-    async with running(tmp_path, timeline_keep=1) as server:
+    async with run_server(tmp_path, timeline_keep=1) as server:
         for _ in range(4):
             await server.record("a")
-        await server.components.store.transact(drop_of("gone"))
+        await server.components.store.transact(make_drop("gone"))
         report = await server.components.housekeeping.round()
         assert report["archived"] == 3
         assert report["purged"] == 1
@@ -281,7 +281,7 @@ async def test_housekeeping_archives_and_deletes_what_is_due(tmp_path: Path) -> 
 @pytest.mark.slow
 async def test_twenty_open_and_close_cycles_leak_no_descriptor_thread_or_task(tmp_path: Path) -> None:
     async def cycle(number: int) -> None:
-        async with running(tmp_path / str(number % 2), webhook_urls=("http://127.0.0.1:9/x",)) as server:
+        async with run_server(tmp_path / str(number % 2), webhook_urls=("http://127.0.0.1:9/x",)) as server:
             await server.get("/readyz")
             await server.record("a")
             await server.get("/api/v1/timeline?wait=0.01&since=latest")

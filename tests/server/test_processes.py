@@ -32,7 +32,7 @@ def get(url: str, timeout: float = 30) -> tuple[int, Any]:
         return error.code, json.loads(error.read())
 
 
-def eventually(description: Callable[[], bool], timeout_s: float = 60) -> None:
+def wait_until(description: Callable[[], bool], timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while not description():
         assert time.monotonic() < deadline, description
@@ -45,7 +45,7 @@ def start_post(server: Seamark, body: bytes) -> socket.socket:
     head = f"POST /v1/namespaces HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     sock.sendall(head.encode() + body[:5])
     # The server samples the metric each second, and rarely during a read of it.
-    eventually(lambda: is_http_ok(f"{server.base_url}/metrics", contains="seamark_requests_in_flight 1.0"))
+    wait_until(lambda: is_http_ok(f"{server.base_url}/metrics", contains="seamark_requests_in_flight 1.0"))
     return sock
 
 
@@ -54,7 +54,7 @@ def test_running_request_is_finished_before_the_server_ends(start_seamark: Start
     body = json.dumps({"namespace": ["late"], "properties": {}}).encode()
     with start_post(server, body) as sock:
         os.kill(server.pid, signal.SIGTERM)
-        eventually(lambda: not is_port_open(server.port))  # No new connection is accepted.
+        wait_until(lambda: not is_port_open(server.port))  # No new connection is accepted.
         assert server.running()
         sock.sendall(body[5:])
         answer = sock.recv(65536)
@@ -80,7 +80,7 @@ def test_long_polls_and_streams_end_at_once_when_the_server_drains(start_seamark
     stream = urllib.request.Request(f"{server.base_url}/api/v1/timeline", headers={"Accept": "text/event-stream"})
     with urllib.request.urlopen(stream, timeout=60) as events:
         assert events.readline().startswith(b"retry")
-        eventually(lambda: is_http_ok(f"{server.base_url}/metrics", contains="seamark_timeline_watchers 2.0"))
+        wait_until(lambda: is_http_ok(f"{server.base_url}/metrics", contains="seamark_timeline_watchers 2.0"))
         assert server.terminate(60) == 0
         events.read()
     poll.join(60)
@@ -100,23 +100,23 @@ def list_workers(server: Seamark) -> list[psutil.Process]:
 def test_crashed_worker_is_replaced_while_the_others_continue(start_seamark: Start) -> None:
     # With a prefix the server does not come from the fork server: it spawns its workers, as a user's server does.
     server = start_seamark(flags=("--workers", "2"), prefix=("env",))
-    eventually(lambda: len(list_workers(server)) == 2 and server.log.read_text().count('"event":"serving"') == 2)
+    wait_until(lambda: len(list_workers(server)) == 2 and server.log.read_text().count('"event":"serving"') == 2)
     victim, other = list_workers(server)
     victim.kill()
-    eventually(
+    wait_until(
         lambda: len(list_workers(server)) == 2 and victim.pid not in {worker.pid for worker in list_workers(server)}
     )
-    eventually(lambda: server.log.read_text().count('"event":"serving"') == 3)
+    wait_until(lambda: server.log.read_text().count('"event":"serving"') == 3)
     assert other.is_running()
     for _ in range(20):
         assert is_http_ok(f"{server.base_url}/v1/namespaces")
     assert server.terminate(60) == 0
-    eventually(lambda: not psutil.pid_exists(other.pid))
+    wait_until(lambda: not psutil.pid_exists(other.pid))
 
 
 def test_workers_share_one_port_and_one_page_of_metrics(start_seamark: Start) -> None:
     server = start_seamark(flags=("--workers", "2"))
-    eventually(lambda: server.log.read_text().count('"event":"serving"') == 2)
+    wait_until(lambda: server.log.read_text().count('"event":"serving"') == 2)
     for _ in range(40):
         assert is_http_ok(f"{server.base_url}/v1/namespaces")
     by_worker = {
@@ -127,12 +127,12 @@ def test_workers_share_one_port_and_one_page_of_metrics(start_seamark: Start) ->
     assert by_worker == {0, 1}
     metric_line = 'seamark_requests_total{operation="listNamespaces",status="200"} 40.0'
     # The counts of other workers are at most a second old.
-    eventually(lambda: is_http_ok(f"{server.base_url}/metrics", contains=metric_line))
+    wait_until(lambda: is_http_ok(f"{server.base_url}/metrics", contains=metric_line))
 
 
 def test_workers_do_not_outlive_a_killed_supervisor(start_seamark: Start) -> None:
     server = start_seamark(flags=("--workers", "2"))
-    eventually(lambda: server.log.read_text().count('"event":"serving"') == 2)
+    wait_until(lambda: server.log.read_text().count('"event":"serving"') == 2)
     workers = list_workers(server)
     os.kill(server.pid, signal.SIGKILL)
     ended, live_workers = psutil.wait_procs(workers, timeout=60)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from seamark.formats.runtime.errors import RetryLater
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -19,7 +19,7 @@ Usage = namedtuple("Usage", "total used free")
 async def test_server_is_not_ready_while_its_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.metaserver.api.admin.readiness.INTERVAL_S", 0.0)
     free = [10 << 30]
-    async with running(
+    async with run_server(
         tmp_path / "home", warehouse=f"file://{tmp_path}/warehouse", free_space_min_bytes=1 << 30
     ) as server:
 
@@ -39,7 +39,7 @@ async def test_server_is_not_ready_while_its_disk_is_full(tmp_path: Path, monkey
 
 async def test_small_disk_needs_a_twentieth_of_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.metaserver.api.admin.readiness.INTERVAL_S", 0.0)
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         for free, status in ((1_000_001, 200), (999_999, 503)):
             monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: Usage(20_000_000, 0, free))
             assert (await server.get("/readyz"))[0] == status
@@ -48,7 +48,7 @@ async def test_small_disk_needs_a_twentieth_of_free_space(tmp_path: Path, monkey
 async def test_server_is_not_ready_when_its_database_takes_no_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
 
         async def refuse_write(_: Any) -> None:
             raise RetryLater("database or disk is full: /secret/path")
@@ -60,7 +60,7 @@ async def test_server_is_not_ready_when_its_database_takes_no_writes(
 
 
 async def test_many_concurrent_probes_write_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         writes, before = [], server.components.store.transact
 
         async def count_writes(operations: Any) -> Any:

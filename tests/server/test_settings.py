@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from seamark.commands import reference
 from seamark.formats.runtime.errors import ConfigError
-from seamark.metaserver.settings.settings import FIELDS, Settings, environment_name, flag_name, redact_url
+from seamark.metaserver.settings.settings import FIELDS, Settings, make_flag_name, make_variable_name, redact_url
 from seamark.metaserver.settings.sources import load
 
 NUMBERS = ("requests_limit", "page_limit", "commit_retries", "timeline_keep", "drain_timeout_s")
@@ -33,7 +33,7 @@ def test_setting_comes_from_flag_variable_file_or_default_in_this_order(
 ) -> None:
     config = tmp_path_factory.mktemp("config") / "seamark.toml"
     config.write_text(format_toml(file))
-    variables = {environment_name(name): str(value) for name, value in environment.items()}
+    variables = {make_variable_name(name): str(value) for name, value in environment.items()}
     settings = load({name: str(value) for name, value in flags.items()}, variables, config)
     for name, field in FIELDS.items():
         expected = flags.get(name, environment.get(name, file.get(name, field.default)))
@@ -75,11 +75,11 @@ def test_list_in_a_variable_is_split_at_commas() -> None:
 )
 def test_bad_value_is_rejected_with_its_name_and_source(name: str, value: str, expected: str) -> None:
     with pytest.raises(ConfigError) as error:
-        load({}, {environment_name(name): value})
+        load({}, {make_variable_name(name): value})
     assert name in error.value.message
-    assert environment_name(name) in error.value.message
+    assert make_variable_name(name) in error.value.message
     assert expected in error.value.message
-    with pytest.raises(ConfigError, match=flag_name(name)):
+    with pytest.raises(ConfigError, match=make_flag_name(name)):
         load({name: value}, {})
 
 
@@ -209,4 +209,4 @@ def test_every_setting_has_a_description_and_a_heading_on_the_reference_page() -
 
 def test_reference_page_equals_the_generated_one() -> None:
     committed = (reference.REFERENCE / "settings.md").read_text()
-    assert committed == reference.settings_page(), "run python -m seamark.commands.reference"
+    assert committed == reference.write_settings_page(), "run python -m seamark.commands.reference"

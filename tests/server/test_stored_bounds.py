@@ -15,7 +15,7 @@ from seamark.metaserver.api.plans import pending
 from seamark.metaserver.catalog.quotas import Quota
 from tests.api.client import SCHEMA, Api, create_key
 from tests.api.plans.planned import append, build_ten_id_files
-from tests.server.rig import OffsetClock, RunningServer, running
+from tests.server.rig import OffsetClock, RunningServer, run_server
 from tests.server.test_bodies import make_tokens
 from tests.waits import until
 
@@ -40,21 +40,21 @@ async def send(server: RunningServer, secret: str | None, method: str, path: str
 
 async def test_only_the_newest_reports_of_a_table_are_kept(tmp_path: Path) -> None:
     clock = OffsetClock()
-    async with running(tmp_path, clock=clock, metrics_reports_limit=5) as server:
+    async with run_server(tmp_path, clock=clock, metrics_reports_limit=5) as server:
         api = Api(server)
         uuid, other = [(await api.table(name))["metadata"]["table-uuid"] for name in ("t", "u")]
         assert (await api("POST", "/v1/namespaces/db/tables/u/metrics", REPORT)).status == 204
         for number in range(20):
             clock.ahead_ms += 1  # Two reports of one millisecond have no order.
             assert (await api("POST", f"{TABLE}/metrics", {**REPORT, "snapshot-id": number})).status == 204
-        reports = await server.components.store.metrics_reports(uuid, None, 100)
+        reports = await server.components.store.list_metrics_reports(uuid, None, 100)
         assert [metrics_report.snapshot_id for metrics_report in reports] == [15, 16, 17, 18, 19]
-        assert len(await server.components.store.metrics_reports(other, None, 100)) == 1
+        assert len(await server.components.store.list_metrics_reports(other, None, 100)) == 1
 
 
 async def test_bytes_of_reports_are_limited_for_each_reader_and_minute(tmp_path: Path) -> None:
     secrets = await make_tokens(tmp_path)
-    async with running(tmp_path, auth="token", metrics_rate_bytes=50_000) as server:
+    async with run_server(tmp_path, auth="token", metrics_rate_bytes=50_000) as server:
         await send(server, secrets["root"], "POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
         large = {**REPORT, "metadata": {"x": "y" * 10_000}}
         answers = [await send(server, secrets["rita"], "POST", f"{TABLE}/metrics", large) for _ in range(8)]
@@ -64,7 +64,7 @@ async def test_bytes_of_reports_are_limited_for_each_reader_and_minute(tmp_path:
 
 
 async def test_number_of_indexes_is_limited_and_a_drop_frees_a_place(tmp_path: Path) -> None:
-    async with running(tmp_path, indexes_limit=2) as server:
+    async with run_server(tmp_path, indexes_limit=2) as server:
         api = Api(server)
         await api.table()
         path = "/api/v1/tables/db/t/indexes"
@@ -82,7 +82,7 @@ async def test_number_of_indexes_is_limited_and_a_drop_frees_a_place(tmp_path: P
 @pytest.mark.parametrize("limits", [{"plan_tables_limit": 6}, {"plan_tables_bytes": 60_000}])
 async def test_one_reader_makes_at_most_half_of_the_plan_tables(tmp_path: Path, limits: dict[str, int]) -> None:
     secrets = await make_tokens(tmp_path)
-    async with running(tmp_path, auth="token", **limits) as server:
+    async with run_server(tmp_path, auth="token", **limits) as server:
         api = Api(server)
         rooted = {"Authorization": f"Bearer {secrets['root']}"}
         assert (
@@ -107,7 +107,7 @@ async def test_one_reader_makes_at_most_half_of_the_plan_tables(tmp_path: Path, 
 
 async def test_withdrawn_plans_free_their_places_and_rejections_are_counted(tmp_path: Path) -> None:
     secrets = await make_tokens(tmp_path)
-    async with running(tmp_path, auth="token", plan_tables_limit=6) as server:
+    async with run_server(tmp_path, auth="token", plan_tables_limit=6) as server:
         api = Api(server)
         rooted = {"Authorization": f"Bearer {secrets['root']}"}
         creation = await api("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}, headers=rooted)
@@ -137,7 +137,7 @@ async def test_withdrawn_plans_free_their_places_and_rejections_are_counted(tmp_
         refused_count = server.components.catalog.plan_tables.refused
         assert refused_count == {"leases of one principal": 8}
         for expected in (8.0, 8.0):
-            server.components.metrics.plans.sample(server.components.planner.stats(), refused_count)
+            server.components.metrics.plans.sample(server.components.planner.read_stats(), refused_count)
             text = server.components.metrics.render().decode()
             line = f'seamark_plan_tables_refused_total{{exhausted="leases of one principal"}} {expected}'
             assert line in text.splitlines()
@@ -147,19 +147,21 @@ async def test_number_of_stored_errors_under_idempotency_keys_is_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(idempotency, "KEPT_MAX", 3)
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         api = Api(server)
         keys = [create_key() for _ in range(6)]
         for key in keys:
             assert (await api("POST", "/v1/namespaces", {"namespace": ["db"]}, key=key)).status == 409
         store, now_ms = server.components.store, server.components.clock.now_ms()
-        assert [await store.idempotency(key, now_ms) is not None for key in keys] == [True] * 3 + [False] * 3
+        assert [await store.find_idempotency_record(key, now_ms) is not None for key in keys] == [True] * 3 + [
+            False
+        ] * 3
         assert (await api("POST", "/v1/namespaces", {"namespace": ["db"]}, key=keys[-1])).status == 409
 
 
 async def test_one_principal_holds_at_most_half_of_the_watches(tmp_path: Path) -> None:
     secrets = await make_tokens(tmp_path)
-    async with running(tmp_path, auth="token", watchers_limit=4) as server:
+    async with run_server(tmp_path, auth="token", watchers_limit=4) as server:
         path = "/api/v1/tables/db/t/timeline?since=latest&wait=60"
         timeline = server.components.timeline
         await send(server, secrets["root"], "POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
@@ -188,7 +190,7 @@ def test_quota_counts_each_amount_until_it_expires() -> None:
 
 
 async def test_one_principal_has_at_most_half_of_the_running_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending, "PENDING_LIMIT", 6)
+    monkeypatch.setattr(pending, "PENDING_PLANS_MAX", 6)
     plans, go = pending.PendingPlans(), asyncio.Event()
 
     async def make() -> Any:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from seamark.commands import explain, terminal
 from tests.api.client import Api
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 HOSTILE = {
     "clears the screen": "a\x1b[2Jb",
@@ -83,7 +83,7 @@ async def test_hostile_column_name_is_shown_by_explain_as_an_escape(
 ) -> None:
     name = "id\x1b]0;owned\x07"
     schema = {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": name, "required": False, "type": "long"}]}
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         answer = await Api(server)("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": schema})
         assert answer.status == 200
         arguments = ["db.t", f'"{name}" > 5', "--url", server.url]

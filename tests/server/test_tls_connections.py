@@ -10,7 +10,7 @@ import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from tests.server.rig import running
+from tests.server.rig import run_server
 from tests.server.test_connections import HEALTH, RawConnection
 from tests.server.test_few_files import FILES
 from tests.services.authority import Authority
@@ -39,7 +39,7 @@ async def connect_and_request(stack: AsyncExitStack, port: int, trusted: Authori
 
 async def test_connections_count_before_their_tls_handshake(tmp_path: Path) -> None:
     trusted, tls = create_authority(tmp_path)
-    async with running(tmp_path / "home", connections_limit=8, **tls) as server, AsyncExitStack() as stack:
+    async with run_server(tmp_path / "home", connections_limit=8, **tls) as server, AsyncExitStack() as stack:
         port = int(server.url.rpartition(":")[2])
         old_connection = await connect_and_request(stack, port, trusted)
         silent = [
@@ -60,7 +60,7 @@ async def test_connections_count_before_their_tls_handshake(tmp_path: Path) -> N
 
 async def test_tls_handshake_that_does_not_end_in_time_closes_the_connection(tmp_path: Path) -> None:
     _, tls = create_authority(tmp_path)
-    async with running(tmp_path / "home", header_timeout_s=0.3, **tls) as server:
+    async with run_server(tmp_path / "home", header_timeout_s=0.3, **tls) as server:
         for first_bytes in (b"", b"\x16\x03\x01", HEALTH):
             async with await RawConnection.open(server) as wire:
                 await wire.send(first_bytes)
@@ -69,7 +69,7 @@ async def test_tls_handshake_that_does_not_end_in_time_closes_the_connection(tmp
 
 async def test_request_sent_with_the_end_of_the_handshake_is_answered(tmp_path: Path) -> None:
     trusted, tls = create_authority(tmp_path)
-    async with running(tmp_path / "home", **tls) as server, AsyncExitStack() as stack:
+    async with run_server(tmp_path / "home", **tls) as server, AsyncExitStack() as stack:
         port = int(server.url.rpartition(":")[2])
         wires = await asyncio.gather(*(connect_and_request(stack, port, trusted) for _ in range(50)))
         assert all(await asyncio.gather(*(wire.is_healthy() for wire in wires)))

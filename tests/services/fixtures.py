@@ -130,9 +130,9 @@ def google_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoogleS
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     """A broker of Apache Kafka. Each test has its own topics, whose names begin with `create_prefix()`."""
     # The client library takes a while to import, which most test processes do not need.
-    from tests.services.kafka import kafka_broker
+    from tests.services.kafka import run_kafka_broker
 
-    with kafka_broker(tmp_path_factory.mktemp("kafka")) as broker:
+    with run_kafka_broker(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
 
 

@@ -57,7 +57,7 @@ class Kafka:
 
 
 @contextmanager
-def kafka_broker(
+def run_kafka_broker(
     folder: Path, *, host: str = "127.0.0.1", port: int | None = None, advertised: str = ""
 ) -> Iterator[Kafka]:
     """Start a broker whose files are below `folder`, and which clients reach at `host`; yield it.

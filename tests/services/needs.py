@@ -6,13 +6,13 @@ import os
 
 import pytest
 
-from seamark.commands.installation.java import java_25_home
+from seamark.commands.installation.java import find_java_25_home
 
 NEEDS_TRINO = [
     pytest.mark.trino,
     pytest.mark.timeout(600),
     pytest.mark.skipif(
-        java_25_home() is None and "CI" not in os.environ,
+        find_java_25_home() is None and "CI" not in os.environ,
         reason="Trino needs a JDK 25 (JAVA25, or one below /usr/lib/jvm)",
     ),
 ]

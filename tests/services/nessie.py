@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from seamark.commands.installation.java import java_25_home
+from seamark.commands.installation.java import find_java_25_home
 from tests.services.java import SHORT_LIVED
 from tests.services.process import CACHE, REPO, ManagedProcess, ServiceFailed, free_port, is_http_ok
 from tests.services.s3 import S3
@@ -16,7 +16,7 @@ _KEYS = "store-keys"
 
 
 @contextmanager
-def nessie_server(s3: S3, location: str, *, log: Path) -> Iterator[str]:
+def run_nessie_server(s3: S3, location: str, *, log: Path) -> Iterator[str]:
     """Run Nessie with one warehouse, and yield the URI of its REST catalog.
 
     Args:
@@ -44,7 +44,7 @@ def nessie_server(s3: S3, location: str, *, log: Path) -> Iterator[str]:
         f"{_KEYS}.name": s3.access_key,
         f"{_KEYS}.secret": s3.secret_key,
     }
-    home = java_25_home()
+    home = find_java_25_home()
     if home is None:
         raise ServiceFailed("Nessie needs a JDK 21 or newer: set JAVA25 to the home of a JDK 25")
     argv = [

@@ -53,10 +53,10 @@ class Postgres:
     process: ManagedProcess
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def url(self, database: str = "postgres") -> str:
+    def make_url(self, database: str = "postgres") -> str:
         return f"postgresql://{USER}:{PASSWORD}@127.0.0.1:{self.port}/{database}"
 
-    def sql(self, statement: str, database: str = "postgres") -> str:
+    def run_sql(self, statement: str, database: str = "postgres") -> str:
         """Run `statement` with psql; return rows as text, one per line, with columns separated by |."""
         argv = [
             _find_binary("psql"),
@@ -68,7 +68,7 @@ class Postgres:
             "ON_ERROR_STOP=1",
             "-c",
             statement,
-            self.url(database),
+            self.make_url(database),
         ]
         completed = subprocess.run(argv, capture_output=True, text=True, timeout=60)
         if completed.returncode:
@@ -78,8 +78,8 @@ class Postgres:
     def create_database(self, name: str = "") -> str:
         """Create an empty database, and return its URL."""
         name = name or f"seamark_{next(self._numbers)}"
-        self.sql(f'CREATE DATABASE "{name}"')
-        return self.url(name)
+        self.run_sql(f'CREATE DATABASE "{name}"')
+        return self.make_url(name)
 
     def clear_database(self, url: str) -> None:
         """Return the database of `url` to its initial state, which costs a tenth of creating another one."""
@@ -87,7 +87,7 @@ class Postgres:
         other_sessions = f"FROM pg_stat_activity WHERE datname = '{name}' AND pid <> pg_backend_pid()"
         ended = f"SELECT count(pg_terminate_backend(pid, 10000)) {other_sessions}"
         create_schema = "CREATE SCHEMA public AUTHORIZATION pg_database_owner; GRANT USAGE ON SCHEMA public TO PUBLIC"
-        self.sql(f"{ended}; DROP SCHEMA public CASCADE; {create_schema}", name)
+        self.run_sql(f"{ended}; DROP SCHEMA public CASCADE; {create_schema}", name)
 
     def delete_rows(self, url: str, keep: Sequence[str], then: str) -> None:
         """Delete the rows of all tables except `keep`, which costs less than to create the tables again.
@@ -102,11 +102,11 @@ class Postgres:
         tables = f"SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename NOT IN ({kept_databases})"
         delete = f"DO $$ DECLARE t text; BEGIN FOR t IN {tables} LOOP EXECUTE 'DELETE FROM ' || t; END LOOP; END $$"
         end_sessions = f"SELECT count(pg_terminate_backend(pid, 10000)) {other_sessions}"
-        self.sql(f"{end_sessions}; {delete}; {then}", url.rsplit("/", 1)[1])
+        self.run_sql(f"{end_sessions}; {delete}; {then}", url.rsplit("/", 1)[1])
 
     def drop_database(self, url: str) -> None:
         """Drop the database of `url`, ending all its connections."""
-        self.sql(f'DROP DATABASE IF EXISTS "{url.rsplit("/", 1)[1]}" WITH (FORCE)')
+        self.run_sql(f'DROP DATABASE IF EXISTS "{url.rsplit("/", 1)[1]}" WITH (FORCE)')
 
 
 def _create_cluster(data: Path, password: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import trino.dbapi
 
-from seamark.commands.installation.java import java_25_home
+from seamark.commands.installation.java import find_java_25_home
 from tests.services.java import SHORT_LIVED
 from tests.services.process import CACHE, DEPLOY, ManagedProcess, ServiceFailed, free_port, is_http_ok
 from tests.services.s3 import S3
@@ -158,7 +158,7 @@ def trino_server(
     takes a fifth of the CPU time in tests; `properties` are additional; `catalog` replaces properties of the
     catalogs.
     """
-    home = java_25_home()
+    home = find_java_25_home()
     if home is None:
         raise ServiceFailed("Trino needs a JDK 25: set JAVA25 to its home, or install one below /usr/lib/jvm")
     folder.mkdir(parents=True, exist_ok=True)

@@ -201,32 +201,32 @@ class StoreMachine(RuleBasedStateMachine):
         for parent in [(), *model.namespaces]:
             children = [path for path in model.namespaces if path[:-1] == parent]
             pages = await _read_pages(
-                lambda after, namespace=parent: store.namespaces(namespace, after, 2), lambda path: path[-1]
+                lambda after, namespace=parent: store.list_namespaces(namespace, after, 2), lambda path: path[-1]
             )
             assert pages == sorted(children)
             for path in pages:
-                assert await store.namespace(path) == Namespace(path, *model.namespaces[path])
+                assert await store.load_namespace(path) == Namespace(path, *model.namespaces[path])
         for path in model.namespaces:
             for kind in EntryKind:
                 names = model.functions if kind is EntryKind.FUNCTION else model.relations
                 entries = [entry for (at, _), entry in sorted(names.items()) if at == path and entry.kind is kind]
                 pages = await _read_pages(
-                    lambda after, at=path, of=kind: store.entries(of, at, after, 2), lambda entry: entry.name
+                    lambda after, at=path, of=kind: store.list_entries(of, at, after, 2), lambda entry: entry.name
                 )
                 assert pages == entries
         all_entries = [*model.relations.values(), *model.functions.values()]
-        assert [await store.entry(entry.kind, entry.namespace, entry.name) for entry in all_entries] == all_entries
+        assert [await store.load_entry(entry.kind, entry.namespace, entry.name) for entry in all_entries] == all_entries
         dropped_entries = sorted(model.dropped.values(), key=lambda value: value.id)
         assert await store.list_dropped(None, None, 99) == dropped_entries
         expired = sorted(
-            (d for d in dropped_entries if d.expires_ms <= model.now_ms), key=lambda one: (one.expires_ms, one.id)
+            (d for d in dropped_entries if d.expires_ms <= model.now_ms), key=lambda entry: (entry.expires_ms, entry.id)
         )
         assert await store.list_expired(model.now_ms, 99) == expired
         uuids = {entry.uuid for entry in all_entries} | {item.entry.uuid for item in dropped_entries}
         for key in {(uuid, producer) for uuid in uuids for producer in ("p", "P")} | model.producers.keys():
-            assert await store.producer(*key) == model.producers.get(key)
+            assert await store.load_producer(*key) == model.producers.get(key)
         timeline = await _read_pages(
-            lambda after: store.instants(InstantFilter(since=after), 3), lambda instant: instant.position
+            lambda after: store.list_instants(InstantFilter(since=after), 3), lambda instant: instant.position
         )
         assert [(instant.id, instant.state) for instant in timeline] == list(model.instants.items())
 

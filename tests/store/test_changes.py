@@ -21,16 +21,16 @@ async def test_number_changes_only_with_a_commit_of_any_client(tmp_path: Path) -
     async with open_store(url, clock=clock) as first_store, open_store(url, clock=clock) as second_store:
         changes = watch(url)
         assert changes is not None
-        number = changes.number()
+        number = changes.read_number()
         for count, store in enumerate((first_store, second_store, first_store, first_store, second_store)):
-            assert changes.number() == number, "nothing was committed"
+            assert changes.read_number() == number, "nothing was committed"
             await store.grants("somebody")
-            assert changes.number() == number, "reading is no change"
+            assert changes.read_number() == number, "reading is no change"
             await _commit_grant(store, f"name-{count}")
-            assert changes.number() != number
-            number = changes.number()
+            assert changes.read_number() != number
+            number = changes.read_number()
         changes.close()
-        assert changes.number() is None, "a database that cannot be asked says so"
+        assert changes.read_number() is None, "a database that cannot be asked says so"
 
 
 def test_database_without_such_a_number_is_not_watched() -> None:

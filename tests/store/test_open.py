@@ -52,10 +52,10 @@ async def test_malformed_postgres_url_is_rejected_without_being_shown(url: str) 
 
 
 async def test_credentials_rejected_by_the_server_are_named_but_not_shown(postgres: Postgres) -> None:
-    message = await _open_error(postgres.url().replace(f":{PASSWORD}@", ":hunter2@"))
+    message = await _open_error(postgres.make_url().replace(f":{PASSWORD}@", ":hunter2@"))
     assert "hunter2" not in message
     assert f"127.0.0.1:{postgres.port}" in message
-    assert "does not exist" in await _open_error(postgres.url("no_such_database"))
+    assert "does not exist" in await _open_error(postgres.make_url("no_such_database"))
 
 
 async def test_opening_waits_for_a_silent_server_and_then_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:

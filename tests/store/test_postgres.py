@@ -29,7 +29,7 @@ from tests.store.contract import PointerStoreContract
 from tests.store.samples import NS, TABLE, get_outcome, list_ids, make_entry, make_instant, make_swap
 
 CLOCK = SimulatedClock(seed=1)
-_translate = POSTGRES.translator()
+_translate = POSTGRES.make_translator()
 
 
 SINGLE_ROWS = ("schema_version", "timeline_epoch", "claim_turns", "catalog_state")
@@ -102,7 +102,7 @@ async def test_errors_for_clients_contain_no_address_and_no_values_of_the_databa
         async with connection.transaction():
             await connection.execute("LOCK TABLE namespaces IN ACCESS EXCLUSIVE MODE")
             with pytest.raises(RetryLater) as slow:
-                await store.namespace(NS)
+                await store.load_namespace(NS)
         messages.append(str(slow.value))
         for message in messages:
             assert "PostgreSQL" in message
@@ -114,7 +114,7 @@ async def test_errors_for_clients_contain_no_address_and_no_values_of_the_databa
 
 async def _drive(connection: Any, *changes: Operation) -> None:
     """Execute a replica's transaction without BEGIN and COMMIT, so that a test can hold it open."""
-    steps = operations.transaction(changes, CLOCK.now_ms())
+    steps = operations.apply_operations(changes, CLOCK.now_ms())
     try:
         statement = next(steps)
         while True:
@@ -138,15 +138,15 @@ async def test_reader_never_misses_a_slow_transaction(
         first = RecordInstant(make_instant("slow")) if recorded_first else CreateNamespace(("slow",), {})
         await _drive(slow, first)
         await store.transact([RecordInstant(make_instant("quick"))])
-        instants = await store.instants(InstantFilter(), 9)
-        assert await store.instants(InstantFilter(newest_first=True), 9) == instants[::-1]
+        instants = await store.list_instants(InstantFilter(), 9)
+        assert await store.list_instants(InstantFilter(newest_first=True), 9) == instants[::-1]
         if not recorded_first:
             await _drive(slow, RecordInstant(make_instant("slow")))
         await slow.execute("COMMIT")
         since = instants[-1].position if instants else None
-        instants += await store.instants(InstantFilter(since=since), 9)
+        instants += await store.list_instants(InstantFilter(since=since), 9)
         assert sorted(list_ids(instants)) == ["quick", "slow"]
-        assert (await store.instant("quick")) in instants
+        assert (await store.load_instant("quick")) in instants
 
 
 async def test_timeline_does_not_wait_for_transactions_of_other_programs(
@@ -158,7 +158,7 @@ async def test_timeline_does_not_wait_for_transactions_of_other_programs(
         await stranger.execute("BEGIN")
         await stranger.execute("INSERT INTO unrelated VALUES (1)")
         await store.transact([RecordInstant(make_instant("i"))])
-        assert list_ids(await store.instants(InstantFilter(), 9)) == ["i"]
+        assert list_ids(await store.list_instants(InstantFilter(), 9)) == ["i"]
         await stranger.execute("ROLLBACK")
 
 
@@ -179,7 +179,7 @@ async def test_watermark_includes_sessions_of_another_role(store: GeneratorStore
                 quick = await connection.fetchval("SELECT position FROM instants WHERE id = 'quick'")
                 assert watermark <= quick
             await admin.execute("COMMIT")
-            assert list_ids(await store.instants(InstantFilter(), 9)) == ["slow", "quick"]
+            assert list_ids(await store.list_instants(InstantFilter(), 9)) == ["slow", "quick"]
         finally:
             await admin.execute(f"DROP OWNED BY {role}")
             await admin.execute(f"DROP ROLE {role}")
@@ -193,9 +193,9 @@ async def test_dump_restored_to_a_cluster_with_lower_transaction_ids_continues_a
         # As if written by a cluster that was far ahead
         await connection.execute("UPDATE instants SET position = overlay(position placing '00000fff' from 5 for 8)")
     async with open_postgres(postgres_url, clock=CLOCK) as store:
-        (before,) = await store.instants(InstantFilter(), 9)
+        (before,) = await store.list_instants(InstantFilter(), 9)
         await store.transact([RecordInstant(make_instant("after"))])
-        assert list_ids(await store.instants(InstantFilter(since=before.position), 9)) == ["after"]
+        assert list_ids(await store.list_instants(InstantFilter(since=before.position), 9)) == ["after"]
     async with open_postgres(postgres_url, clock=CLOCK) as store, _connect(postgres_url) as connection:
         await store.ping()
         assert await connection.fetchval("SELECT epoch FROM timeline_epoch") == 1
@@ -264,7 +264,7 @@ async def _open_cutting_proxy(
 async def test_connection_lost_during_a_commit_leaves_the_outcome_unknown_until_it_is_read(
     store: GeneratorStore, postgres_url: str, arrived: bool
 ) -> None:
-    # Opening does not cause the cut: asyncpg's own `transaction()` ends with "COMMIT;", the store's with "COMMIT".
+    # Opening does not cause the cut: asyncpg's own `apply_operations()` ends with "COMMIT;", the store's with "COMMIT".
     async with (
         _open_cutting_proxy(postgres_url, b"COMMIT\x00", forward=arrived, times=1) as (url, cuts),
         open_postgres(url, clock=CLOCK, pool_max=2) as cut_off,
@@ -273,10 +273,10 @@ async def test_connection_lost_during_a_commit_leaves_the_outcome_unknown_until_
             await cut_off.transact([CreateEntry(make_entry("t")), RecordInstant(make_instant("i"))])
         assert len(cuts) == 1
         async with asyncio.timeout(60):
-            while arrived and await store.instant("i") is None:  # PostgreSQL has the message and is executing it.
+            while arrived and await store.load_instant("i") is None:  # PostgreSQL has the message and is executing it.
                 await asyncio.sleep(0.02)
-        assert (await store.instant("i") is not None) is arrived
-        assert (await store.entry(TABLE, NS, "t") is not None) is arrived
+        assert (await store.load_instant("i") is not None) is arrived
+        assert (await store.load_entry(TABLE, NS, "t") is not None) is arrived
         # The pool continues with another connection.
         await cut_off.transact([RecordInstant(make_instant("later"))])
 
@@ -288,7 +288,7 @@ async def test_connection_lost_before_the_commit_is_replaced_silently(store: Gen
     ):
         await cut_off.transact([CreateEntry(make_entry("t")), RecordInstant(make_instant("i"))])
         assert len(cuts) == 2
-    assert list_ids(await store.instants(InstantFilter(), 9)) == ["i"]
+    assert list_ids(await store.list_instants(InstantFilter(), 9)) == ["i"]
 
 
 async def test_read_whose_connection_is_lost_is_repeated(store: GeneratorStore, postgres_url: str) -> None:
@@ -297,13 +297,13 @@ async def test_read_whose_connection_is_lost_is_repeated(store: GeneratorStore, 
         _open_cutting_proxy(postgres_url, b"FROM entries", forward=False, times=1) as (url, cuts),
         open_postgres(url, clock=CLOCK, pool_max=2) as cut_off,
     ):
-        assert await cut_off.entry(TABLE, NS, "t") == make_entry("t")
+        assert await cut_off.load_entry(TABLE, NS, "t") == make_entry("t")
         assert len(cuts) == 1
 
 
 async def test_restarted_database_server_is_used_again() -> None:
     with postgres_server() as server:
-        async with open_postgres(server.url(), clock=CLOCK, timeout_s=5) as store:
+        async with open_postgres(server.make_url(), clock=CLOCK, timeout_s=5) as store:
             await store.transact([CreateNamespace(NS, {})])
             await asyncio.to_thread(server.process.stop, first=signal.SIGINT)
             with pytest.raises(RetryLater):
@@ -313,7 +313,7 @@ async def test_restarted_database_server_is_used_again() -> None:
             await asyncio.to_thread(server.process.start, lambda: is_port_open(server.port), timeout_s=60)
             while await get_outcome(store.transact([CreateEntry(make_entry("t"))])) == "retry_later":
                 await asyncio.sleep(0.05)  # It answers "starting up" for a moment.
-            assert await store.entry(TABLE, NS, "t") == make_entry("t")
+            assert await store.load_entry(TABLE, NS, "t") == make_entry("t")
 
 
 # Limits
@@ -376,7 +376,7 @@ async def test_cancelled_transaction_leaves_no_trace_and_a_clean_connection(
         with pytest.raises(asyncio.CancelledError):
             await task
         await holder.execute("ROLLBACK")
-        assert await small_store.namespace(("b",)) is None
+        assert await small_store.load_namespace(("b",)) is None
         await small_store.transact([make_swap("t", location, "file:///2")])
 
 
@@ -405,7 +405,7 @@ async def test_concurrent_openings_create_one_schema(postgres_url: str) -> None:
 
     await asyncio.gather(*(open_and_create(number) for number in range(8)))
     async with open_postgres(postgres_url, clock=CLOCK) as postgres:
-        assert len(await postgres.namespaces((), None, 99)) == 8
+        assert len(await postgres.list_namespaces((), None, 99)) == 8
 
 
 @pytest.mark.few_cases(1)

@@ -47,7 +47,7 @@ def clock() -> SimulatedClock:
 
 
 async def _list_names(store: PointerStore) -> list[str]:
-    return [entry.name for entry in await store.entries(TABLE, NS, None, 999)]
+    return [entry.name for entry in await store.list_entries(TABLE, NS, None, 999)]
 
 
 async def test_full_queue_rejects_at_once_and_keeps_what_it_accepted(path: Path, clock: SimulatedClock) -> None:
@@ -102,7 +102,7 @@ async def test_writer_that_never_gets_the_lock_gives_up(
         blocker.execute("BEGIN IMMEDIATE")
         with pytest.raises(RetryLater, match="busy"):
             await store.transact([CreateNamespace(NS, {})])
-        assert await store.namespace(NS) is None
+        assert await store.load_namespace(NS) is None
         blocker.execute("ROLLBACK")
         blocker.close()
         await store.transact([CreateNamespace(NS, {})])
@@ -153,8 +153,8 @@ async def test_fifty_openings_leak_no_file_and_no_thread(path: Path, clock: Simu
     async def cycle() -> None:
         async with open_sqlite(path, clock=clock) as store:
             await store.ping()
-            await store.entries(TABLE, NS, None, 1)
-            await store.secret("s")
+            await store.list_entries(TABLE, NS, None, 1)
+            await store.load_secret("s")
 
     def count_held() -> tuple[int, set[str]]:
         return len(os.listdir("/proc/self/fd")), {thread.name for thread in threading.enumerate()}
@@ -177,7 +177,7 @@ async def test_concurrent_openings_create_one_schema(path: Path, clock: Simulate
 
     await asyncio.gather(*(open_and_create(number) for number in range(8)))
     async with open_sqlite(path, clock=clock) as store:
-        assert len(await store.namespaces((), None, 99)) == 8
+        assert len(await store.list_namespaces((), None, 99)) == 8
 
 
 async def test_database_of_an_older_version_is_upgraded(
@@ -198,9 +198,9 @@ async def test_database_of_an_older_version_is_upgraded(
     for _ in range(2):
         async with open_sqlite(path, clock=clock) as store:
             assert await store.grants(None) == [Grant("ann", "admin"), Grant("bob", "writer", ("shop", "eu"))]
-            assert await store.entry(TABLE, NS, "t") == make_entry("t")
+            assert await store.load_entry(TABLE, NS, "t") == make_entry("t")
             assert await store.index_files("uuid-of-t") == []
-            assert await store.producer("uuid-of-t", "p") is None
+            assert await store.load_producer("uuid-of-t", "p") is None
 
 
 def test_migration_of_the_query_history_reads_each_shape_a_few_times_only() -> None:
@@ -271,9 +271,9 @@ async def test_damaged_pages_are_reported_as_damaged(path: Path, clock: Simulate
     content[(root - 1) * 4096 : root * 4096] = b"\xff" * 4096
     path.write_bytes(content)
     async with open_sqlite(path, clock=clock) as store:
-        assert await store.namespace(NS) is not None
+        assert await store.load_namespace(NS) is not None
         with pytest.raises(Corrupt, match="damaged"):
-            await store.entry(TABLE, NS, "t001")
+            await store.load_entry(TABLE, NS, "t001")
         with pytest.raises(Corrupt, match="damaged"):
             await store.transact([CreateEntry(make_entry("new"))])
 
@@ -286,9 +286,9 @@ async def test_unreadable_row_is_reported_as_corrupt(path: Path, clock: Simulate
         connection.execute("UPDATE instants SET state = 'lost'")
         connection.close()
         with pytest.raises(Corrupt, match="namespace properties"):
-            await store.namespace(NS)
+            await store.load_namespace(NS)
         with pytest.raises(Corrupt, match="unknown state 'lost'"):
-            await store.instants(InstantFilter(), 9)
+            await store.list_instants(InstantFilter(), 9)
 
 
 async def test_broken_invariants_are_found(path: Path, clock: SimulatedClock) -> None:
@@ -322,7 +322,7 @@ _WRITE_UNTIL_KILLED = """
     from tests.store.samples import NS, TABLE, make_entry, make_instant, make_swap
 
     async def write(store, name):
-        entry = await store.entry(TABLE, NS, name)
+        entry = await store.load_entry(TABLE, NS, name)
         at, number = entry.metadata_location, entry.version
         while True:
             swap = make_swap(name, at, f"file:///{name}/{number}")
@@ -333,7 +333,7 @@ _WRITE_UNTIL_KILLED = """
 
     async def main():
         async with open_store(sys.argv[1], clock=SystemClock()) as store:
-            if await store.namespace(NS) is None:
+            if await store.load_namespace(NS) is None:
                 await store.transact([CreateNamespace(NS, {})])
                 for n in range(8):
                     await store.transact([CreateEntry(make_entry(f"t{n}"))])
@@ -366,10 +366,10 @@ async def test_acknowledged_transactions_survive_kill_9_and_none_is_partial(path
         async with open_sqlite(path, clock=SystemClock()) as store:
             assert isinstance(store, GeneratorStore)
             await store.check_invariants()
-            recorded = {instant.id for instant in await store.instants(InstantFilter(), 1_000_000)}
+            recorded = {instant.id for instant in await store.list_instants(InstantFilter(), 1_000_000)}
             assert acknowledged_names <= recorded
             for n in range(8):
-                entry = await store.entry(TABLE, NS, f"t{n}")
+                entry = await store.load_entry(TABLE, NS, f"t{n}")
                 assert entry is not None
                 assert entry.version - 1 == sum(1 for item in recorded if item.startswith(f"t{n}-"))
     assert len(acknowledged_names) > 5
@@ -399,14 +399,14 @@ _FILL_THE_DISK = """
             failed = [e.name for e, r in zip(entries, results) if isinstance(r, (RetryLater, CommitUnknown))]
             won = [e.name for e, r in zip(entries, results) if r == [None]]
             assert failed and len(failed) + len(won) == 100, results
-            there = [e.name for e in await store.entries(TABLE, NS, None, 999)]
+            there = [e.name for e in await store.list_entries(TABLE, NS, None, 999)]
             assert there == won, (there, won)
             for entry in entries:
                 if entry.name in failed:
                     await store.transact([CreateEntry(entry)])
             await store.check_invariants()
         async with open_store("sqlite:///" + path, clock=SystemClock()) as store:
-            assert len(await store.entries(TABLE, NS, None, 999)) == 100
+            assert len(await store.list_entries(TABLE, NS, None, 999)) == 100
         print("survived", len(failed))
 
     asyncio.run(main())

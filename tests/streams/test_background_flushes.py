@@ -23,7 +23,7 @@ from seamark.metaserver.streams.owners import StreamOwners
 from seamark.metaserver.streams.stream_table import StreamTable
 from seamark.metaserver.streams.table_openings import TableOpenings
 from tests.log.memory import MemoryLog, open_memory_log
-from tests.streams.test_rows_over_http import Stream, create, streaming
+from tests.streams.test_rows_over_http import StreamServer, create, streaming
 from tests.streams.test_rows_over_http import stream as stream
 from tests.streams.world import UUID, build_batch
 from tests.waits import until
@@ -159,13 +159,13 @@ async def test_a_process_that_only_reads_opens_no_table(log: MemoryLog, clock: S
         clock.advance(int(1000 * (FLUSH_INTERVAL_S + LEASE_S)))
 
 
-async def load_released_offset(stream: Stream) -> int:
+async def load_released_offset(stream: StreamServer) -> int:
     """Return the offset below which the log may remove the rows of the table."""
     components = stream.server.components
-    entry = await components.catalog.tables.entry(("db",), "t")
+    entry = await components.catalog.tables.load_entry(("db",), "t")
     metadata = await components.catalog.documents.table(entry.metadata_location)
     log = await components.streams.open_log(entry, metadata)
-    return log.shards(entry.uuid)[Shard(entry.uuid, 0)].released
+    return log.list_shards(entry.uuid)[Shard(entry.uuid, 0)].released
 
 
 async def test_the_flush_of_the_first_rows_leaves_later_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +223,7 @@ async def test_rows_whose_flush_was_not_released_are_released_after_a_restart(
         assert await load_released_offset(stream) == 1
 
 
-async def test_a_failed_release_is_repeated(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_release_is_repeated(stream: StreamServer, monkeypatch: pytest.MonkeyPatch) -> None:
     release, failures = SegmentLog.release, [LogUnavailable("the log does not answer")]
 
     async def fail_once(log: SegmentLog, offsets: Mapping[Shard, int]) -> None:

@@ -12,11 +12,11 @@ import pytest
 
 from seamark.formats.protocol.wire import FLUSH_KEYS
 from tests.streams.test_read_stream import list_ids, read
-from tests.streams.test_rows_over_http import Stream, create, streaming
+from tests.streams.test_rows_over_http import StreamServer, create, streaming
 
 
 @pytest.fixture
-async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
+async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
     async with streaming(tmp_path) as stream:
         await create(stream)
         await stream.post({"id": 1})
@@ -26,7 +26,7 @@ async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
 
 @pytest.mark.few_cases(3)
 @pytest.mark.parametrize("key", FLUSH_KEYS)
-async def test_engine_cannot_commit_a_snapshot_that_says_it_is_a_flush(stream: Stream, key: str) -> None:
+async def test_engine_cannot_commit_a_snapshot_that_says_it_is_a_flush(stream: StreamServer, key: str) -> None:
     rows = pa.table({"id": pa.array([2], pa.int64())}, schema=pa.schema([pa.field("id", pa.int64(), nullable=False)]))
 
     def append(properties: dict[str, str]) -> None:
@@ -41,7 +41,7 @@ async def test_engine_cannot_commit_a_snapshot_that_says_it_is_a_flush(stream: S
 
 
 @pytest.mark.parametrize("key", FLUSH_KEYS)
-async def test_change_cannot_say_that_it_is_a_flush(stream: Stream, key: str) -> None:
+async def test_change_cannot_say_that_it_is_a_flush(stream: StreamServer, key: str) -> None:
     body: dict[str, Any] = {"add": [], "summary": {key: "0:0-1000"}, "producer": {"id": "p", "sequence": 0}}
     url = f"{stream.server.url}/api/v1/tables/db/t/commit"
     async with stream.server.http.post(url, json=body) as answer:

@@ -17,7 +17,7 @@ from seamark.metaserver.streams.stream_table import StreamTable
 from tests.services.kafka import Kafka
 from tests.services.seamark import Seamark
 from tests.streams.test_read_stream import list_ids, read
-from tests.streams.test_rows_over_http import SCHEMA, Stream, create, streaming
+from tests.streams.test_rows_over_http import SCHEMA, StreamServer, create, streaming
 from tests.waits import until
 
 LEASE_S = 1.0
@@ -34,7 +34,7 @@ def make_shared_settings(kafka: Kafka, postgres_url: str, folder: Path) -> dict[
 
 
 @asynccontextmanager
-async def open_fleet(folder: Path, **settings: Any) -> AsyncIterator[list[Stream]]:
+async def open_fleet(folder: Path, **settings: Any) -> AsyncIterator[list[StreamServer]]:
     """Run two servers with the table `db.t`."""
     async with AsyncExitStack() as stack:
         streams = [await stack.enter_async_context(streaming(folder / name, **settings)) for name in ("a", "b")]
@@ -43,21 +43,21 @@ async def open_fleet(folder: Path, **settings: Any) -> AsyncIterator[list[Stream
 
 
 @pytest.fixture
-async def fleet(kafka: Kafka, postgres_url: str, tmp_path: Path) -> AsyncIterator[list[Stream]]:
+async def fleet(kafka: Kafka, postgres_url: str, tmp_path: Path) -> AsyncIterator[list[StreamServer]]:
     async with open_fleet(tmp_path, **make_shared_settings(kafka, postgres_url, tmp_path)) as streams:
         yield streams
 
 
-async def _list_tables(fleet: list[Stream]) -> list[StreamTable]:
+async def _list_tables(fleet: list[StreamServer]) -> list[StreamTable]:
     """Return the open table of each server."""
     tables = []
     for stream in fleet:
-        entry = await stream.server.components.catalog.tables.entry(("db",), "t")
+        entry = await stream.server.components.catalog.tables.load_entry(("db",), "t")
         tables.append(await stream.server.components.streams.open(entry))
     return tables
 
 
-async def test_rows_that_one_server_acknowledged_are_read_through_the_other(fleet: list[Stream]) -> None:
+async def test_rows_that_one_server_acknowledged_are_read_through_the_other(fleet: list[StreamServer]) -> None:
     first, second = fleet
     await first.post({"id": 1})
     assert await second.ids() == [1]
@@ -71,7 +71,7 @@ async def test_rows_that_one_server_acknowledged_are_read_through_the_other(flee
 
 
 @pytest.mark.slow
-async def test_a_continuous_reader_may_change_the_server_at_any_time(fleet: list[Stream]) -> None:
+async def test_a_continuous_reader_may_change_the_server_at_any_time(fleet: list[StreamServer]) -> None:
     await fleet[0].post({"id": 0})
     tables = await _list_tables(fleet)
     await until(lambda: any(table.flushed[0] for table in tables))  # The first row is flushed at once.
@@ -88,7 +88,7 @@ async def test_a_continuous_reader_may_change_the_server_at_any_time(fleet: list
 
 
 @pytest.mark.slow
-async def test_every_server_reports_the_rows_that_wait(fleet: list[Stream]) -> None:
+async def test_every_server_reports_the_rows_that_wait(fleet: list[StreamServer]) -> None:
     first, _ = fleet
     await first.post({"id": 1})
     tables = await _list_tables(fleet)
@@ -101,7 +101,7 @@ async def test_every_server_reports_the_rows_that_wait(fleet: list[Stream]) -> N
         assert await first.flush() == 1
 
 
-async def test_every_server_has_the_rows_of_a_token_and_obeys_a_pause(fleet: list[Stream]) -> None:
+async def test_every_server_has_the_rows_of_a_token_and_obeys_a_pause(fleet: list[StreamServer]) -> None:
     first, second = fleet
     token = (await first.post({"id": 1}))["token"]
     plan = f"{second.server.url}/v1/namespaces/db/tables/t/plan"
@@ -117,7 +117,7 @@ async def test_every_server_has_the_rows_of_a_token_and_obeys_a_pause(fleet: lis
     assert await first.ids() == [1, 2]
 
 
-async def test_a_request_that_is_repeated_at_another_server_adds_nothing(fleet: list[Stream]) -> None:
+async def test_a_request_that_is_repeated_at_another_server_adds_nothing(fleet: list[StreamServer]) -> None:
     first, second = fleet
     answer = await first.post({"id": 1}, query="?producer=p&sequence=0")
     repeated = await second.post({"id": 1}, query="?producer=p&sequence=0")
@@ -129,7 +129,7 @@ async def test_a_request_that_is_repeated_at_another_server_adds_nothing(fleet: 
 
 
 @pytest.mark.slow
-async def test_two_flushes_of_the_same_rows_add_them_once(fleet: list[Stream]) -> None:
+async def test_two_flushes_of_the_same_rows_add_them_once(fleet: list[StreamServer]) -> None:
     for number in range(10):
         await fleet[number % 2].post({"id": number})
     tables = await _list_tables(fleet)
@@ -141,7 +141,7 @@ async def test_two_flushes_of_the_same_rows_add_them_once(fleet: list[Stream]) -
 
 
 @pytest.mark.slow
-async def test_requests_at_two_servers_to_flush_the_same_rows_succeed(fleet: list[Stream]) -> None:
+async def test_requests_at_two_servers_to_flush_the_same_rows_succeed(fleet: list[StreamServer]) -> None:
     for number in range(5):
         await fleet[number % 2].post({"id": number})
         urls = [f"{stream.server.url}/api/v1/tables/db/t/flush" for stream in fleet]
@@ -151,14 +151,14 @@ async def test_requests_at_two_servers_to_flush_the_same_rows_succeed(fleet: lis
 
 
 @pytest.mark.slow
-async def test_a_removal_that_is_repeated_at_another_server_does_not_flush_again(fleet: list[Stream]) -> None:
+async def test_a_removal_that_is_repeated_at_another_server_does_not_flush_again(fleet: list[StreamServer]) -> None:
     first, second = fleet
     await first.post({"id": 1})
     tables = await _list_tables(fleet)
     await until(lambda: any(table.flushed[0] for table in tables))  # The first row is flushed at once.
-    entry = await first.server.components.catalog.tables.entry(("db",), "t")
+    entry = await first.server.components.catalog.tables.load_entry(("db",), "t")
 
-    async def prepare_removal(server: Stream, read_snapshot_id: int | None) -> bool:
+    async def prepare_removal(server: StreamServer, read_snapshot_id: int | None) -> bool:
         """Return whether a commit that has read a snapshot has flushed the rows that wait."""
         before = await server.snapshots()
         await server.server.components.streams.flush_for_removal(entry, read_snapshot_id)
@@ -205,7 +205,7 @@ async def test_a_table_of_a_server_that_stopped_gets_another_owner(
         await first.flush()
         await first.post({"id": 2})
     async with streaming(tmp_path / "b", **settings | {"stream_flush_interval_ms": 100}) as second:
-        uuid = (await second.server.components.catalog.tables.entry(("db",), "t")).uuid
+        uuid = (await second.server.components.catalog.tables.load_entry(("db",), "t")).uuid
         tables = second.server.components.streams.tables
         await until(lambda: uuid in tables and tables[uuid].flushed == {0: 2})
         assert await second.ids() == [1, 2]

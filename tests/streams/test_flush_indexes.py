@@ -14,19 +14,19 @@ import seamark
 from seamark.connector.client.client import SeamarkClient
 from seamark.metaserver.streams.keys import KEY
 from tests.seeds import first_seed, quick
-from tests.streams.test_rows_over_http import BY_NAME, Stream, create, streaming
+from tests.streams.test_rows_over_http import BY_NAME, StreamServer, create, streaming
 
 INDEXES = {"r": ("record", ["id"]), "b": ("bloom", ["id"]), "m": ("bitmap", ["name"])}
 
 
-async def create_indexes(stream: Stream) -> None:
+async def create_indexes(stream: StreamServer) -> None:
     for name, (kind, columns) in INDEXES.items():
         url = f"{stream.server.url}/api/v1/tables/db/t/indexes/{name}"
         async with stream.server.http.put(url, json={"kind": kind, "columns": columns}) as answer:
             assert answer.status in (200, 201), await answer.text()
 
 
-async def read_coverage(stream: Stream) -> dict[str, tuple[int, int]]:
+async def read_coverage(stream: StreamServer) -> dict[str, tuple[int, int]]:
     """Return the number of covered and of live data files for each index."""
     counts = {}
     for name in INDEXES:
@@ -37,14 +37,14 @@ async def read_coverage(stream: Stream) -> dict[str, tuple[int, int]]:
 
 
 @pytest.fixture
-async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
+async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
     async with streaming(tmp_path) as stream:
         await create(stream)
         await create_indexes(stream)
         yield stream
 
 
-async def test_plans_use_the_indexes_of_a_flush_at_once(stream: Stream) -> None:
+async def test_plans_use_the_indexes_of_a_flush_at_once(stream: StreamServer) -> None:
     for first in (0, 10, 20):
         await stream.post(*({"id": 3 * number + first % 7, "name": f"n{first}"} for number in range(5)))
         await stream.flush()
@@ -59,7 +59,7 @@ async def test_plans_use_the_indexes_of_a_flush_at_once(stream: Stream) -> None:
     assert (lookup.complete, lookup.missing) == (True, 1)
 
 
-async def test_flush_does_not_fail_with_its_index_files(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_flush_does_not_fail_with_its_index_files(stream: StreamServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Any:
         raise ValueError("no index today")
 

@@ -25,14 +25,14 @@ from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.metaserver.streams.keys import KEY
 from tests.api.plans.planned import JAVA
 from tests.seeds import examples, first_seed
-from tests.streams.test_rows_over_http import SCHEMA, Stream, create, streaming
+from tests.streams.test_rows_over_http import SCHEMA, StreamServer, create, streaming
 
 TABLE = ("db", "t")
 FRESH = {"header.X-Seamark-Fresh": "true"}
 
 
 @pytest.fixture
-async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
+async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
     """Serve a table with one flushed row and two rows that are not flushed."""
     async with streaming(tmp_path) as stream:
         await create(stream)
@@ -68,7 +68,7 @@ def read_client_planned_ids(url: str) -> list[int]:
         return sorted(catalog.load_table("db.t").scan().to_arrow().column("id").to_pylist())
 
 
-async def test_all_readers_return_rows_before_their_flush(stream: Stream) -> None:
+async def test_all_readers_return_rows_before_their_flush(stream: StreamServer) -> None:
     url = stream.server.url
     join = "SELECT a.id FROM db.t a JOIN db.t b ON a.name = b.name WHERE b.id = 3"
 
@@ -80,7 +80,7 @@ async def test_all_readers_return_rows_before_their_flush(stream: Stream) -> Non
         assert query_duckdb_rows(url, "SELECT id FROM sea.db.t WHERE name = 'b'") == [(2,)]
         assert query_duckdb_rows(url, "SELECT id FROM sea.db.t") == [(1,), (2,), (3,)]
         assert query_duckdb_rows(url, join.replace("db.t", "sea.db.t")) == [(1,), (3,)]
-        client = SeamarkClient(url).reading_fresh_rows()
+        client = SeamarkClient(url).with_fresh_rows()
         assert client.explain(TABLE, "id > 1").records == 2
         name = client.plan_table(TABLE, "id >= 0").name
         assert name is not None
@@ -92,7 +92,7 @@ async def test_all_readers_return_rows_before_their_flush(stream: Stream) -> Non
     await asyncio.to_thread(read)
 
 
-async def test_read_of_a_snapshot_branch_or_time_has_no_unflushed_rows(stream: Stream) -> None:
+async def test_read_of_a_snapshot_branch_or_time_has_no_unflushed_rows(stream: StreamServer) -> None:
     url = stream.server.url
 
     def read() -> None:
@@ -101,7 +101,7 @@ async def test_read_of_a_snapshot_branch_or_time_has_no_unflushed_rows(stream: S
             assert scan_ids(url, at=at) == [1]
         for version in (str(snapshot.snapshot_id), "'main'"):
             assert query_rows(url, f"SELECT id FROM db.t FOR VERSION AS OF {version}") == [(1,)]
-        client = SeamarkClient(url).reading_fresh_rows()
+        client = SeamarkClient(url).with_fresh_rows()
         assert client.explain(TABLE, at=At(ref="main")).files == 1
         assert client.plan_table(TABLE, at=At(ref="main")).files == 1
 
@@ -109,8 +109,8 @@ async def test_read_of_a_snapshot_branch_or_time_has_no_unflushed_rows(stream: S
 
 
 @pytest.mark.slow
-async def test_scans_of_an_open_table_read_the_same_rows_while_others_arrive(stream: Stream) -> None:
-    client = SeamarkClient(stream.server.url).reading_fresh_rows()
+async def test_scans_of_an_open_table_read_the_same_rows_while_others_arrive(stream: StreamServer) -> None:
+    client = SeamarkClient(stream.server.url).with_fresh_rows()
 
     def count_planned_rows(opened_table: Any) -> int:
         return sum(task.records for task in plan(client, opened_table))
@@ -129,7 +129,7 @@ async def test_scans_of_an_open_table_read_the_same_rows_while_others_arrive(str
         await asyncio.to_thread(count_planned_rows, opened_table)
 
 
-async def test_upsert_and_delete_see_rows_acknowledged_before(stream: Stream) -> None:
+async def test_upsert_and_delete_see_rows_acknowledged_before(stream: StreamServer) -> None:
     url = stream.server.url
     assert await asyncio.to_thread(query_rows, url, "UPDATE db.t SET name = 'z' WHERE id = 3") == [(1,)]
     await stream.post({"id": 4, "name": "b"})
@@ -146,7 +146,7 @@ async def test_upsert_and_delete_see_rows_acknowledged_before(stream: Stream) ->
 
 
 @pytest.mark.slow
-async def test_an_append_of_a_catalog_that_reads_waiting_rows_adds_only_its_rows(stream: Stream) -> None:
+async def test_an_append_of_a_catalog_that_reads_waiting_rows_adds_only_its_rows(stream: StreamServer) -> None:
     url = stream.server.url
 
     def append(number: int) -> None:
@@ -171,7 +171,7 @@ async def test_an_append_of_a_catalog_that_reads_waiting_rows_adds_only_its_rows
 
 
 async def test_a_removal_by_a_catalog_that_reads_waiting_rows_is_refused_and_succeeds_when_repeated(
-    stream: Stream,
+    stream: StreamServer,
 ) -> None:
     def delete() -> None:
         with RestCatalog("fresh", uri=stream.server.url, **FRESH) as catalog:
@@ -185,7 +185,7 @@ async def test_a_removal_by_a_catalog_that_reads_waiting_rows_is_refused_and_suc
 
 
 @pytest.mark.slow
-async def test_a_transaction_over_several_tables_flushes_rows_before_their_key_changes(stream: Stream) -> None:
+async def test_a_transaction_over_several_tables_flushes_rows_before_their_key_changes(stream: StreamServer) -> None:
     await asyncio.to_thread(stream.catalog.create_table, "db.u", SCHEMA)
 
     def build_change(name: str, updates: dict[str, str]) -> dict[str, Any]:
@@ -201,7 +201,7 @@ async def test_a_transaction_over_several_tables_flushes_rows_before_their_key_c
     assert table.unflushed_rows == 0
 
 
-async def test_a_read_with_a_token_has_the_rows_of_the_token_or_is_refused(stream: Stream) -> None:
+async def test_a_read_with_a_token_has_the_rows_of_the_token_or_is_refused(stream: StreamServer) -> None:
     url, plan_path = stream.server.url, f"{stream.server.url}/v1/namespaces/db/tables/t/plan"
 
     def write() -> str:
@@ -318,7 +318,7 @@ async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_
                 states.setdefault(opened_table.snapshot_id, set(flushed))
 
 
-async def test_java_client_reads_rows_that_were_acknowledged_before_it_loaded_the_table(stream: Stream) -> None:
+async def test_java_client_reads_rows_that_were_acknowledged_before_it_loaded_the_table(stream: StreamServer) -> None:
     """It names the snapshot that it has loaded. A flush and a compaction may replace this snapshot before its plan."""
     url, http = stream.server.url, stream.server.http
     loaded = await asyncio.to_thread(stream.catalog.load_table, "db.t")

@@ -43,36 +43,36 @@ from seamark.metaserver.streams.keys import KEY
 from seamark.metaserver.streams.row_files import GetLimits
 from tests.seeds import first_seed, quick
 from tests.streams.test_read_stream import append_batch
-from tests.streams.test_rows_over_http import SCHEMA, Stream, create, streaming
+from tests.streams.test_rows_over_http import SCHEMA, StreamServer, create, streaming
 from tests.waits import until
 
 
 @pytest.fixture
-async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
+async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
     async with streaming(tmp_path) as stream:
         await create(stream, properties={KEY: "id", "format-version": "3"})
         yield stream
 
 
-async def post_keys(stream: Stream, body: Any, **headers: str) -> tuple[int, Any]:
+async def post_keys(stream: StreamServer, body: Any, **headers: str) -> tuple[int, Any]:
     url = f"{stream.server.url}/api/v1/tables/db/t/rows/get"
     async with stream.server.http.post(url, json=body, headers=headers) as answer:
         return answer.status, await answer.json()
 
 
-async def get(stream: Stream, *keys: Any, **body: Any) -> Any:
+async def get(stream: StreamServer, *keys: Any, **body: Any) -> Any:
     status, answer = await post_keys(stream, {"keys": list(keys), **body})
     assert status == 200, answer
     return answer
 
 
-async def refuse(stream: Stream, body: Any, status: int = 400) -> str:
+async def refuse(stream: StreamServer, body: Any, status: int = 400) -> str:
     refusal, answer = await post_keys(stream, body)
     assert refusal == status, answer
     return str(answer["error"]["message"])
 
 
-async def test_rows_of_keys_are_returned_before_and_after_their_flush(stream: Stream) -> None:
+async def test_rows_of_keys_are_returned_before_and_after_their_flush(stream: StreamServer) -> None:
     assert await get(stream, 1) == {"rows": [], "missing": [0]}
     await stream.post({"id": 1, "name": "a", "day": "2026-01-31"}, {"id": 2, "name": "b"})
     for _ in range(2):
@@ -90,7 +90,7 @@ async def test_rows_of_keys_are_returned_before_and_after_their_flush(stream: St
     assert await get(stream, {"name": "c"}, select=["id"]) == {"rows": [{"id": 1}], "missing": []}
 
 
-async def test_get_with_a_token_has_the_rows_of_the_token_or_is_refused(stream: Stream) -> None:
+async def test_get_with_a_token_has_the_rows_of_the_token_or_is_refused(stream: StreamServer) -> None:
     client = SeamarkClient(stream.server.url, retries=0)
     await append_batch(stream, 0)
     token = (await stream.post({"id": 1, "name": "a"}))["token"]
@@ -102,7 +102,7 @@ async def test_get_with_a_token_has_the_rows_of_the_token_or_is_refused(stream: 
 
 
 async def test_request_that_does_not_fit_is_refused_with_the_reason(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch
+    stream: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "keys: Row 1, column id" in await refuse(stream, {"keys": [1, "x"]})
     assert "the column 'town'" in await refuse(stream, {"keys": [{"town": 1}]})

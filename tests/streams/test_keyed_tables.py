@@ -39,7 +39,7 @@ from seamark.metaserver.streams.keys import KEY
 from seamark.metaserver.streams.stream_properties import SHARDS
 from tests.seeds import examples, first_seed
 from tests.streams.test_fresh_reads import FRESH
-from tests.streams.test_rows_over_http import ARROW, LINES, Stream, create, encode_arrow, streaming
+from tests.streams.test_rows_over_http import ARROW, LINES, StreamServer, create, encode_arrow, streaming
 
 SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=True),
@@ -51,13 +51,13 @@ VERSIONS = ("2", "3")
 
 
 @pytest.fixture(params=VERSIONS)
-async def stream(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Stream]:
+async def stream(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[StreamServer]:
     async with streaming(tmp_path) as stream:
         await create(stream, SCHEMA, properties={"format-version": request.param})
         yield stream
 
 
-async def read(stream: Stream, where: str | None = None) -> dict[int, str]:
+async def read(stream: StreamServer, where: str | None = None) -> dict[int, str]:
     """Return the names by id that stock PyIceberg reads."""
 
     def scan_table() -> pa.Table:
@@ -71,7 +71,7 @@ async def read(stream: Stream, where: str | None = None) -> dict[int, str]:
 
 
 @pytest.mark.few_cases(1)
-async def test_later_row_replaces_row_with_its_key_before_and_after_flush(stream: Stream) -> None:
+async def test_later_row_replaces_row_with_its_key_before_and_after_flush(stream: StreamServer) -> None:
     await stream.post({"id": 1, "name": "a"}, {"id": 2, "name": "b"}, {"id": 1, "name": "c"})
     assert await read(stream) == {1: "c", 2: "b"}
     await stream.flush()
@@ -90,7 +90,7 @@ async def test_later_row_replaces_row_with_its_key_before_and_after_flush(stream
 
 
 @pytest.mark.few_cases(1)
-async def test_rows_of_a_file_with_deletes_are_replaced_by_several_fresh_snapshots(stream: Stream) -> None:
+async def test_rows_of_a_file_with_deletes_are_replaced_by_several_fresh_snapshots(stream: StreamServer) -> None:
     await stream.post(*({"id": number, "name": "a"} for number in range(100)))
     await stream.flush()
     expected = dict.fromkeys(range(100), "a")
@@ -106,7 +106,7 @@ async def test_rows_of_a_file_with_deletes_are_replaced_by_several_fresh_snapsho
 
 
 @pytest.mark.few_cases(1)
-async def test_rows_without_effect_are_flushed(stream: Stream) -> None:
+async def test_rows_without_effect_are_flushed(stream: StreamServer) -> None:
     await stream.post({"id": 1, "_op": "delete"})
     await stream.flush()
     await stream.post({"id": 2, "name": "a"}, {"id": 2, "_op": "delete"})
@@ -123,7 +123,7 @@ async def test_rows_without_effect_are_flushed(stream: Stream) -> None:
 
 
 @pytest.mark.few_cases(1)
-async def test_named_fresh_snapshot_keeps_the_rows_that_later_rows_replace(stream: Stream) -> None:
+async def test_named_fresh_snapshot_keeps_the_rows_that_later_rows_replace(stream: StreamServer) -> None:
     def load(**plans: str) -> Table:
         return RestCatalog("fresh", uri=stream.server.url, **FRESH, **plans).load_table("db.t")
 
@@ -166,7 +166,7 @@ async def test_append_on_a_fresh_snapshot_with_deletes_adds_only_its_rows(tmp_pa
             await stream.flush()
 
 
-async def send_changes(stream: Stream, *messages: Any, query: str = "?envelope=debezium") -> Any:
+async def send_changes(stream: StreamServer, *messages: Any, query: str = "?envelope=debezium") -> Any:
     lines = b"\n".join(json.dumps(message).encode() for message in messages)
     status, answer = await stream.send(lines, LINES, query)
     assert status == 200, answer
@@ -178,7 +178,7 @@ def build_change(op: str, before: Any = None, after: Any = None) -> dict[str, An
 
 
 @pytest.mark.few_cases(1)
-async def test_debezium_changes_are_applied_with_and_without_schema(stream: Stream) -> None:
+async def test_debezium_changes_are_applied_with_and_without_schema(stream: StreamServer) -> None:
     await send_changes(
         stream,
         build_change("r", after={"id": 1, "name": "a"}),
@@ -196,7 +196,7 @@ async def test_debezium_changes_are_applied_with_and_without_schema(stream: Stre
 
 
 @pytest.mark.few_cases(1)
-async def test_request_of_only_tombstones_uses_the_number_of_its_producer(stream: Stream) -> None:
+async def test_request_of_only_tombstones_uses_the_number_of_its_producer(stream: StreamServer) -> None:
     for repetition in range(2):
         answer = await send_changes(stream, None, query="?envelope=debezium&producer=p&sequence=0")
         assert answer == {"rows": 0, "duplicate": repetition == 1, "positions": [], "rejected": 0, "token": ""}
@@ -236,7 +236,7 @@ async def test_debezium_values_are_converted_by_the_schema_of_the_message(tmp_pa
     }
 
 
-async def test_changes_that_cannot_be_applied_are_refused_with_the_reason(stream: Stream) -> None:
+async def test_changes_that_cannot_be_applied_are_refused_with_the_reason(stream: StreamServer) -> None:
     async def read_reason(message: Any, query: str = "?envelope=debezium") -> str:
         status, text = await stream.send_refused(json.dumps([message]).encode(), query=query)
         assert status == 400
@@ -260,7 +260,7 @@ async def test_changes_that_cannot_be_applied_are_refused_with_the_reason(stream
 
 
 @pytest.mark.few_cases(1)
-async def test_kinds_of_arrow_rows_are_applied(stream: Stream) -> None:
+async def test_kinds_of_arrow_rows_are_applied(stream: StreamServer) -> None:
     await stream.send(encode_arrow(id=[1, 2, 3], name=["a", "b", "c"]), ARROW)
     names = pa.array([None, "d", "e"], pa.string())
     status, _ = await stream.send(encode_arrow(id=[1, 2, 4], name=names, _op=["delete", None, "insert"]), ARROW)
@@ -415,7 +415,9 @@ async def test_random_changes_equal_a_dictionary(tmp_path: Path, seed: int) -> N
 
 
 @pytest.mark.slow
-async def test_flush_needs_no_second_thread_of_the_event_loop(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_flush_needs_no_second_thread_of_the_event_loop(
+    stream: StreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await stream.post({"id": 1, "name": "a"})
     await stream.flush()
     monkeypatch.setattr(planner, "_is_quick", lambda *args: False)  # Plans of large tables are made in threads.

@@ -33,13 +33,13 @@ from seamark.metaserver.streams.positions import (
     ReadPosition,
     choose_next_step,
     encode_ranges,
-    hash_of_log,
+    find_earliest_position,
+    find_latest_position,
+    find_position_after_snapshot,
+    find_snapshot_at,
+    hash_log,
     parse_position,
     parse_ranges,
-    position_after_snapshot,
-    position_earliest,
-    position_latest,
-    snapshot_at,
 )
 from tests.seeds import first_seed, quick
 
@@ -47,7 +47,7 @@ UUID = "00000000-0000-4000-8000-000000000001"
 
 
 @dataclass
-class History:
+class SnapshotHistory:
     """The part of a table's metadata that positions use."""
 
     by_id: dict[int, Snapshot] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class History:
         return None if self.current_snapshot_id is None else self.by_id.get(self.current_snapshot_id)
 
 
-class Model:
+class PositionModel:
     """A table and its log; rows are numbers."""
 
     def __init__(self, rng: Random, shards: int, *, rebuild_chance: float = 0.1) -> None:
@@ -73,8 +73,8 @@ class Model:
         self.log: dict[int, list[int]] = {shard: [] for shard in range(shards)}
         self.starts = dict.fromkeys(range(shards), 0)
         self.flushed = dict.fromkeys(range(shards), 0)
-        self.log_hash = hash_of_log("log 0")
-        self.history = History()
+        self.log_hash = hash_log("log 0")
+        self.history = SnapshotHistory()
         self.added: dict[int, list[int]] = {}
         self.live: dict[int | None, list[int]] = {None: []}
         self._ids = itertools.count(1)
@@ -120,7 +120,7 @@ class Model:
         self.flush(1.0)
         self.log = {shard: [] for shard in self.log}
         self.starts, self.flushed = dict.fromkeys(self.log, 0), dict.fromkeys(self.log, 0)
-        self.log_hash = hash_of_log(f"log after {len(self.history.by_id)} snapshots, {self.rng.random()}")
+        self.log_hash = hash_log(f"log after {len(self.history.by_id)} snapshots, {self.rng.random()}")
 
     def act(self) -> None:
         """Make one random change to the table or the log."""
@@ -147,7 +147,7 @@ class Model:
 
 
 @dataclass
-class Reader:
+class TokenReader:
     """A reader that keeps only its token between reads."""
 
     token: str
@@ -156,7 +156,7 @@ class Reader:
     seen_counts: Counter[int] = field(default_factory=Counter)
     failed: str = ""
 
-    def read(self, model: Model, steps: int) -> bool:
+    def read(self, model: PositionModel, steps: int) -> bool:
         """Read at most `steps` steps. Return True at the end of the rows."""
         for _ in range(steps):
             try:
@@ -182,24 +182,24 @@ class Reader:
         return False
 
 
-def start_reader(model: Model) -> Reader | None:
+def start_reader(model: PositionModel) -> TokenReader | None:
     table = model.table()
     match model.rng.choice(("earliest", "latest", "snapshot", "time")):
         case "earliest":
-            return Reader(position_earliest(UUID, table).encode())
+            return TokenReader(find_earliest_position(UUID, table).encode())
         case "latest":
-            return Reader(position_latest(UUID, table).encode(), list(model.rows))
+            return TokenReader(find_latest_position(UUID, table).encode(), list(model.rows))
         case "snapshot" if model.history.by_id:
             snapshot_id = model.rng.choice(list(model.history.by_id))
-            position = position_after_snapshot(UUID, table, snapshot_id)
-            return Reader(position.encode(), list(model.live[snapshot_id]))
+            position = find_position_after_snapshot(UUID, table, snapshot_id)
+            return TokenReader(position.encode(), list(model.live[snapshot_id]))
         case "time" if model.history.by_id:
             try:
-                snapshot = snapshot_at(table, model.rng.choice(list(model.history.by_id)))
-                position = position_after_snapshot(UUID, table, snapshot)
+                snapshot = find_snapshot_at(table, model.rng.choice(list(model.history.by_id)))
+                position = find_position_after_snapshot(UUID, table, snapshot)
             except OffsetOutOfRange:
                 return None
-            return Reader(position.encode(), list(model.live[snapshot]))
+            return TokenReader(position.encode(), list(model.live[snapshot]))
     return None
 
 
@@ -212,8 +212,8 @@ def test_readers_of_random_histories_get_each_row_once(first: int) -> None:
 def check_readers(seed: int) -> None:
     """Run readers of one random history, and compare their rows with the model."""
     rng = Random(seed)
-    model = Model(rng, rng.choice((1, 2, 3)))
-    readers: list[Reader] = []
+    model = PositionModel(rng, rng.choice((1, 2, 3)))
+    readers: list[TokenReader] = []
     for _ in range(rng.randint(10, 60)):
         if rng.random() < 0.15 and (reader := start_reader(model)) is not None:
             readers.append(reader)
@@ -236,8 +236,8 @@ def test_most_random_readers_do_not_fail() -> None:
     outcomes: Counter[bool] = Counter()
     for seed in range(200):
         rng = Random(seed)
-        model = Model(rng, 2, rebuild_chance=0)
-        reader = Reader(position_earliest(UUID, model.table()).encode())
+        model = PositionModel(rng, 2, rebuild_chance=0)
+        reader = TokenReader(find_earliest_position(UUID, model.table()).encode())
         for _ in range(30):
             model.act()
             reader.read(model, 2)
@@ -246,10 +246,10 @@ def test_most_random_readers_do_not_fail() -> None:
 
 
 def test_rows_of_a_rolled_back_flush_are_refused_or_skipped() -> None:
-    model = Model(Random(1), 1)
+    model = PositionModel(Random(1), 1)
     model.commit("append", model.draw_rows())
     base = model.history.current_snapshot_id
-    before = position_after_snapshot(UUID, model.table(), base)
+    before = find_position_after_snapshot(UUID, model.table(), base)
     model.log[0] += [100, 101]
     model.commit("append", [100, 101], [FlushedRange(0, 0, 2)])
     model.flushed[0] = 2
@@ -266,10 +266,10 @@ def test_rows_of_a_rolled_back_flush_are_refused_or_skipped() -> None:
 
 
 def test_a_read_ends_at_its_until_position() -> None:
-    model = Model(Random(1), 2)
+    model = PositionModel(Random(1), 2)
     model.log[0] += [1, 2]
-    start = position_earliest(UUID, model.table())
-    until = position_latest(UUID, model.table())
+    start = find_earliest_position(UUID, model.table())
+    until = find_latest_position(UUID, model.table())
     model.log[0].append(3)
     model.log[1].append(4)
     step = choose_next_step(start, model.table(), until=until)
@@ -312,7 +312,7 @@ def test_invalid_token_is_refused(token: str) -> None:
 def test_summary_that_is_no_flush_of_this_table_is_read_as_an_append(offsets: str, table_uuid: str) -> None:
     summary = {"operation": "append", FLUSH_OFFSETS: offsets, FLUSH_TABLE: table_uuid}
     snapshot = Snapshot(1, 1, summary=msgspec.Raw(json.dumps(summary).encode()))
-    table = ReadableTable(cast("TableMetadata", History({1: snapshot}, 1)), {0: 2}, {})
+    table = ReadableTable(cast("TableMetadata", SnapshotHistory({1: snapshot}, 1)), {0: 2}, {})
     assert parse_ranges(snapshot, table) is None
     step = choose_next_step(ReadPosition(UUID, None, ()), table, skips_changes=True)
     assert isinstance(step, Files)
@@ -320,14 +320,14 @@ def test_summary_that_is_no_flush_of_this_table_is_read_as_an_append(offsets: st
 
 
 def test_flushes_before_a_rebuild_are_read_as_appends() -> None:
-    model = Model(Random(1), 1)
+    model = PositionModel(Random(1), 1)
     model.log[0] += [1, 2]
-    old = position_latest(UUID, model.table())
+    old = find_latest_position(UUID, model.table())
     model.rebuild()
     model.log[0] += [3, 4, 5]
     model.flush(1.0)
     first, second = model.history.by_id
-    start = position_after_snapshot(UUID, model.table(), None)
+    start = find_position_after_snapshot(UUID, model.table(), None)
     step = choose_next_step(parse_position(start.encode(), UUID), model.table())
     assert isinstance(step, Files)
     assert (step.snapshot_id, step.position.offsets) == (first, (0,))
@@ -343,7 +343,7 @@ def test_flushes_before_a_rebuild_are_read_as_appends() -> None:
 def test_flush_of_an_earlier_server_is_a_flush_of_the_table() -> None:
     summary = {"operation": "append", FLUSH_MARK: "true", FLUSH_OFFSETS: "0:0-2"}
     snapshot = Snapshot(1, 1, summary=msgspec.Raw(json.dumps(summary).encode()))
-    table = ReadableTable(cast("TableMetadata", History({1: snapshot}, 1)), {0: 2}, {0: ShardState(0, 2, 2, 0)})
+    table = ReadableTable(cast("TableMetadata", SnapshotHistory({1: snapshot}, 1)), {0: 2}, {0: ShardState(0, 2, 2, 0)})
     assert parse_ranges(snapshot, table) == (FlushedRange(0, 0, 2),)
     assert choose_next_step(ReadPosition(UUID, None, (2,)), table) == End(ReadPosition(UUID, 1, (2,)))
     assert is_flush(snapshot, UUID)

@@ -53,7 +53,7 @@ async def test_read_server_without_a_log_shows_flushed_rows_and_refuses_changes(
                 error = (await answer.json())["error"]
             assert (answer.status, error["type"]) == (406, "UnsupportedOperationException")
             assert error["message"] == refusal.format(operation)
-        uuid = (await components.catalog.tables.entry(("db",), "t")).uuid
+        uuid = (await components.catalog.tables.load_entry(("db",), "t")).uuid
         with pytest.raises(ReadOnlyServer, match="send a statement that changes rows of a stream table to one of"):
             await components.streams.flush(uuid)
         assert await writer.snapshots() == 1

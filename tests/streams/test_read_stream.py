@@ -24,7 +24,7 @@ from seamark.connector.streams import reader
 from seamark.connector.streams.reader import StreamBatch, StreamReads
 from seamark.metaserver.log.port import Shard
 from tests.seeds import first_seed, quick
-from tests.streams.test_rows_over_http import Stream, create, streaming
+from tests.streams.test_rows_over_http import StreamServer, create, streaming
 
 WAIT_S = 55
 """The time for which a reader waits for rows, below the server's limit of 60 s."""
@@ -33,13 +33,13 @@ SOON_S = 40
 
 
 @pytest.fixture
-async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
+async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
     async with streaming(tmp_path) as stream:
         await create(stream, properties={"seamark.stream.shards": "2"})
         yield stream
 
 
-async def read(stream: Stream, **options: Any) -> list[StreamBatch]:
+async def read(stream: StreamServer, **options: Any) -> list[StreamBatch]:
     """Return the batches up to the last row that exists now."""
     client = SeamarkClient(stream.server.url)
     return await asyncio.to_thread(lambda: list(seamark.read_stream(client, "db.t", follow=False, **options)))
@@ -49,19 +49,19 @@ def list_ids(batches: list[StreamBatch]) -> list[int]:
     return [number for batch in batches for number in batch.rows.column("id").to_pylist()]
 
 
-async def append_batch(stream: Stream, *numbers: int) -> None:
+async def append_batch(stream: StreamServer, *numbers: int) -> None:
     """Append rows with a commit, as a batch writer does."""
     rows = pa.table({"id": list(numbers)})
     client = SeamarkClient(stream.server.url)
     await asyncio.to_thread(seamark.append, client, "db.t", rows)
 
 
-async def read_current_snapshot_id(stream: Stream) -> int:
+async def read_current_snapshot_id(stream: StreamServer) -> int:
     table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
     return table.metadata.current_snapshot_id or 0
 
 
-async def test_a_reader_gets_each_row_once_across_flushes_and_batch_appends(stream: Stream) -> None:
+async def test_a_reader_gets_each_row_once_across_flushes_and_batch_appends(stream: StreamServer) -> None:
     await append_batch(stream, 1, 2)
     await stream.post({"id": 3}, {"id": 4})
     await stream.flush()
@@ -82,7 +82,7 @@ async def test_a_reader_gets_each_row_once_across_flushes_and_batch_appends(stre
     assert {"id": 9, "name": "i", "day": datetime.date(2026, 1, 31)} in later_rows[-1].rows.to_pylist()
 
 
-async def test_a_reader_begins_at_each_place(stream: Stream) -> None:
+async def test_reader_begins_at_the_requested_snapshot_time_or_position(stream: StreamServer) -> None:
     await append_batch(stream, 1)
     first = await read_current_snapshot_id(stream)
     await stream.post({"id": 2})
@@ -104,12 +104,12 @@ async def test_a_reader_begins_at_each_place(stream: Stream) -> None:
     assert list_ids(await read(stream, from_="latest")) == []
 
 
-def _locate(stream: Stream, position: str) -> str:
+def _locate(stream: StreamServer, position: str) -> str:
     return StreamReads(SeamarkClient(stream.server.url), "db.t", changes=False, skip_changes=False).locate(position)
 
 
 async def test_a_waiting_reader_gets_rows_and_batch_appends_soon(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch
+    stream: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader, "WAIT_S", WAIT_S)
     await stream.post({"id": 1})
@@ -134,7 +134,9 @@ async def test_a_waiting_reader_gets_rows_and_batch_appends_soon(
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("has_snapshot", [False, True])
-async def test_a_waiting_reader_gets_the_first_row_that_is_ever_appended(stream: Stream, has_snapshot: bool) -> None:
+async def test_a_waiting_reader_gets_the_first_row_that_is_ever_appended(
+    stream: StreamServer, has_snapshot: bool
+) -> None:
     if has_snapshot:
         await append_batch(stream, 1)
     start = await asyncio.to_thread(_locate, stream, "latest")
@@ -147,7 +149,7 @@ async def test_a_waiting_reader_gets_the_first_row_that_is_ever_appended(stream:
         assert pa.ipc.open_stream(await answer.read()).read_all().column("id").to_pylist() == [2]
 
 
-async def test_removals_are_refused_or_skipped_and_compactions_return_nothing(stream: Stream) -> None:
+async def test_removals_are_refused_or_skipped_and_compactions_return_nothing(stream: StreamServer) -> None:
     client = SeamarkClient(stream.server.url)
     await append_batch(stream, 1)
     await append_batch(stream, 2)
@@ -160,7 +162,7 @@ async def test_removals_are_refused_or_skipped_and_compactions_return_nothing(st
 
 
 @pytest.mark.slow
-async def test_kinds_of_rows_need_a_free_column_name(stream: Stream) -> None:
+async def test_kinds_of_rows_need_a_free_column_name(stream: StreamServer) -> None:
     await stream.post({"id": 1})
 
     def add_column() -> None:
@@ -173,7 +175,7 @@ async def test_kinds_of_rows_need_a_free_column_name(stream: Stream) -> None:
         await read(stream, from_=0, changes=True)
 
 
-async def test_position_of_another_table_or_an_invalid_one_is_refused(stream: Stream) -> None:
+async def test_position_of_another_table_or_an_invalid_one_is_refused(stream: StreamServer) -> None:
     await stream.post({"id": 1})
     position = (await read(stream))[-1].position
     with pytest.raises(InvalidRequest, match="was not issued by this server"):
@@ -220,7 +222,7 @@ async def test_a_position_within_a_file_goes_on_with_its_next_row(tmp_path: Path
         assert Counter(list_ids([first, *later_rows])) == Counter([*range(count), -1])
 
 
-async def test_rows_keep_their_values_after_a_schema_change(stream: Stream) -> None:
+async def test_rows_keep_their_values_after_a_schema_change(stream: StreamServer) -> None:
     await stream.post({"id": 1, "name": "a"})
 
     def add_column() -> None:
@@ -277,7 +279,7 @@ async def test_readers_of_random_histories_return_the_rows_of_the_model(seed: in
 
 
 async def _read_some(
-    stream: Stream, rng: Random, position: str, read_ids: Counter[int], start: int
+    stream: StreamServer, rng: Random, position: str, read_ids: Counter[int], start: int
 ) -> tuple[str, Counter[int], int]:
     """Read a random number of batches, and return the reader's new position, its rows and `start`."""
     batches = await read(stream, from_=position)

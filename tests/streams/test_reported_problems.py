@@ -32,12 +32,12 @@ from seamark.metaserver.streams.stream_table import StreamTable
 from seamark.metaserver.streams.streams import Streams
 from tests.streams import test_keyed_tables
 from tests.streams.test_read_stream import append_batch, list_ids, read
-from tests.streams.test_rows_over_http import SCHEMA, Stream, create, streaming
+from tests.streams.test_rows_over_http import SCHEMA, StreamServer, create, streaming
 from tests.waits import until
 
 
 @pytest.fixture
-async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
+async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
     async with streaming(tmp_path) as stream:
         await create(stream)
         yield stream
@@ -47,32 +47,32 @@ COMPACTION = CompactionPolicy(target_bytes=1 << 20, min_files=2)
 """Two small files are enough for a compaction."""
 
 
-async def flush_first_row(stream: Stream) -> None:
+async def flush_first_row(stream: StreamServer) -> None:
     """Append a row and flush it. The server flushes the first row of an empty table at once, in the background."""
     await stream.post({"id": 0})
     await stream.flush()
     await until(lambda: not any(state.task for state in stream.server.components.streams._flushes.values()))
 
 
-async def post_to(stream: Stream, name: str, *rows: dict[str, Any]) -> None:
+async def post_to(stream: StreamServer, name: str, *rows: dict[str, Any]) -> None:
     async with stream.server.http.post(f"{stream.server.url}/api/v1/tables/db/{name}/rows", json=rows) as answer:
         assert answer.status == 200, await answer.text()
 
 
-async def create_table(stream: Stream, name: str, **properties: str) -> None:
+async def create_table(stream: StreamServer, name: str, **properties: str) -> None:
     await asyncio.to_thread(
         stream.catalog.create_table, f"db.{name}", SCHEMA, properties={ENABLED: "true", **properties}
     )
 
 
-async def wait_for_snapshots(stream: Stream, name: str, count: int) -> None:
+async def wait_for_snapshots(stream: StreamServer, name: str, count: int) -> None:
     """Wait until a table has at least `count` snapshots."""
     async with asyncio.timeout(60):
         while len((await asyncio.to_thread(stream.catalog.load_table, f"db.{name}")).metadata.snapshots) < count:
             await asyncio.sleep(0.02)
 
 
-async def test_rows_are_visible_at_once_and_a_flush_makes_one_file_of_all(stream: Stream) -> None:
+async def test_rows_are_visible_at_once_and_a_flush_makes_one_file_of_all(stream: StreamServer) -> None:
     """risingwavelabs/risingwave#21376: file size and visibility are one knob.
 
     risingwavelabs/risingwave#26372: rows are invisible until a checkpoint minutes away. The interval of flushes is an
@@ -111,7 +111,7 @@ async def test_first_rows_of_an_ended_server_are_committed_after_its_restart(
 
 
 @pytest.mark.slow
-async def test_rows_that_wait_take_no_space_in_the_database(stream: Stream, tmp_path: Path) -> None:
+async def test_rows_that_wait_take_no_space_in_the_database(stream: StreamServer, tmp_path: Path) -> None:
     """sipcapture/homer#765: small rows that nobody flushes fill the catalog's database."""
 
     def count_bytes() -> int:
@@ -135,7 +135,7 @@ async def test_rows_that_wait_take_no_space_in_the_database(stream: Stream, tmp_
     assert await asyncio.to_thread(count_bytes) - before < 1_000
 
 
-async def test_last_rows_of_a_writer_are_flushed_without_further_writes(stream: Stream) -> None:
+async def test_last_rows_of_a_writer_are_flushed_without_further_writes(stream: StreamServer) -> None:
     """sipcapture/homer#765: nobody flushes the last small rows."""
     await create_table(stream, "u", **{FLUSH_INTERVAL: "100"})
     await post_to(stream, "u", {"id": 1})
@@ -175,7 +175,7 @@ async def test_first_flush_keeps_rows_that_the_table_had_before(tmp_path: Path) 
 
 
 async def test_flush_begins_when_the_oldest_row_reaches_the_interval(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch
+    stream: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """apache/iceberg#11796: commits come late at random. Later rows do not move the time of a flush."""
     await flush_first_row(stream)
@@ -200,7 +200,9 @@ async def test_flush_begins_when_the_oldest_row_reaches_the_interval(
 
 
 @pytest.mark.slow
-async def test_tables_whose_storage_hangs_delay_no_other_table(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tables_whose_storage_hangs_delay_no_other_table(
+    stream: StreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """apache/fluss#3259 and apache/fluss#4372: one slow table blocks all others."""
     slow, is_released, waiting = set[str](), asyncio.Event(), set[str]()
     store = StreamTable._create
@@ -285,10 +287,10 @@ async def test_updates_of_the_same_keys_do_not_let_the_table_grow(tmp_path: Path
         files = await asyncio.to_thread(lambda: table.inspect.data_files().to_pylist())
         assert sum(file["record_count"] for file in files) == 5
         log = await stream.server.components.streams.open_log(
-            await stream.server.components.catalog.tables.entry(("db",), "t"),
+            await stream.server.components.catalog.tables.load_entry(("db",), "t"),
             await stream.server.components.catalog.documents.table(table.metadata_location),
         )
-        assert all(state.released == state.watermark for state in log.shards().values())
+        assert all(state.released == state.watermark for state in log.list_shards().values())
 
 
 async def test_deletion_vectors_that_a_flush_replaces_stay_for_earlier_snapshots(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from seamark.metaserver.log.segments import SegmentLog
 from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.stream_properties import ENABLED
 from tests.seeds import examples, first_seed
-from tests.server.rig import RunningServer, running
+from tests.server.rig import RunningServer, run_server
 from tests.waits import PATIENCE_S, until
 
 NEVER_MS = 3_600_000
@@ -48,7 +48,7 @@ BY_NAME = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "name"))
 ARROW, LINES = "application/vnd.apache.arrow.stream", "application/x-ndjson"
 
 
-class Stream:
+class StreamServer:
     """A server with the stream table `db.t`, and stock PyIceberg."""
 
     def __init__(self, server: RunningServer, catalog: Catalog) -> None:
@@ -89,22 +89,22 @@ class Stream:
 
 
 @asynccontextmanager
-async def streaming(home: Path, **settings: Any) -> AsyncIterator[Stream]:
-    async with running(home, **{"stream_flush_interval_ms": NEVER_MS, **settings}) as server:
+async def streaming(home: Path, **settings: Any) -> AsyncIterator[StreamServer]:
+    async with run_server(home, **{"stream_flush_interval_ms": NEVER_MS, **settings}) as server:
         catalog = await asyncio.to_thread(
             lambda: RestCatalog("streams", uri=server.url, **{"rest-scan-planning-enabled": "true"})
         )
-        yield Stream(server, catalog)
+        yield StreamServer(server, catalog)
 
 
 @pytest.fixture
-async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
+async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
     async with streaming(tmp_path) as stream:
         await create(stream)
         yield stream
 
 
-async def create(stream: Stream, schema: Schema = SCHEMA, **options: Any) -> None:
+async def create(stream: StreamServer, schema: Schema = SCHEMA, **options: Any) -> None:
     properties = {ENABLED: "true", **options.pop("properties", {})}
     await asyncio.to_thread(stream.catalog.create_table, "db.t", schema, properties=properties, **options)
 
@@ -116,7 +116,7 @@ def encode_arrow(**columns: Any) -> bytes:
     return sink.getvalue()
 
 
-async def test_every_format_is_read_before_any_commit(stream: Stream) -> None:
+async def test_every_format_is_read_before_any_commit(stream: StreamServer) -> None:
     await stream.post({"id": 1, "name": "a", "day": "2026-01-31"}, {"id": 2})
     assert (await stream.send(b'{"id": 3, "name": "c"}\n{"id": 4}\n', LINES))[0] == 200
     assert (await stream.send(encode_arrow(id=[5, 6], name=["e", None]), ARROW))[0] == 200
@@ -128,7 +128,7 @@ async def test_every_format_is_read_before_any_commit(stream: Stream) -> None:
     assert await stream.ids("day = '2026-01-31'") == [1]
 
 
-async def test_the_first_rows_of_an_empty_table_are_committed_at_once(stream: Stream) -> None:
+async def test_the_first_rows_of_an_empty_table_are_committed_at_once(stream: StreamServer) -> None:
     """Otherwise Spark would read no rows: it plans no scan of a table without a snapshot."""
     await stream.post({"id": 1})
     async with asyncio.timeout(30):
@@ -142,7 +142,7 @@ async def test_the_first_rows_of_an_empty_table_are_committed_at_once(stream: St
 
 @pytest.mark.slow
 async def test_first_flush_is_repeated_after_a_failure_and_not_by_rows_that_arrive_meanwhile(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch
+    stream: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit, attempts, is_released = CatalogTables.commit, [], asyncio.Event()
 
@@ -166,7 +166,7 @@ async def test_first_flush_is_repeated_after_a_failure_and_not_by_rows_that_arri
     assert await stream.ids() == [1, 2]
 
 
-async def test_rows_are_read_once_after_their_flush(stream: Stream) -> None:
+async def test_rows_are_read_once_after_their_flush(stream: StreamServer) -> None:
     await stream.post({"id": 1}, {"id": 2})
     await stream.flush()
     await stream.post({"id": 3})
@@ -181,7 +181,7 @@ async def test_rows_are_read_once_after_their_flush(stream: Stream) -> None:
     assert summary["total-records"] == "3"
 
 
-async def test_read_of_a_snapshot_id_has_no_fresh_rows(stream: Stream) -> None:
+async def test_read_of_a_snapshot_id_has_no_fresh_rows(stream: StreamServer) -> None:
     await stream.post({"id": 1})
     await stream.flush()
     await stream.post({"id": 2})
@@ -203,7 +203,7 @@ async def test_rows_of_a_partitioned_table_are_pruned_by_partition(tmp_path: Pat
         assert await stream.ids("name = 'a'") == [1, 3]
 
 
-async def test_a_repeated_request_of_a_producer_adds_no_row(stream: Stream) -> None:
+async def test_a_repeated_request_of_a_producer_adds_no_row(stream: StreamServer) -> None:
     first = await stream.post({"id": 1}, query="?producer=p&sequence=0")
     second_answer = await stream.post({"id": 1}, query="?producer=p&sequence=0")
     assert not first["duplicate"]
@@ -215,7 +215,9 @@ async def test_a_repeated_request_of_a_producer_adds_no_row(stream: Stream) -> N
     assert await stream.ids() == [1, 2, 3]
 
 
-async def test_unknown_outcome_says_whether_a_repeat_is_safe(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unknown_outcome_says_whether_a_repeat_is_safe(
+    stream: StreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def fail(*arguments: Any) -> Any:
         raise CommitUnknown("Kafka did not answer. Repeat the request with the same sequence number")
 
@@ -227,7 +229,7 @@ async def test_unknown_outcome_says_whether_a_repeat_is_safe(stream: Stream, mon
         assert text in answer["error"]["message"]
 
 
-async def test_rows_that_do_not_fit_are_refused_with_row_column_and_value(stream: Stream) -> None:
+async def test_rows_that_do_not_fit_are_refused_with_row_column_and_value(stream: StreamServer) -> None:
     async def read_reason(*rows: Any) -> str:
         status, message = await stream.send_refused(json.dumps(rows).encode())
         assert status == 400
@@ -273,7 +275,7 @@ _ROWS = 20_000
     ],
     ids=["dictionary", "runs", "views", "lists of nulls"],
 )
-async def test_small_body_that_decodes_to_too_many_bytes_is_refused(stream: Stream, names: pa.Array) -> None:
+async def test_small_body_that_decodes_to_too_many_bytes_is_refused(stream: StreamServer, names: pa.Array) -> None:
     body = encode_arrow(id=pa.array(range(_ROWS), pa.int64()), name=names)
     assert len(body) < 1_000_000
     status, message = await stream.send_refused(body, ARROW)
@@ -355,7 +357,7 @@ async def test_server_flushes_rows_of_an_earlier_process_after_a_full_interval(t
 
 
 @pytest.mark.slow
-async def test_a_new_column_appears_while_rows_of_the_old_schema_wait(stream: Stream) -> None:
+async def test_a_new_column_appears_while_rows_of_the_old_schema_wait(stream: StreamServer) -> None:
     await stream.post({"id": 1, "name": "a"})
 
     def add_column() -> None:
@@ -391,7 +393,7 @@ async def test_writers_are_held_back_at_the_limit_of_memory(tmp_path: Path) -> N
 
 
 async def test_large_bodies_wait_for_room_instead_of_being_sent_again(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch
+    stream: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streams = stream.server.components.streams
     await stream.post({"id": 0})
@@ -439,7 +441,7 @@ async def test_table_that_is_not_flushed_leaves_memory_for_others(tmp_path: Path
         assert (await stream.send(large))[0] == 413
 
 
-async def test_drop_hides_unflushed_rows_and_undrop_restores_them(stream: Stream) -> None:
+async def test_drop_hides_unflushed_rows_and_undrop_restores_them(stream: StreamServer) -> None:
     await stream.post({"id": 1})
     await stream.flush()
     await stream.post({"id": 2})
@@ -454,7 +456,7 @@ async def test_drop_hides_unflushed_rows_and_undrop_restores_them(stream: Stream
     assert await stream.ids() == [1, 2]
 
 
-def _look(stream: Stream) -> bool:
+def _look(stream: StreamServer) -> bool:
     for state in stream.server.components.streams._flushes.values():
         state.is_due = True
     return True
@@ -462,15 +464,16 @@ def _look(stream: Stream) -> bool:
 
 @pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(6, judged_number=1)))
 async def test_random_writers_flushes_batches_and_readers(tmp_path: Path, seed: int) -> None:
-    """Streams, batch appends, flushes and restarts change a table concurrently. Every reader gets each row that was
-    acknowledged before its read, exactly once.
+    """Streams, batch appends, flushes and restarts change a table concurrently.
+
+    Every reader gets each row that was acknowledged before its read, exactly once.
     """
     import random
 
     rng, acknowledged_numbers = random.Random(seed), Counter[int]()
     sequences, sent_count = Counter[str](), 0
 
-    async def write(stream: Stream, producer: str) -> None:
+    async def write(stream: StreamServer, producer: str) -> None:
         nonlocal sent_count
         for _ in range(rng.randint(1, 8)):
             numbers = [sent_count := sent_count + 1 for _ in range(rng.randint(1, 20))]
@@ -481,7 +484,7 @@ async def test_random_writers_flushes_batches_and_readers(tmp_path: Path, seed: 
             acknowledged_numbers.update(numbers)
             await asyncio.sleep(rng.random() / 50)
 
-    async def append(stream: Stream) -> None:
+    async def append(stream: StreamServer) -> None:
         nonlocal sent_count
         number = sent_count = sent_count + 1
 
@@ -497,7 +500,7 @@ async def test_random_writers_flushes_batches_and_readers(tmp_path: Path, seed: 
         if await asyncio.to_thread(commit):
             acknowledged_numbers[number] += 1
 
-    async def read(stream: Stream) -> None:
+    async def read(stream: StreamServer) -> None:
         for _ in range(rng.randint(1, 4)):
             before = dict(acknowledged_numbers)
             rows = Counter(await stream.ids())
@@ -505,7 +508,7 @@ async def test_random_writers_flushes_batches_and_readers(tmp_path: Path, seed: 
             assert not before.keys() - rows.keys(), "an acknowledged row is missing"
             assert rows.keys() <= set(range(1, sent_count + 1))
 
-    async def flush(stream: Stream) -> None:
+    async def flush(stream: StreamServer) -> None:
         await asyncio.sleep(rng.random() / 10)
         if stream.server.components.streams.tables:
             await stream.flush()
@@ -546,7 +549,7 @@ async def test_fresh_files_are_deleted_after_their_time(tmp_path: Path) -> None:
         assert await stream.ids() == [0, 1, 2, 3]
 
 
-async def test_the_writer_of_the_client_sends_rows_in_order_and_once(stream: Stream) -> None:
+async def test_the_writer_of_the_client_sends_rows_in_order_and_once(stream: StreamServer) -> None:
     def write() -> int:
         with seamark.stream_writer(SeamarkClient(stream.server.url), ("db", "t"), request_rows=7) as writer:
             for number in range(50):
@@ -560,7 +563,7 @@ async def test_the_writer_of_the_client_sends_rows_in_order_and_once(stream: Str
     assert await stream.ids() == list(range(70))
 
 
-async def test_writer_raises_for_a_refused_row_and_accepts_no_more_rows(stream: Stream) -> None:
+async def test_writer_raises_for_a_refused_row_and_accepts_no_more_rows(stream: StreamServer) -> None:
     def write() -> str:
         writer = seamark.stream_writer(SeamarkClient(stream.server.url), ("db", "t"))
         writer.write({"id": "x"})
@@ -600,7 +603,7 @@ async def test_header_lets_an_engine_that_plans_itself_read_fresh_rows(tmp_path:
         assert await asyncio.to_thread(read) == ([1, 2, 3], [3], 3)
 
 
-async def test_a_commit_that_removes_rows_conflicts_with_rows_that_it_has_not_read(stream: Stream) -> None:
+async def test_a_commit_that_removes_rows_conflicts_with_rows_that_it_has_not_read(stream: StreamServer) -> None:
     await stream.post({"id": 1, "name": "a"}, {"id": 2, "name": "b"})
     await stream.flush()
     await stream.post({"id": 3, "name": "a"})
@@ -620,7 +623,7 @@ async def test_a_commit_that_removes_rows_conflicts_with_rows_that_it_has_not_re
     assert await stream.ids() == []
 
 
-async def test_replaced_table_has_no_earlier_rows(stream: Stream) -> None:
+async def test_replaced_table_has_no_earlier_rows(stream: StreamServer) -> None:
     await stream.post({"id": 1})
     url = f"{stream.server.url}/v1/namespaces/db/tables/t"
     replace = {"requirements": [], "updates": [{"action": "remove-snapshot-ref", "ref-name": "main"}]}
@@ -677,7 +680,7 @@ async def test_a_plan_in_pages_keeps_each_fresh_file_after_a_flush(tmp_path: Pat
         assert await stream.ids() == list(range(10))
 
 
-async def test_state_of_a_stream_reports_its_unflushed_rows(stream: Stream) -> None:
+async def test_state_of_a_stream_reports_its_unflushed_rows(stream: StreamServer) -> None:
     path = "/api/v1/tables/db/t/stream"
     assert (await stream.server.get(path))[0] == 400
     await stream.post({"id": 1}, {"id": 2})
@@ -703,7 +706,7 @@ async def test_row_without_columns_is_a_row_of_nulls(tmp_path: Path) -> None:
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("fields", [[1], [{"id": [1]}], {"a": 1}])
-async def test_invalid_schema_of_a_stream_table_is_refused(stream: Stream, fields: Any) -> None:
+async def test_invalid_schema_of_a_stream_table_is_refused(stream: StreamServer, fields: Any) -> None:
     await stream.post({"id": 1})
     update = {"action": "add-schema", "schema": {"type": "struct", "fields": fields}}
     body = {"requirements": [], "updates": [update]}

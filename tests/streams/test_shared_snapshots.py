@@ -26,18 +26,18 @@ from seamark.formats.runtime.clock import SimulatedClock
 from seamark.formats.runtime.errors import ObjectMissing
 from seamark.metaserver.access.keyring import Keyring, SigningKey
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.streams.fresh_snapshots import location_of_fresh
+from seamark.metaserver.streams.fresh_snapshots import make_fresh_location
 from seamark.metaserver.streams.keys import KEY
 from seamark.metaserver.streams.snapshots.shared_snapshots import SharedSnapshots
 from tests.seeds import first_seed, quick
 from tests.streams.test_fresh_reads import FRESH, TABLE
-from tests.streams.test_rows_over_http import Stream, create, streaming
+from tests.streams.test_rows_over_http import StreamServer, create, streaming
 
 UUID = "00000000-0000-4000-8000-000000000001"
 
 
 @asynccontextmanager
-async def open_pair(home: Path, **settings: Any) -> AsyncIterator[tuple[Stream, Stream]]:
+async def open_pair(home: Path, **settings: Any) -> AsyncIterator[tuple[StreamServer, StreamServer]]:
     """Run two servers over one database. The first has the log, and the second has none."""
     async with streaming(home, **settings) as first, streaming(home, **settings) as second:
         yield first, second
@@ -46,7 +46,7 @@ async def open_pair(home: Path, **settings: Any) -> AsyncIterator[tuple[Stream, 
 def read_opened(opened_table: Any, url: str) -> dict[int, str | None]:
     """Return the names by id of a table that a client has opened, with plans of the server at `url`."""
     read_plan = plan_read(opened_table, ["id", "name"], bind_filter(None, opened_table))
-    client = SeamarkClient(url).reading_fresh_rows()
+    client = SeamarkClient(url).with_fresh_rows()
     scan = TableScan(
         opened_table.storage, read_plan, lambda: plan(client, opened_table, columns=read_plan.names), None, None, None
     )
@@ -61,7 +61,7 @@ async def test_fresh_snapshot_of_one_server_is_planned_at_another(tmp_path: Path
         await first.post({"id": 1, "name": "a"})
         await first.flush()
         await first.post({"id": 2, "name": "b"}, {"id": 3, "name": "c"})
-        client = SeamarkClient(first.server.url).reading_fresh_rows()
+        client = SeamarkClient(first.server.url).with_fresh_rows()
         opened_table = await asyncio.to_thread(open_table, client, TABLE, At())
         await first.post({"id": 4, "name": "d"})
         assert await asyncio.to_thread(read_opened, opened_table, second.server.url) == {1: "a", 2: "b", 3: "c"}
@@ -120,7 +120,7 @@ async def test_tables_opened_at_one_server_have_the_rows_of_the_model_at_another
     properties = {"format-version": rng.choice(["2", "3"])} | ({KEY: "id"} if rng.random() < 0.5 else {})
     async with open_pair(tmp_path) as (first, second):
         await create(first, properties=properties)
-        client = SeamarkClient(first.server.url).reading_fresh_rows()
+        client = SeamarkClient(first.server.url).with_fresh_rows()
         rows: dict[int, str | None] = {}
         opened_tables: list[tuple[Any, dict[int, str | None]]] = []
         for number in range(25):
@@ -163,7 +163,7 @@ async def test_record_is_read_only_with_the_signature_for_its_table_until_its_ti
         return await process.find(uuid, snapshot_id, folder)
 
     snapshot = Snapshot(7, clock.now_ms(), summary=msgspec.Raw(b'{"operation":"append"}'), manifest_list="file:///l")
-    location = location_of_fresh(folder, 7)
+    location = make_fresh_location(folder, 7)
 
     def write_list(entries: Mapping[str, str]) -> bytes:
         return write_manifest_list(
@@ -178,11 +178,11 @@ async def test_record_is_read_only_with_the_signature_for_its_table_until_its_ti
     assert await find(make_process(), uuid="00000000-0000-4000-8000-000000000002") is None
     assert await find(make_process(b"x" * 32)) is None
     ((name, record),) = sealed.items()
-    objects[location_of_fresh(folder, 8)] = objects[location]  # The record of another snapshot.
-    objects[location_of_fresh(folder, 9)] = write_list({name: record[:-8] + "AAAAAAAA"})
-    objects[location_of_fresh(folder, 10)] = write_list({name: "no Base64 \u4e2d"})
-    objects[location_of_fresh(folder, 11)] = write_list({})
-    objects[location_of_fresh(folder, 12)] = objects[location][:60]
+    objects[make_fresh_location(folder, 8)] = objects[location]  # The record of another snapshot.
+    objects[make_fresh_location(folder, 9)] = write_list({name: record[:-8] + "AAAAAAAA"})
+    objects[make_fresh_location(folder, 10)] = write_list({name: "no Base64 \u4e2d"})
+    objects[make_fresh_location(folder, 11)] = write_list({})
+    objects[make_fresh_location(folder, 12)] = objects[location][:60]
     for snapshot_id in range(8, 13):
         assert await find(make_process(), snapshot_id) is None
     clock.advance(1001)

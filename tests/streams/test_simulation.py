@@ -17,11 +17,11 @@ from msgspec import structs
 
 from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.log import recovery, segments
-from seamark.metaserver.log.frames import encode_meta, payloads_of
+from seamark.metaserver.log.frames import encode_meta, list_payloads
 from seamark.metaserver.log.kafka.journal import AppendRequest, TrimRequest
 from seamark.metaserver.log.kafka.journal_state import JournalReader, JournalState
 from seamark.metaserver.log.kafka.kafka_log import KafkaLog
-from seamark.metaserver.log.port import Acknowledgement, Shard, owner_of
+from seamark.metaserver.log.port import Acknowledgement, Shard, parse_owner
 from seamark.metaserver.log.segment import LogSegment
 from seamark.metaserver.log.state import AppendEntry, Group
 from seamark.metaserver.streams.owners import StreamOwners
@@ -29,8 +29,8 @@ from seamark.metaserver.streams.stream_table import StreamTable
 from tests.log.disk import OpenSimulatedFile
 from tests.seeds import first_seed
 from tests.streams.simulation.loop import run_simulated
-from tests.streams.simulation.ports import Catalog
-from tests.streams.simulation.world import InvariantBroken, World
+from tests.streams.simulation.ports import SimulatedCatalog
+from tests.streams.simulation.world import InvariantBroken, SimulationWorld
 
 QUICK_SEEDS = 40
 SLOW_SEEDS = 10_000
@@ -38,9 +38,9 @@ MUTATION_SEEDS = 300
 """The seeds in which the simulation has to find a mutation."""
 
 
-def run_world(seed: int, **options) -> World:
+def run_world(seed: int, **options) -> SimulationWorld:
     """Run one world to its end, and return it."""
-    world = World(seed, **options)
+    world = SimulationWorld(seed, **options)
     try:
         run_simulated(world.clock, world.run())
     except Exception as error:
@@ -109,13 +109,13 @@ def skip_numbers(patch: pytest.MonkeyPatch) -> None:
 
 def flush_without_comparing(patch: pytest.MonkeyPatch) -> None:
     """Let a flush add its rows although the offsets have moved."""
-    commit = Catalog.commit
+    commit = SimulatedCatalog.commit
 
-    def add(catalog: Catalog, *args) -> None:
+    def add(catalog: SimulatedCatalog, *args) -> None:
         catalog.compares = False
         commit(catalog, *args)
 
-    patch.setattr(Catalog, "commit", add)
+    patch.setattr(SimulatedCatalog, "commit", add)
 
 
 def serve_rows_of_the_last_process_without_a_sync(patch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def follow_no_flush(patch: pytest.MonkeyPatch) -> None:
 
 def read_shards_at_different_moments(patch: pytest.MonkeyPatch) -> None:
     """Use watermarks of different times for two shards, so that a reader sees half of an append."""
-    watermarks = StreamTable.watermarks
+    watermarks = StreamTable.read_watermarks
     earlier: dict[int, dict[int, int]] = {}
 
     def mix_watermarks(table: StreamTable) -> dict[int, int]:
@@ -150,7 +150,7 @@ def read_shards_at_different_moments(patch: pytest.MonkeyPatch) -> None:
         last_time = max(now)
         return {**now, last_time: max(before.get(last_time, 0), table.flushed[last_time])}
 
-    patch.setattr(StreamTable, "watermarks", mix_watermarks)
+    patch.setattr(StreamTable, "read_watermarks", mix_watermarks)
 
 
 def store_shards_apart(patch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def store_shards_apart(patch: pytest.MonkeyPatch) -> None:
                 request.future.set_exception(error)
                 continue
             for entry, batch in zip(group.entries[entries:], request.batches, strict=False):
-                frames.append((encode_meta(entry), payloads_of([batch])))
+                frames.append((encode_meta(entry), list_payloads([batch])))
         if not frames or await log._store(group, frames, 0, answers):
             for future, answer in answers:
                 if not future.done():
@@ -231,7 +231,7 @@ def decide_by_a_setting_of_the_server(patch: pytest.MonkeyPatch) -> None:
             state.__dict__["limit"] = next(limits)
         while len(state.state.producers) > state.__dict__["limit"]:
             del state.state.producers[next(iter(state.state.producers))]
-        state.state.producer_counts = Counter(map(owner_of, state.state.producers))
+        state.state.producer_counts = Counter(map(parse_owner, state.state.producers))
         return outcomes
 
     patch.setattr(JournalState, "apply", forget)

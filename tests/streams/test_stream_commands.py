@@ -18,10 +18,10 @@ from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
-from tests.server.rig import OffsetClock, running
+from tests.server.rig import OffsetClock, run_server
 from tests.services.command import run_seamark
 from tests.streams.test_read_stream import append_batch
-from tests.streams.test_rows_over_http import NEVER_MS, SCHEMA, Stream, create, streaming
+from tests.streams.test_rows_over_http import NEVER_MS, SCHEMA, StreamServer, create, streaming
 
 
 async def run_stream_command(url: str, *arguments: str) -> str:
@@ -223,9 +223,11 @@ async def test_flush_that_cannot_succeed_is_shown_with_its_error(
 
 async def test_health_reports_a_pause_a_late_flush_and_full_memory(tmp_path: Path) -> None:
     clock = OffsetClock()
-    async with running(tmp_path, clock=clock, stream_flush_interval_ms=NEVER_MS, stream_memory_bytes=1 << 20) as server:
+    async with run_server(
+        tmp_path, clock=clock, stream_flush_interval_ms=NEVER_MS, stream_memory_bytes=1 << 20
+    ) as server:
         catalog = await asyncio.to_thread(RestCatalog, "health", uri=server.url)
-        stream = Stream(server, catalog)
+        stream = StreamServer(server, catalog)
         await create(stream)
         await append_batch(stream, 1)  # A table without a snapshot is flushed at once.
         await stream.post({"id": 2})
@@ -259,7 +261,7 @@ async def test_reader_without_rights_on_the_namespace_sees_no_stream(tmp_path: P
             name: await create_token(store, clock, name, None, [Grant(name, "reader", of) for of in grants])
             for name, grants in (("rita", [("db",)]), ("mallory", [("evil",)]), ("nobody", []))
         }
-    async with running(tmp_path, auth="token") as server:
+    async with run_server(tmp_path, auth="token") as server:
         columns_by_table = {}
         for name, secret in secrets.items():
             status, page = await server.get("/api/v1/streams", headers={"Authorization": f"Bearer {secret}"})

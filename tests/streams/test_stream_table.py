@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from seamark.formats.runtime.errors import CommitConflict, CommitUnknown, RetryLater
-from seamark.metaserver.log.port import StreamProducer, owner_of
+from seamark.metaserver.log.port import StreamProducer, parse_owner
 from seamark.metaserver.store.operations import FlushedRange
 from seamark.metaserver.streams import stream_table
 from seamark.metaserver.streams.appends import ProducerKey
@@ -277,7 +277,7 @@ def test_producer_keeps_its_name_in_logs_of_earlier_versions() -> None:
     owner = hashlib.sha256(b"ann").hexdigest()[:16]
     producer = ProducerKey("ann", "0190-uuid", "job/1", 7).to_producer()
     assert producer == StreamProducer(f"0190-uuid/{owner}/job/1", 7)
-    assert owner_of(producer.name) == owner
+    assert parse_owner(producer.name) == owner
 
 
 # -- the choice of fresh files -----------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class NumberFiles:
         return []
 
 
-class World:
+class StreamWorld:
     """The table's files, its flushed offsets, and the storage."""
 
     def __init__(self, log: MemoryLog, clock: Clock, rng: Random, *, shards: int = 1) -> None:
@@ -55,7 +55,7 @@ class World:
         self.flushed = dict.fromkeys(range(shards), 0)
         self.busy_chance = 0.0
         self.fails: list[str] = []
-        """What goes wrong with the next commits."""
+        """The faults of the next commits."""
         self.row_files = NumberFiles()
 
     def entry(self) -> Entry:
@@ -111,7 +111,7 @@ class World:
             raise CommitUnknown("the outcome of the commit is unknown")
         return self.entry()
 
-    def key_of(self, metadata: TableMetadata) -> tuple[str, ...]:
+    def find_key_columns(self, metadata: TableMetadata) -> tuple[str, ...]:
         return ()
 
     # The methods of a reader
@@ -140,7 +140,7 @@ def build_batch(*numbers: int) -> Batch:
 
 
 @asynccontextmanager
-async def open_world(seed: int = 1, *, shards: int = 1) -> AsyncIterator[World]:
+async def open_world(seed: int = 1, *, shards: int = 1) -> AsyncIterator[StreamWorld]:
     clock = SystemClock()
     async with open_memory_log(clock) as log:
-        yield World(log, clock, Random(seed), shards=shards)
+        yield StreamWorld(log, clock, Random(seed), shards=shards)

@@ -15,13 +15,14 @@ import pytest
 
 from seamark.commands.main import cli
 from seamark.metaserver.settings.settings import Settings
+from tests.api.bad_inputs import BAD_INPUTS
 from tests.docs.commands import list_subcommands
 from tests.docs.pages import REPO, Page, read_all_pages
 from tests.style.words import BANNED, find_banned, read_rules
 
 RULES = read_rules(BANNED.read_text())
 QUOTING = {"bad-inputs.md"}
-"""Pages that quote messages of the server; other tests check the words of these messages."""
+"""Pages that quote messages of the server; other tests check the words of these messages and of the titles."""
 PAGES = [page for page in read_all_pages() if page.path.name not in QUOTING]
 _FENCED = re.compile(r"^\s*```\w*\s*$.*?^\s*```\s*$", re.MULTILINE | re.DOTALL)
 _FOREIGN = re.compile(r"\b(?:DESIGN|FIELD|FEATURES|STYLE)\.md\b|\bissue [0-9]")
@@ -76,6 +77,12 @@ def test_help_of_commands_uses_no_banned_word() -> None:
     texts = list(_list_help(cli))
     assert len(texts) > 100
     assert list(find_banned("\n\n".join(texts), RULES)) == []
+
+
+def test_titles_of_bad_inputs_use_no_banned_word() -> None:
+    titles = [text for bad in BAD_INPUTS for text in (bad.group, bad.case)]
+    assert len(titles) > 400
+    assert list(find_banned("\n\n".join(titles), RULES)) == []
 
 
 def _list_statements(node: ast.AST) -> Iterator[ast.AST]:

@@ -26,7 +26,7 @@ async def replace_by_later_version(components: ServerComponents, namespace: str,
     """
     entry = (await components.catalog.tables.load((namespace,), table)).entry
     assert entry is not None
-    (file,) = (file for file in (await components.registry.files(entry)).files if file.location == location)
+    (file,) = (file for file in (await components.registry.load_files(entry)).files if file.location == location)
     path = Path(urlsplit(location).path)
     later_path = path.with_name(f"later-{path.name}")
     later_path.write_bytes(change_version(path.read_bytes(), file.kind))

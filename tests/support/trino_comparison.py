@@ -28,7 +28,7 @@ from tests.services.trino_proxy import TrinoProxy, run_trino_proxy
 
 SCALE = 0.01
 _FILES, _FILES_PER_MANIFEST = 20, 8
-"""Of each table that has rows enough."""
+"""The number of files of each table with enough rows, and of the files of one manifest."""
 _TPCH = {
     "lineitem": "l_shipdate",
     "orders": "o_orderdate",

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import click
 
-from tests.services.kafka import kafka_broker
+from tests.services.kafka import run_kafka_broker
 from tests.services.postgres import postgres_server
 from tests.services.process import DEPLOY, ManagedProcess, ServiceFailed, free_port, is_http_ok
 from tests.services.s3 import S3, run_s3
@@ -63,7 +63,7 @@ def run_services(port: int, kafka: bool, trino: bool) -> None:
             environment = {**s3.build_seamark_env(), "SEAMARK_SERVICES_WORKERS": "1"}
             addresses = [("PostgreSQL", database), ("S3", f"{s3.endpoint}, keys in deploy/s3/versitygw.env")]
             if kafka:
-                broker = stack.enter_context(kafka_broker(folder / "kafka"))
+                broker = stack.enter_context(run_kafka_broker(folder / "kafka"))
                 environment["SEAMARK_STREAM_LOG"] = f"kafka://{broker.address}/seamark"
                 addresses.append(("Kafka", broker.address))
             server = Seamark(

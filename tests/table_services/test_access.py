@@ -25,11 +25,11 @@ from seamark.connector.write.appends import append
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.tls import Certificate
 from seamark.metaserver.objects import credentials
-from seamark.metaserver.services.launching.access_probe import storage_problem
+from seamark.metaserver.services.launching.access_probe import find_storage_problem
 from seamark.metaserver.services.launching.launchers import JobAnswer, JobRequest
 from seamark.metaserver.services.launching.spark_submit import ANSWER, REQUEST
 from seamark.metaserver.settings.settings import Settings
-from tests.server.rig import running
+from tests.server.rig import run_server
 from tests.services.authority import Authority
 from tests.services.process import free_port
 from tests.services.s3 import S3
@@ -59,7 +59,7 @@ def build_key_settings(s3: S3) -> dict[str, str]:
 
 async def test_workers_use_the_keys_of_the_settings(s3: S3, s3_bucket: str, tmp_path: Path) -> None:
     server_settings = build_settings(s3, s3_bucket, tmp_path, s3_client_access="signing", **build_key_settings(s3))
-    assert await storage_problem(server_settings, SystemClock(), JOB_WORKER) == ""
+    assert await find_storage_problem(server_settings, SystemClock(), JOB_WORKER) == ""
     client = s3.client()
     try:
         remaining_keys = [found["Key"] for found in client.list_objects_v2(Bucket=s3_bucket).get("Contents", ())]
@@ -81,24 +81,24 @@ async def test_workers_use_the_keys_of_the_servers_aws_profile(
     (tmp_path / "config").write_text(f"[profile lake]\ncredential_process = cat {tmp_path}/keys.json\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_PROFILE", "lake")
-    assert await storage_problem(build_settings(s3, s3_bucket, tmp_path), SystemClock(), JOB_WORKER) == ""
+    assert await find_storage_problem(build_settings(s3, s3_bucket, tmp_path), SystemClock(), JOB_WORKER) == ""
 
 
 async def test_missing_and_wrong_keys_are_reported(
     s3: S3, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SystemClock()
-    assert "The server has no S3 keys" in await storage_problem(
+    assert "The server has no S3 keys" in await find_storage_problem(
         build_settings(s3, s3_bucket, tmp_path), clock, JOB_WORKER
     )
     wrong_settings = build_settings(
         s3, s3_bucket, tmp_path, s3_access_key_id=s3.access_key, s3_secret_access_key="wrong"
     )
-    problem = await storage_problem(wrong_settings, clock, JOB_WORKER)
+    problem = await find_storage_problem(wrong_settings, clock, JOB_WORKER)
     assert f"cannot write and read an object in s3://{s3_bucket}/lake" in problem
     monkeypatch.setenv("AWS_PROFILE", "missing")
     credentials._make_chain.cache_clear()
-    assert "missing" in await storage_problem(build_settings(s3, s3_bucket, tmp_path), clock, JOB_WORKER)
+    assert "missing" in await find_storage_problem(build_settings(s3, s3_bucket, tmp_path), clock, JOB_WORKER)
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ async def test_gateway_that_does_not_answer_is_reported(s3: S3, s3_bucket: str, 
     server_settings = build_settings(
         s3, s3_bucket, tmp_path, s3_client_access="gateway", gateway_url=url, **build_key_settings(s3)
     )
-    assert f"does not reach the objects gateway at {url}" in await storage_problem(
+    assert f"does not reach the objects gateway at {url}" in await find_storage_problem(
         server_settings, SystemClock(), JOB_WORKER
     )
 
@@ -134,7 +134,7 @@ async def test_worker_accepts_only_the_certificate_of_its_server(tmp_path: Path)
     authority = Authority(tmp_path, ("seamark.example",))
     authority.issue("server")
     files = {"tls_cert": str(authority.certificate), "tls_key": str(authority.key)}
-    async with running(tmp_path / "home", **files) as server:
+    async with run_server(tmp_path / "home", **files) as server:
         own_leaves = Certificate(authority.certificate, authority.key).leaves()
         authority.issue("another")
         text = authority.certificate.read_text()
@@ -172,7 +172,7 @@ async def test_statement_requests_joins_from_a_server_with_such_a_certificate(tm
             text = "SELECT count(*) FROM db.large a JOIN db.small b ON a.id = b.id WHERE b.name = 'y'"
             return session.explain(text).tables[0].joins
 
-    async with running(tmp_path / "home", **files) as server:
+    async with run_server(tmp_path / "home", **files) as server:
         assert await asyncio.to_thread(join_files, server.url) == (("id", 1),)
 
 
@@ -189,7 +189,7 @@ def test_driver_of_a_spark_job_leaves_no_keys_on_the_disk(tmp_path: Path, monkey
 
     monkeypatch.setattr(spark_driver, "run", run)
     monkeypatch.setattr(spark_driver, "_end_with_server", lambda pipe: None)
-    rewrites = SimpleNamespace(session_rewrites=lambda *_: nullcontext())
+    rewrites = SimpleNamespace(open_session_runner=lambda *_: nullcontext())
     monkeypatch.setattr(importlib, "import_module", lambda name: rewrites)
     monkeypatch.setattr(sys, "argv", ["driver", str(tmp_path)])
     spark_driver.main()

@@ -16,7 +16,7 @@ from seamark.metaserver.services.job_queue import BACKOFF_MAX_S, BACKOFF_S, JobQ
 QUEUE = 20_000
 
 
-class ManualClock:
+class JobClock:
     def __init__(self) -> None:
         self.s = 0.0
 
@@ -37,14 +37,14 @@ async def take_job(queue: JobQueue) -> Job | None:
 
 
 async def test_jobs_run_by_priority_and_then_by_age() -> None:
-    queue = JobQueue(ManualClock(), limit=QUEUE)
+    queue = JobQueue(JobClock(), limit=QUEUE)
     for name, priority in (("a", 5), ("b", 1), ("c", 5), ("d", 1)):
         assert queue.put(build_job(name, priority))
     assert [(await queue.take()).table for _ in range(4)] == ["b", "d", "a", "c"]
 
 
 async def test_job_proposed_while_it_runs_runs_again_after_a_pause() -> None:
-    now = ManualClock()
+    now = JobClock()
     queue = JobQueue(now, limit=QUEUE)
     queue.put(build_job("t"))
     job = await queue.take()
@@ -60,7 +60,7 @@ async def test_job_proposed_while_it_runs_runs_again_after_a_pause() -> None:
 
 
 async def test_job_without_work_pauses_shorter_than_one_with_work() -> None:
-    now = ManualClock()
+    now = JobClock()
     queue = JobQueue(now, limit=QUEUE)
     manifest_job = Job("manifests", ("db",), "t", "uuid", pause_s=600.0, idle_pause_s=60.0)
     for idle, pause_s in ((True, 60.0), (False, 600.0)):
@@ -77,7 +77,7 @@ async def test_job_without_work_pauses_shorter_than_one_with_work() -> None:
 
 
 async def test_pause_of_a_failing_job_doubles_until_it_succeeds() -> None:
-    now = ManualClock()
+    now = JobClock()
     queue = JobQueue(now, limit=QUEUE)
     queue.put(build_job("t"))
     pauses = []
@@ -95,7 +95,7 @@ async def test_pause_of_a_failing_job_doubles_until_it_succeeds() -> None:
 
 
 async def test_change_does_not_end_the_pause_of_a_failing_job() -> None:
-    now = ManualClock()
+    now = JobClock()
     queue = JobQueue(now, limit=QUEUE)
     queue.put(build_job("t"))
     queue.finish(await queue.take(), failed=True)
@@ -106,7 +106,7 @@ async def test_change_does_not_end_the_pause_of_a_failing_job() -> None:
 
 
 async def test_next_jobs_are_listed_by_due_time_priority_and_age() -> None:
-    now = ManualClock()
+    now = JobClock()
     queue = JobQueue(now, limit=QUEUE)
     queue.put(build_job("failing"))
     queue.finish(await queue.take(), failed=True)
@@ -118,11 +118,11 @@ async def test_next_jobs_are_listed_by_due_time_priority_and_age() -> None:
     assert [item.failures for item in listed_next] == [0, 0, 0, 1, 0]
     assert (listed_next[1].waited_s, listed_next[3].due_in_s, listed_next[4].due_in_s) == (3, BACKOFF_S - 4, 56)
     assert queue.list_next(2) == listed_next[:2]
-    assert queue.waiting_namespaces().total() == 5
+    assert queue.count_waiting_by_namespace().total() == 5
 
 
 async def test_tenant_that_fills_the_queue_leaves_places_for_others() -> None:
-    queue = JobQueue(ManualClock(), limit=100)
+    queue = JobQueue(JobClock(), limit=100)
     accepted = [queue.put(build_job(f"t{number}")) for number in range(200)]
     assert accepted == [True] * 80 + [False] * 120
     assert queue.put(build_job("t7", priority=0))  # The job is waiting already.
@@ -136,7 +136,7 @@ async def test_tenant_that_fills_the_queue_leaves_places_for_others() -> None:
 @pytest.mark.slow
 async def test_tenant_with_thousands_of_jobs_does_not_delay_one_with_a_single_job() -> None:
     """While several tenants have waiting jobs, each gets the same time, not the same number of jobs."""
-    now = ManualClock()
+    now = JobClock()
     queue = JobQueue(now, limit=QUEUE)
     seconds = {"large": 1.0, "slow": 10.0, "small": 1.0}
     for number in range(3000):
@@ -173,7 +173,7 @@ async def test_work_of_the_queue_grows_little_with_its_length(monkeypatch: pytes
 
     monkeypatch.setattr(job_queue, "heappush", push)
     monkeypatch.setattr(job_queue, "heappop", pop)
-    queue = JobQueue(ManualClock(), limit=50_000)
+    queue = JobQueue(JobClock(), limit=50_000)
     tables = 10_000
     for _ in range(3):  # The second and third checks find each job in the queue.
         for number in range(tables):
@@ -187,7 +187,7 @@ async def test_work_of_the_queue_grows_little_with_its_length(monkeypatch: pytes
 
 
 async def test_lag_is_that_of_the_most_overdue_job_and_failing_tables_are_counted() -> None:
-    now = ManualClock()
+    now = JobClock()
     queue = JobQueue(now, limit=QUEUE)
     queue.put(build_job("a"))
     now.s = 10.0
@@ -204,7 +204,7 @@ async def test_lag_is_that_of_the_most_overdue_job_and_failing_tables_are_counte
 async def test_random_histories_lose_no_proposal_and_run_no_job_concurrently_with_itself() -> None:
     """A proposal after the start of a job is followed by a run that starts later."""
     rng = random.Random(20)
-    now = ManualClock()
+    now = JobClock()
     queue = JobQueue(now, limit=QUEUE)
     unseen: set[str] = set()
     running_jobs: dict[str, Job] = {}

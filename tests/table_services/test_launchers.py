@@ -27,11 +27,11 @@ from seamark.metaserver.services.launching.launchers import (
     WORKER,
     JobLogin,
     LauncherChoice,
-    bytes_since,
-    launcher_of,
+    read_launcher,
+    sum_bytes_since,
     why_ignored,
 )
-from seamark.metaserver.services.launching.spark_submit import ALIVE, REQUEST, SparkSubmit, local_limits
+from seamark.metaserver.services.launching.spark_submit import ALIVE, REQUEST, SparkSubmit, compute_local_limits
 from tests.services.command import SEAMARK
 from tests.waits import PATIENCE_S, block_until
 
@@ -62,17 +62,20 @@ def build_choice(*names: str, spark_bytes: int = 100) -> LauncherChoice:
 
 def test_large_rewrite_runs_on_the_cluster_or_local_spark_or_in_the_worker() -> None:
     for names, expected in (((WORKER, LOCAL, CLUSTER), CLUSTER), ((WORKER, LOCAL), LOCAL), ((WORKER,), WORKER)):
-        assert build_choice(*names).name_of(build_job(100)) == expected
-        assert build_choice(*names).name_of(build_job(99)) == WORKER
-        assert build_choice(*names, spark_bytes=0).name_of(build_job(1 << 50)) == WORKER
+        assert build_choice(*names).find_launcher_name(build_job(100)) == expected
+        assert build_choice(*names).find_launcher_name(build_job(99)) == WORKER
+        assert build_choice(*names, spark_bytes=0).find_launcher_name(build_job(1 << 50)) == WORKER
 
 
 def test_launcher_property_overrides_the_size_and_other_jobs_stay_in_the_worker() -> None:
     launcher = build_choice(WORKER, LOCAL, CLUSTER)
-    assert launcher.name_of(build_job(1, launcher_of({"seamark.services.launcher": "local"}))) == LOCAL
-    assert launcher.name_of(build_job(1 << 40, launcher_of({"seamark.services.launcher": "worker"}))) == WORKER
-    assert launcher.name_of(build_job(1, launcher_of({"seamark.services.launcher": "nonsense"}))) == WORKER
-    assert launcher.name_of(build_job(1 << 40, CLUSTER, service="expiration")) == WORKER
+    assert launcher.find_launcher_name(build_job(1, read_launcher({"seamark.services.launcher": "local"}))) == LOCAL
+    assert (
+        launcher.find_launcher_name(build_job(1 << 40, read_launcher({"seamark.services.launcher": "worker"})))
+        == WORKER
+    )
+    assert launcher.find_launcher_name(build_job(1, read_launcher({"seamark.services.launcher": "nonsense"}))) == WORKER
+    assert launcher.find_launcher_name(build_job(1 << 40, CLUSTER, service="expiration")) == WORKER
 
 
 @pytest.mark.each_value
@@ -84,11 +87,11 @@ async def test_launcher_property_is_ignored_unless_the_server_permits_it(
     launchers = {name: RecordingLauncher() for name in permitted}
     runner = LauncherChoice(launchers, spark_bytes=100)
     for size_bytes in (1, 1000):
-        name = runner.name_of(build_job(size_bytes, launcher))
+        name = runner.find_launcher_name(build_job(size_bytes, launcher))
         is_ignored = why_ignored(launcher, permitted) is not None
         assert is_ignored == (launcher not in (AUTO, *permitted))
         if is_ignored:
-            assert name == runner.name_of(build_job(size_bytes))
+            assert name == runner.find_launcher_name(build_job(size_bytes))
         await runner.run(build_job(size_bytes, launcher), ignore)
         assert launchers[name].ran.pop() == "compaction"
         assert not any(launched.ran for launched in launchers.values())
@@ -96,7 +99,7 @@ async def test_launcher_property_is_ignored_unless_the_server_permits_it(
 
 @given(memory_bytes=st.integers(3 << 30, 1 << 42))
 def test_processes_of_local_spark_share_its_memory(memory_bytes: int) -> None:
-    limits = local_limits(memory_bytes)
+    limits = compute_local_limits(memory_bytes)
     tasks = int(limits.master.removeprefix("local[").removesuffix("]"))
     assert 1 <= tasks <= len(os.sched_getaffinity(0))
     assert limits.process_bytes >= 1 << 30
@@ -104,7 +107,7 @@ def test_processes_of_local_spark_share_its_memory(memory_bytes: int) -> None:
 
 
 def test_local_spark_without_a_limit_uses_all_cpus() -> None:
-    assert local_limits(0) == ("local[*]", 0)
+    assert compute_local_limits(0) == ("local[*]", 0)
 
 
 async def test_each_process_of_a_local_job_inherits_the_memory_limit(
@@ -211,6 +214,6 @@ def test_rewrite_counts_the_bytes_added_since_the_last_rewrite() -> None:
         return decode_table(json.dumps(document).encode(), "t")
 
     extra_summary = {"added-files-size": "100"}
-    assert bytes_since(build_metadata(extra_summary, extra_summary), COMPACTED_BY) == 1000
-    assert bytes_since(build_metadata(extra_summary, {COMPACTED_BY: "seamark", **extra_summary}), COMPACTED_BY) == 0
-    assert bytes_since(build_metadata({COMPACTED_BY: "seamark"}, extra_summary, extra_summary), COMPACTED_BY) == 200
+    assert sum_bytes_since(build_metadata(extra_summary, extra_summary), COMPACTED_BY) == 1000
+    assert sum_bytes_since(build_metadata(extra_summary, {COMPACTED_BY: "seamark", **extra_summary}), COMPACTED_BY) == 0
+    assert sum_bytes_since(build_metadata({COMPACTED_BY: "seamark"}, extra_summary, extra_summary), COMPACTED_BY) == 200

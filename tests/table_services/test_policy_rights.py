@@ -17,8 +17,8 @@ from seamark.metaserver.store.operations import RemoveGrant
 from seamark.metaserver.store.port import InstantFilter
 from seamark.metaserver.timeline.instants import MAINTENANCE
 from tests.catalog.rig import SCHEMA
-from tests.server.rig import running
-from tests.table_services.test_scheduler import Recorder, run_scheduler
+from tests.server.rig import run_server
+from tests.table_services.test_scheduler import ScriptedLauncher, run_scheduler
 from tests.waits import until
 
 WENDY = Grant("wendy", "writer", ("db",))
@@ -32,7 +32,7 @@ async def test_job_does_not_run_after_the_rights_of_its_policys_author_were_with
 
     Policies of other users are not affected.
     """
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         parts = server.components
         for name in ("wendy", "otto"):
             await create_token(parts.store, parts.clock, name, None, [Grant(name, "writer", ("db",))])
@@ -45,17 +45,17 @@ async def test_job_does_not_run_after_the_rights_of_its_policys_author_were_with
             request = CreateTable(name=f"of_{namespace}", schema=SCHEMA, properties=index)
             await parts.catalog.tables.create(caller, ("db", namespace), request)
         services: Any = [Indexing(parts.settings, parts.clock)]
-        recorder = Recorder()
+        recorder = ScriptedLauncher()
         rights = StandingRights(parts.store, parts.clock, replace(parts.settings, auth="token"))
         async with run_scheduler(server, recorder, services=services, rights=rights):
             await until(lambda: len(recorder.ran) >= 2)
         assert sorted(recorder.ran) == ["of_hers", "of_his"]
         await parts.store.transact([RemoveGrant(WENDY)])
-        recorder = Recorder()
+        recorder = ScriptedLauncher()
         async with run_scheduler(server, recorder, services=services, rights=rights):
             await until(lambda: "failed" in recorder.outcomes and recorder.ran)
         assert set(recorder.ran) == {"of_his"}
-        runs = await parts.store.instants(InstantFilter(action=MAINTENANCE), 10)
+        runs = await parts.store.list_instants(InstantFilter(action=MAINTENANCE), 10)
         errors = [str(run.summary["error"]) for run in runs]
         assert all(run.name == "of_hers" for run in runs)
         assert "wendy set seamark." in errors[0]

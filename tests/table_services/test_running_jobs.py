@@ -11,12 +11,12 @@ from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.services.job import Job
 from seamark.metaserver.services.job_queue import JobQueue
-from seamark.metaserver.services.running import NAMESPACES_LISTED, WAITING_LISTED, JobsState, RunningJobs
+from seamark.metaserver.services.running import NAMESPACES_LISTED_MAX, WAITING_JOBS_LISTED_MAX, JobsState, RunningJobs
 from seamark.metaserver.store.lease import SERVICES, Lease
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.catalog.rig import SCHEMA
-from tests.server.rig import build_settings, running
+from tests.server.rig import build_settings, run_server
 
 
 def build_state(*waiting: tuple[str, int]) -> str:
@@ -32,8 +32,8 @@ def build_state(*waiting: tuple[str, int]) -> str:
     ("waiting", "complete_of"),
     [
         ((("a", 3), ("b", 2)), {"a": True, "b": True}),
-        ((("a", WAITING_LISTED), ("b", 2)), {"a": True, "b": False}),
-        ((("a", WAITING_LISTED + 1),), {"a": False, "b": True}),
+        ((("a", WAITING_JOBS_LISTED_MAX), ("b", 2)), {"a": True, "b": False}),
+        ((("a", WAITING_JOBS_LISTED_MAX + 1),), {"a": False, "b": True}),
     ],
 )
 def test_list_is_complete_if_no_readable_job_is_omitted(
@@ -45,35 +45,35 @@ def test_list_is_complete_if_no_readable_job_is_omitted(
 
 
 def test_list_is_never_complete_with_more_namespaces_than_are_published() -> None:
-    names = [(f"n{number:04}", 1) for number in range(WAITING_LISTED + NAMESPACES_LISTED)]
+    names = [(f"n{number:04}", 1) for number in range(WAITING_JOBS_LISTED_MAX + NAMESPACES_LISTED_MAX)]
     state = msgspec.json.decode(build_state(*names), type=JobsState)
     assert not state.more
     assert state.is_complete(lambda path: path == ("n0000",))
     state = msgspec.json.decode(build_state(*names, ("other", 1)), type=JobsState)
     assert state.more
-    assert len(state.unlisted) == NAMESPACES_LISTED
+    assert len(state.unlisted) == NAMESPACES_LISTED_MAX
     assert not state.is_complete(lambda path: path == ("n0000",))
 
 
 async def test_list_of_a_table_does_not_reveal_waiting_jobs_of_other_namespaces(tmp_path: Path) -> None:
     clock = SystemClock()
     secrets = {}
-    async with open_store(build_settings(tmp_path).database_url(), clock=clock) as store:
+    async with open_store(build_settings(tmp_path).make_database_url(), clock=clock) as store:
         for name, grant in (("admin", Grant("admin", "admin")), ("of-db", Grant("of-db", "reader", ("db",)))):
             secrets[name] = {"Authorization": f"Bearer {await create_token(store, clock, name, None, [grant])}"}
-    async with running(tmp_path, auth="token", services_workers=0) as server:
+    async with run_server(tmp_path, auth="token", services_workers=0) as server:
         body = {"name": "t", "schema": SCHEMA}
         async with server.http.post(
             f"{server.url}/v1/namespaces/db/tables", json=body, headers=secrets["admin"]
         ) as response:
             assert response.status == 200, await response.text()
         lease = Lease(server.components.store, clock, SERVICES, "a replica", lasts_s=600)
-        await lease.hold(build_state(("a", WAITING_LISTED + 1)))
+        await lease.hold(build_state(("a", WAITING_JOBS_LISTED_MAX + 1)))
 
         async def list_jobs(path: str, principal: str) -> tuple[int, bool]:
             status, answer = await server.get(path, headers=secrets[principal])
             assert status == 200, answer
             return len(answer["waiting"]), answer["complete"]
 
-        assert await list_jobs("/api/v1/jobs", "admin") == (WAITING_LISTED, False)
+        assert await list_jobs("/api/v1/jobs", "admin") == (WAITING_JOBS_LISTED_MAX, False)
         assert await list_jobs("/api/v1/tables/db/t/jobs", "of-db") == (0, True)

@@ -28,7 +28,7 @@ from seamark.metaserver.services.watch import TableWatch
 from seamark.metaserver.store.lease import Lease
 from seamark.metaserver.store.model import Entry
 from tests.catalog.rig import SCHEMA
-from tests.server.rig import RunningServer, running
+from tests.server.rig import RunningServer, run_server
 from tests.waits import until
 
 
@@ -49,7 +49,7 @@ class EveryTable:
 
 
 @dataclass
-class Recorder:
+class ScriptedLauncher:
     """A launcher that records its jobs, fails the first `failures`, and takes `takes_s`.
 
     Attributes:
@@ -94,29 +94,29 @@ class Recorder:
     async def close(self) -> None:
         pass
 
-    def name_of(self, job: Job) -> str:
+    def find_launcher_name(self, job: Job) -> str:
         return "worker"
 
-    def jobs_lag(self, service: str, lag_s: float, failing: int) -> None:
+    def set_job_lag(self, service: str, lag_s: float, failing: int) -> None:
         pass
 
-    def job_ended(self, service: str, outcome: str, seconds: float, totals: Mapping[str, Any]) -> None:
+    def count_ended_job(self, service: str, outcome: str, seconds: float, totals: Mapping[str, Any]) -> None:
         self.outcomes.append(outcome)
 
-    def jobs_queued(self, count: int) -> None:
+    def set_queued_jobs(self, count: int) -> None:
         pass
 
-    def services_state(self, *, leading: bool, blocked: bool) -> None:
+    def set_services_state(self, *, leading: bool, blocked: bool) -> None:
         self.states.append((leading, blocked))
 
-    def jobs_running(self, service: str, count: int, bytes_done: int, bytes_total: int) -> None:
+    def set_running_jobs(self, service: str, count: int, bytes_done: int, bytes_total: int) -> None:
         self.progress.append((service, count, bytes_done, bytes_total))
 
 
 @asynccontextmanager
 async def run_scheduler(
     server: RunningServer,
-    recorder: Recorder,
+    recorder: ScriptedLauncher,
     lasts_s: float = 30.0,
     services: Sequence[EveryTable] = (),
     launchers: int = 1,
@@ -156,7 +156,7 @@ async def create(server: RunningServer, namespace: str, *names: str) -> None:
 
 async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Path) -> None:
     """The lease of the replica that runs them lists them; without it they are gone."""
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         await create(server, "a", "t1")
 
         async def list_entries(path: str, kind: str = "jobs") -> list[dict[str, Any]]:
@@ -166,7 +166,7 @@ async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Pa
                 return jobs
 
         assert await list_entries("jobs") == []
-        recorder = Recorder(takes_s=60, reported_progress=JobProgress(3, 12, 1 << 20, 5 << 20))
+        recorder = ScriptedLauncher(takes_s=60, reported_progress=JobProgress(3, 12, 1 << 20, 5 << 20))
         async with run_scheduler(server, recorder, lasts_s=0.3):
             await until(lambda: ("every-table", 1, 1 << 20, 5 << 20) in recorder.progress)  # After the renewal
             assert len(await list_entries("jobs")) == 1
@@ -201,11 +201,11 @@ async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Pa
 
 
 async def test_existing_tables_of_all_namespaces_and_later_changes_are_examined(tmp_path: Path) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         await create(server, "a", "t1", "t2")
         await create(server, "a\x1fdeep", "t3")
         await create(server, "z", "t4")
-        recorder = Recorder()
+        recorder = ScriptedLauncher()
         async with run_scheduler(server, recorder):
             await until(lambda: sorted(recorder.ran) == ["t1", "t2", "t3", "t4"])
             await create(server, "z", "t5")
@@ -215,25 +215,25 @@ async def test_existing_tables_of_all_namespaces_and_later_changes_are_examined(
 
 async def test_failed_job_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_queue, "BACKOFF_S", 0.05)
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         await create(server, "a", "t")
-        recorder = Recorder(failures=2)
+        recorder = ScriptedLauncher(failures=2)
         async with run_scheduler(server, recorder):
             await until(lambda: recorder.outcomes == ["failed", "failed", "completed"])
 
 
 async def test_job_with_remaining_work_runs_again_without_a_change(tmp_path: Path) -> None:
-    async with running(tmp_path, services_workers=0) as server:
+    async with run_server(tmp_path, services_workers=0) as server:
         await create(server, "db", "t")
-        recorder = Recorder(agains=2)
+        recorder = ScriptedLauncher(agains=2)
         async with run_scheduler(server, recorder, services=[EveryTable(pause_s=0.01)]):
             await until(lambda: recorder.outcomes == ["completed"] * 3)
 
 
 async def test_table_without_work_is_examined_again_soon(tmp_path: Path) -> None:
-    async with running(tmp_path, services_workers=0) as server:
+    async with run_server(tmp_path, services_workers=0) as server:
         await create(server, "db", "t")
-        recorder = Recorder()
+        recorder = ScriptedLauncher()
         async with run_scheduler(server, recorder, services=[EveryTable(pause_s=1e6, idle_pause_s=0.01)]):
             for look_count in range(1, 4):
                 await until(lambda looks=look_count: len(recorder.outcomes) == looks)
@@ -250,9 +250,9 @@ async def test_services_that_rewrite_files_of_a_table_take_turns(
 ) -> None:
     monkeypatch.setattr(scheduler, "_RETRY_S", 0.05)
     names = sorted(service.name for service in SERVICES.values() if service.rewrites_files)
-    async with running(tmp_path, services_workers=0) as server:
+    async with run_server(tmp_path, services_workers=0) as server:
         await create(server, "db", "t")
-        recorder = Recorder(takes_s=0.05)
+        recorder = ScriptedLauncher(takes_s=0.05)
         async with run_scheduler(
             server, recorder, services=[EveryTable(name, pause_s=0.01) for name in names], launchers=len(names)
         ):
@@ -261,9 +261,9 @@ async def test_services_that_rewrite_files_of_a_table_take_turns(
 
 
 async def test_one_replica_leads_and_another_takes_over_when_it_is_gone(tmp_path: Path) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         await create(server, "a", "t")
-        first, second = Recorder(takes_s=100), Recorder()
+        first, second = ScriptedLauncher(takes_s=100), ScriptedLauncher()
         async with run_scheduler(server, first, lasts_s=4.0):
             await until(lambda: first.ran)
             async with run_scheduler(server, second, lasts_s=4.0):
@@ -279,9 +279,9 @@ async def test_obsolete_job_does_not_run(tmp_path: Path, monkeypatch: pytest.Mon
     repeated either.
     """
     monkeypatch.setattr(job_queue, "BACKOFF_S", 0.3)
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         await create(server, "a", "disabled", "dropped", "replaced", "wanted")
-        recorder = Recorder(failures=4)
+        recorder = ScriptedLauncher(failures=4)
         async with run_scheduler(server, recorder):
             await until(lambda: len(recorder.outcomes) == 4)
             monkeypatch.setattr(EveryTable, "unwanted", {"disabled"})
@@ -295,12 +295,12 @@ async def test_obsolete_job_does_not_run(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 async def test_table_with_unreadable_metadata_does_not_stop_the_others(tmp_path: Path) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         await create(server, "a", "bad", "good")
         _, loaded_table = await server.get("/v1/namespaces/a/tables/bad")
         Path(loaded_table["metadata-location"].removeprefix("file://")).write_text("{")
-    async with running(tmp_path) as server:  # Its cache is empty.
-        recorder = Recorder()
+    async with run_server(tmp_path) as server:  # Its cache is empty.
+        recorder = ScriptedLauncher()
         async with run_scheduler(server, recorder):
             await until(lambda: "good" in recorder.ran)
         assert "bad" not in recorder.ran
@@ -317,7 +317,7 @@ async def test_failure_caused_by_one_table_does_not_stop_the_others(
                 raise RecursionError
             return super().propose(entry, metadata)
 
-    class FailingRecorder(Recorder):
+    class FailingRecorder(ScriptedLauncher):
         async def run(self, job: Job, report: Report) -> dict[str, Any]:
             result = await super().run(job, report)
             if job.table == "a-worker":
@@ -325,7 +325,7 @@ async def test_failure_caused_by_one_table_does_not_stop_the_others(
             return {RECHECK_AFTER: "soon", "event": 1} if job.table == "an-answer" else result
 
     monkeypatch.setattr(job_queue, "BACKOFF_S", 0.01)
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         await create(server, "a", "a-fault", "a-worker", "an-answer", "good")
         recorder = FailingRecorder()
         async with run_scheduler(server, recorder, services=[FailingProposer(pause_s=0.01)]) as leading:
@@ -339,7 +339,7 @@ async def test_failure_caused_by_one_table_does_not_stop_the_others(
 async def test_sweep_over_many_tables_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The event loop must serve requests: after the first tables, a sweep takes a small share of its time."""
     monkeypatch.setattr(watch, "_FREE_TABLES", 0)
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         await create(server, "a", *(f"t{number}" for number in range(20)))
         parts = server.components
         tables = TableWatch(parts.store, parts.timeline, parts.catalog.documents.peek, parts.clock)
@@ -363,14 +363,14 @@ async def test_sweep_over_many_tables_pauses(tmp_path: Path, monkeypatch: pytest
         assert await tables.sweep(look_never) == 20
         busy_s = parts.clock.monotonic() - began_s
         assert len(names) == 20
-        assert 0 < sum(slept) <= busy_s / watch._CPU_SHARE
+        assert 0 < sum(slept) <= busy_s / watch._CPU_MAX_FRACTION
 
 
 async def test_sweep_repeats_only_changed_or_waiting_tables(tmp_path: Path) -> None:
     """A table is examined again after a change of the table, of a namespace's policy or of its name, and after
     a refusal.
     """
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         await create(server, "a")
         await create(server, "a\x1fdeep", "never", "changed", "renamed", "refused", "late")
         await create(server, "z", "other")

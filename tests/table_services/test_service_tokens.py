@@ -23,7 +23,7 @@ def build_keyring(root: bytes = b"r" * 32) -> Keyring:
 
 async def test_service_token_is_a_writer_of_its_namespace_only() -> None:
     tokens = ServiceTokens(build_keyring(), SystemClock())
-    principal, _ = tokens.principal(tokens.issue(("shop", "eu"), 60))
+    principal, _ = tokens.verify_token(tokens.issue(("shop", "eu"), 60))
     authorizer = GrantAuthorizer(None)
     assert await authorizer.allows(principal, "commitChange", Securable(("shop", "eu"), "table", "t"))
     assert await authorizer.allows(principal, "registerIndexFiles", Securable(("shop", "eu", "deep"), "table", "t"))
@@ -38,10 +38,10 @@ def test_service_token_expires() -> None:
     tokens = ServiceTokens(build_keyring(), clock)
     token = tokens.issue(("shop",), 60)
     clock.ahead_ms = 59_000
-    tokens.principal(token)
+    tokens.verify_token(token)
     clock.ahead_ms = 61_000
     with pytest.raises(Unauthenticated, match="expired"):
-        tokens.principal(token)
+        tokens.verify_token(token)
 
 
 def test_other_text_is_not_accepted_as_a_service_token() -> None:
@@ -60,6 +60,6 @@ def test_other_text_is_not_accepted_as_a_service_token() -> None:
     ]
     for text in texts:
         with pytest.raises(Unauthenticated):
-            tokens.principal(text)
+            tokens.verify_token(text)
     with pytest.raises(Unauthenticated):
-        ServiceTokens(build_keyring(b"other" + b"r" * 27), SystemClock()).principal(token)
+        ServiceTokens(build_keyring(b"other" + b"r" * 27), SystemClock()).verify_token(token)

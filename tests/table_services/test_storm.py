@@ -71,7 +71,7 @@ State = frozenset[tuple[int, str]]
 
 
 @dataclass
-class Writer:
+class StormWriter:
     """A writer. `allowed[k]` are the states between its upserts k and k + 1.
 
     For a writer that only appends, k steps have k times `STEP_ROWS` rows.
@@ -99,16 +99,16 @@ class Writer:
         return step
 
 
-class Appender(Writer):
+class StormAppender(StormWriter):
     def check(self, rows: Sequence[tuple[int, str]], least: int) -> int:
         steps = len(rows) // STEP_ROWS
-        assert sorted(rows) == [row for step in range(steps) for row in self.rows_of(step)], f"writer {self.number}"
+        assert sorted(rows) == [row for step in range(steps) for row in self.list_rows(step)], f"writer {self.number}"
         assert steps - 1 >= least, (
             f"writer {self.number}: step {least} was acknowledged, the snapshot shows {steps - 1}"
         )
         return steps - 1
 
-    def rows_of(self, step: int) -> list[tuple[int, str]]:
+    def list_rows(self, step: int) -> list[tuple[int, str]]:
         return [(self.first_id + STEP_ROWS * step + number, str(step)) for number in range(STEP_ROWS)]
 
 
@@ -124,8 +124,8 @@ class Storm:
         self.stop = threading.Event()
         self.ends_s = time.monotonic() + seconds
         self.goals: Callable[[], dict[str, bool]] = dict
-        """What has to happen before the end; a busy machine gets `LATE_S` more for it."""
-        self.writers = [Writer(1), Writer(2), Appender(3), Appender(4)]
+        """The events that must happen before the end. A busy machine has `LATE_S` more for them."""
+        self.writers = [StormWriter(1), StormWriter(2), StormAppender(3), StormAppender(4)]
         self.checked = self.expired = 0
         self.refused: list[str] = []
         """Why commits of the stock writer failed: only changes of the schema and the partitioning may be a reason."""
@@ -149,7 +149,7 @@ class Storm:
             for future in [pool.submit(guard_work, work) for work in operations]:
                 future.result()
 
-    def upsert(self, writer: Writer, seed: int) -> None:
+    def upsert(self, writer: StormWriter, seed: int) -> None:
         rng, client = random.Random(seed), IndexClient(self.url)
         rows: dict[int, str] = {}
         step = 0
@@ -175,20 +175,20 @@ class Storm:
             writer.acknowledged = step
             step += 1
 
-    def append(self, writer: Appender) -> None:
+    def append(self, writer: StormAppender) -> None:
         client, step = IndexClient(self.url), 0
         while self.is_running():
-            append(client, "db.t", build_table(writer.rows_of(step)))
+            append(client, "db.t", build_table(writer.list_rows(step)))
             writer.acknowledged = step
             step += 1
             time.sleep(0.02)
 
-    def append_stock(self, writer: Appender) -> None:
+    def append_stock(self, writer: StormAppender) -> None:
         step = 0
         with contextlib.closing(RestCatalog("s", uri=self.url)) as catalog:
             while self.is_running():
                 table = catalog.load_table("db.t")
-                rows = build_table(writer.rows_of(step))
+                rows = build_table(writer.list_rows(step))
                 for name in table.schema().column_names[3:]:
                     rows = rows.append_column(name, pa.nulls(len(rows), pa.int64()))
                 try:
@@ -264,7 +264,7 @@ class Storm:
             time.sleep(1)
 
 
-class Jobs:
+class JobProcesses:
     """One process for each kind of job; processes are killed at random and restarted."""
 
     def __init__(self, storm: Storm, log: Path, readable_s: int, *, yields: bool) -> None:
@@ -337,11 +337,11 @@ def test_services_never_change_rows_or_stop_a_writer(
     catalog.create_table("db.t", SCHEMA, partition_spec=spec, properties=properties)
     storm = Storm(server.base_url, seed, seconds)
     first, second, appender, stock = storm.writers
-    assert isinstance(appender, Appender)
-    assert isinstance(stock, Appender)
+    assert isinstance(appender, StormAppender)
+    assert isinstance(stock, StormAppender)
     # The short storm checks rows only: its jobs compete for all files, and lose more of their work.
     is_long = seconds > 60
-    jobs = Jobs(storm, tmp_path / "jobs.jsonl", READABLE_LONG_S if is_long else READABLE_S, yields=is_long)
+    jobs = JobProcesses(storm, tmp_path / "jobs.jsonl", READABLE_LONG_S if is_long else READABLE_S, yields=is_long)
 
     def check_goals() -> dict[str, bool]:
         totals = jobs.sum_totals()

@@ -29,14 +29,14 @@ SERVER = f"{PROGRAM}\nsys.argv[:2] = ['seamark']\ncli()"
 COMMANDS = f"""{PROGRAM}
 import json
 from click.testing import CliRunner
-from seamark.commands.reference import settings_page
+from seamark.commands.reference import write_settings_page
 from tests.docs.reference import format_services_table
 
 def run(*words):
     return CliRunner().invoke(cli, words, env={{"SEAMARK_URL": sys.argv[1]}}).output
 
 outputs = {{
-    "settings": settings_page(),
+    "settings": write_settings_page(),
     "row": format_services_table(),
     "help": run("run", "label", "--help"),
     "invalid": run("policy", "set", "db.t", "seamark.labelling.min-files=few"),

@@ -1,4 +1,4 @@
-"""On a fresh clone, the processes of pytest-xdist share the compilation of modules.
+"""Compiles modules once for all processes of pytest-xdist on a fresh clone.
 
 Every process imports all test modules to collect them, in the same order and at the same speed. Without bytecode, each
 would rewrite the assertions of all test modules and compile all their imports: a quarter of a minute of CPU time for

@@ -64,7 +64,7 @@ def _read_tree_cpu_s() -> float:
     return total
 
 
-class Recorder:
+class DurationRecorder:
     """A plugin for processes that run tests: it times each test, and reads the CPU time at the end of each file."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Recorder:
 class Keeper:
     """A plugin for the process that the user started: it collects the records of the others and writes the file."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: DurationRecorder) -> None:
         self._recorder = recorder
         self._found: list[Duration] = []
 
@@ -132,7 +132,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("--keep-durations"):
         return
-    recorder = Recorder()
+    recorder = DurationRecorder()
     config.pluginmanager.register(recorder, "durations-recorder")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Keeper(recorder), "durations-keeper")

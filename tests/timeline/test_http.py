@@ -15,13 +15,13 @@ from yarl import URL
 
 from seamark.metaserver.store.model import Entry, EntryKind
 from seamark.metaserver.store.operations import CreateEntry, RenameEntry
-from tests.server.rig import RunningServer, running
+from tests.server.rig import RunningServer, run_server
 from tests.waits import until
 
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
-    async with running(tmp_path) as first_server:
+    async with run_server(tmp_path) as first_server:
         yield first_server
 
 
@@ -105,7 +105,7 @@ async def test_bad_parameter_is_rejected_by_name(server: RunningServer) -> None:
 
 
 async def test_long_poll_returns_a_commit_of_another_replica(server: RunningServer, tmp_path: Path) -> None:
-    async with running(tmp_path) as other:
+    async with run_server(tmp_path) as other:
         first = await server.record("a")
         _, page = await other.get("/api/v1/timeline")
         poll = asyncio.create_task(other.get(f"/api/v1/timeline?since={page['next-since']}&wait=60"))
@@ -143,7 +143,7 @@ async def read_events(answer: aiohttp.ClientResponse, count: int) -> list[tuple[
 async def test_event_stream_continues_after_the_last_event_of_the_client(server: RunningServer, tmp_path: Path) -> None:
     headers = {"Accept": "text/event-stream"}
     ids = [(await server.record(name)).id for name in "ab"]
-    async with running(tmp_path) as other:
+    async with run_server(tmp_path) as other:
         async with other.http.get(f"{other.url}/api/v1/timeline", headers=headers) as stream:
             assert stream.status == 200
             assert stream.headers["Content-Type"].startswith("text/event-stream")
@@ -174,7 +174,7 @@ async def test_latest_streams_only_later_events(server: RunningServer) -> None:
 async def test_streams_over_the_limit_get_503_and_retry_after(tmp_path: Path) -> None:
     headers = {"Accept": "text/event-stream"}
     async with (
-        running(tmp_path, watchers_limit=1, requests_limit=1) as server,
+        run_server(tmp_path, watchers_limit=1, requests_limit=1) as server,
         server.http.get(f"{server.url}/api/v1/timeline", headers=headers),
     ):
         async with server.http.get(f"{server.url}/api/v1/timeline", headers=headers) as answer:

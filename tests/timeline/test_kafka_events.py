@@ -16,7 +16,7 @@ from confluent_kafka.cimpl import NewTopic
 from seamark.formats.runtime.errors import ConfigError
 from seamark.metaserver.timeline import delivery
 from seamark.metaserver.timeline.addresses import parse_topic
-from tests.server.rig import running
+from tests.server.rig import run_server
 from tests.services.kafka import Kafka
 from tests.timeline.test_webhooks import record_names
 from tests.waits import until
@@ -68,7 +68,7 @@ def find_first_positions(records: list[dict[str, Any]]) -> dict[str, list[str]]:
 
 
 async def test_topic_receives_the_instants_of_each_table_in_order(tmp_path: Path, kafka: Kafka, topic: str) -> None:
-    async with running(tmp_path, event_kafka=f"kafka://{kafka.address}/{topic}") as server:
+    async with run_server(tmp_path, event_kafka=f"kafka://{kafka.address}/{topic}") as server:
         await record_names(server, "abcdef" * 5)
         records = await asyncio.to_thread(read_topic, kafka, topic, 30)
     assert len(records) == 30
@@ -85,7 +85,7 @@ async def test_topic_receives_the_instants_of_each_table_in_order(tmp_path: Path
 @pytest.mark.slow
 async def test_events_wait_for_their_topic_and_outlast_a_killed_broker(tmp_path: Path, kafka: Kafka) -> None:
     name = f"{kafka.create_prefix()}.late"
-    async with running(tmp_path, event_kafka=f"kafka://{kafka.address}/{name}") as server:
+    async with run_server(tmp_path, event_kafka=f"kafka://{kafka.address}/{name}") as server:
         await record_names(server, "ab")
         metrics = server.components.metrics
         await until(lambda: b'seamark_event_failures_total{target="kafka"}' in metrics.render())
@@ -103,14 +103,14 @@ async def test_events_wait_for_their_topic_and_outlast_a_killed_broker(tmp_path:
 
 async def test_two_replicas_and_a_restart_deliver_each_event(tmp_path: Path, kafka: Kafka, topic: str) -> None:
     setting = f"kafka://{kafka.address}/{topic}"
-    async with running(tmp_path, event_kafka=setting) as survivor:
-        async with running(tmp_path, event_kafka=setting) as other:
+    async with run_server(tmp_path, event_kafka=setting) as survivor:
+        async with run_server(tmp_path, event_kafka=setting) as other:
             await record_names(other, "ab")
             await record_names(survivor, "ab")
             await asyncio.to_thread(read_topic, kafka, topic, 4)
         await record_names(survivor, "ab")
         await asyncio.to_thread(read_topic, kafka, topic, 6)
-    async with running(tmp_path, event_kafka=setting) as server:
+    async with run_server(tmp_path, event_kafka=setting) as server:
         await record_names(server, "ab")
         records = await asyncio.to_thread(read_topic, kafka, topic, 8)
     tables = find_first_positions(records)

@@ -1,5 +1,7 @@
-"""Tests of OpenLineage events with a real receiver. The schemas in `openlineage/` are those of the specification 2-0-2
-(github.com/OpenLineage/OpenLineage, folder spec, August 2026).
+"""Tests of OpenLineage events with a real receiver.
+
+The schemas in `openlineage/` are those of the specification 2-0-2 (github.com/OpenLineage/OpenLineage, folder spec,
+August 2026).
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from seamark.metaserver.timeline.delivery import NotDelivered
 from seamark.metaserver.timeline.events import Event
 from seamark.metaserver.timeline.lineage import CatalogName, name_location
 from seamark.metaserver.timeline.lineage_target import LineageTarget
-from tests.server.rig import RunningServer, build_instant, running
+from tests.server.rig import RunningServer, build_instant, run_server
 from tests.timeline.test_webhooks import Receiver, run_receiver
 
 SCHEMAS = [json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "openlineage").glob("*.json"))]
@@ -87,7 +89,7 @@ async def test_jobs_are_sent_as_valid_runs_with_datasets_and_facets(tmp_path: Pa
     url = f"{receiver.url}/api/v1/lineage"
     settings = {"openlineage_url": url, "openlineage_api_key": "k", "openlineage_namespace": "lake"}
     receiver.answers = [503, 422]
-    async with running(tmp_path, **settings) as server:
+    async with run_server(tmp_path, **settings) as server:
         table = await create_table(server, "t")
         uuid, location = table["metadata"]["table-uuid"], table["metadata"]["location"]
         await server.record("t", "commit", uuid=uuid)  # A commit is no job.
@@ -126,7 +128,7 @@ async def test_jobs_are_sent_as_valid_runs_with_datasets_and_facets(tmp_path: Pa
     ]
     (source,), (target,) = complete["inputs"], complete["outputs"]
     assert (target["namespace"], target["name"]) == ("file", location.removeprefix("file://"))
-    warehouse = server.components.settings.warehouse_uri()
+    warehouse = server.components.settings.make_warehouse_uri()
     (link,) = target["facets"]["symlinks"]["identifiers"]
     assert link == {"namespace": warehouse, "name": "db.t", "type": "TABLE"}
     assert target["facets"]["schema"]["fields"] == [
@@ -207,7 +209,7 @@ async def test_event_that_is_too_large_is_sent_without_columns_and_then_skipped(
 
 
 async def test_imported_table_is_the_output_of_a_run(tmp_path: Path, receiver: Receiver) -> None:
-    async with running(tmp_path, openlineage_url=receiver.url) as server:
+    async with run_server(tmp_path, openlineage_url=receiver.url) as server:
         table = await create_table(server, "t")
         async with server.http.post(f"{server.url}/v1/namespaces/db/tables/t/unregister") as answer:
             assert answer.status < 300, await answer.text()

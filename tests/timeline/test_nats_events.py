@@ -15,7 +15,7 @@ from nats.js.client import JetStreamContext
 from seamark.formats.runtime.errors import ConfigError
 from seamark.metaserver.timeline import delivery
 from seamark.metaserver.timeline.addresses import parse_subject
-from tests.server.rig import running
+from tests.server.rig import run_server
 from tests.services.nats import Nats, run_nats
 from tests.timeline.test_webhooks import record_names
 from tests.waits import until
@@ -27,15 +27,15 @@ def _quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def stream(nats: Nats, request: pytest.FixtureRequest) -> AsyncIterator[Stream]:
+async def stream(nats: Nats, request: pytest.FixtureRequest) -> AsyncIterator[EventStream]:
     """An empty stream of a subject of its own."""
     client = await nats_client.connect(nats.address)
     subject = f"s{abs(hash(request.node.nodeid))}"
-    yield Stream(client.jetstream(), nats, subject)
+    yield EventStream(client.jetstream(), nats, subject)
     await client.close()
 
 
-class Stream:
+class EventStream:
     """A stream with the events of a server."""
 
     def __init__(self, context: JetStreamContext, nats: Nats, subject: str) -> None:
@@ -66,9 +66,9 @@ def list_names(messages: list[dict[str, Any]]) -> list[str]:
     return [message["event"]["data"]["name"] for message in messages]
 
 
-async def test_stream_receives_each_instant_in_order_as_a_cloud_event(tmp_path: Path, stream: Stream) -> None:
+async def test_stream_receives_each_instant_in_order_as_a_cloud_event(tmp_path: Path, stream: EventStream) -> None:
     await stream.create()
-    async with running(tmp_path, event_nats=stream.setting) as server:
+    async with run_server(tmp_path, event_nats=stream.setting) as server:
         await record_names(server, "ab")
         await server.record("v", action="create")
         messages = await stream.read(3)
@@ -82,8 +82,8 @@ async def test_stream_receives_each_instant_in_order_as_a_cloud_event(tmp_path: 
     assert first["headers"]["Nats-Msg-Id"] == first["event"]["id"]
 
 
-async def test_events_wait_until_a_stream_has_their_subject(tmp_path: Path, stream: Stream) -> None:
-    async with running(tmp_path, event_nats=stream.setting) as server:
+async def test_events_wait_until_a_stream_has_their_subject(tmp_path: Path, stream: EventStream) -> None:
+    async with run_server(tmp_path, event_nats=stream.setting) as server:
         await record_names(server, "ab")
         metrics = server.components.metrics
         await until(lambda: b'seamark_event_failures_total{target="nats"}' in metrics.render())
@@ -92,29 +92,29 @@ async def test_events_wait_until_a_stream_has_their_subject(tmp_path: Path, stre
 
 
 async def test_stream_has_each_event_once_after_the_server_of_nats_was_killed(
-    tmp_path: Path, stream: Stream, nats: Nats
+    tmp_path: Path, stream: EventStream, nats: Nats
 ) -> None:
     await stream.create()
-    async with running(tmp_path, event_nats=stream.setting) as server:
+    async with run_server(tmp_path, event_nats=stream.setting) as server:
         await record_names(server, "ab")
         await stream.read(2)
         nats.kill()
         await record_names(server, "cd")
         nats.start()
         client = await nats_client.connect(nats.address)
-        other_stream = Stream(client.jetstream(), nats, stream.subject)
+        other_stream = EventStream(client.jetstream(), nats, stream.subject)
         assert list_names(await other_stream.read(4)) == ["a", "b", "c", "d"]
         await client.close()
 
 
-async def test_restarted_server_continues_after_the_last_confirmed_event(tmp_path: Path, stream: Stream) -> None:
+async def test_restarted_server_continues_after_the_last_confirmed_event(tmp_path: Path, stream: EventStream) -> None:
     await stream.create()
-    async with running(tmp_path, event_nats=stream.setting) as server:
+    async with run_server(tmp_path, event_nats=stream.setting) as server:
         await record_names(server, "ab")
         await stream.read(2)
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         await record_names(server, "cd")
-    async with running(tmp_path, event_nats=stream.setting) as server:
+    async with run_server(tmp_path, event_nats=stream.setting) as server:
         await record_names(server, "e")
         assert list_names(await stream.read(5)) == list("abcde")
 
@@ -127,7 +127,7 @@ async def test_user_and_password_of_the_address_are_used(tmp_path: Path) -> None
         client = await nats_client.connect(address)
         context = client.jetstream()
         await context.add_stream(name="lake", subjects=["lake.>"])
-        async with running(tmp_path / "home", event_nats=f"{address}/lake") as running_server:
+        async with run_server(tmp_path / "home", event_nats=f"{address}/lake") as running_server:
             await record_names(running_server, "a")
             async with asyncio.timeout(60):
                 while not (await context.stream_info("lake")).state.messages:

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from seamark.metaserver.store.operations import CreateNamespace
-from tests.server.rig import build_settings, running
+from tests.server.rig import build_settings, run_server
 from tests.timeline.test_watch import Replica, open_replica
 from tests.timeline.test_webhooks import run_receiver
 from tests.waits import until
@@ -41,8 +41,8 @@ async def test_watchers_of_two_replicas_see_every_instant_once_and_in_the_same_o
 async def test_webhooks_and_long_polls_work_across_replicas(tmp_path: Path, postgres_url: str) -> None:
     async with (
         run_receiver() as receiver,
-        running(tmp_path / "a", database=postgres_url, webhook_urls=(receiver.url,)) as first,
-        running(tmp_path / "b", database=postgres_url, webhook_urls=(receiver.url,)) as second,
+        run_server(tmp_path / "a", database=postgres_url, webhook_urls=(receiver.url,)) as first,
+        run_server(tmp_path / "b", database=postgres_url, webhook_urls=(receiver.url,)) as second,
     ):
         poll = asyncio.create_task(second.get("/api/v1/timeline?wait=60"))
         await until(lambda: second.components.timeline.watchers == 1)

@@ -45,7 +45,7 @@ class Replica:
 
 
 async def open_replica(stack: AsyncExitStack, settings: Settings) -> Replica:
-    store = await stack.enter_async_context(open_store(settings.database_url(), clock=CLOCK))
+    store = await stack.enter_async_context(open_store(settings.make_database_url(), clock=CLOCK))
     timeline = await stack.enter_async_context(open_timeline(settings, store, CLOCK))
     return Replica(store, timeline)
 

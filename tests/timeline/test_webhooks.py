@@ -20,7 +20,7 @@ from aiohttp import web
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.store.lease import Lease
 from seamark.metaserver.timeline import delivery
-from tests.server.rig import RunningServer, running
+from tests.server.rig import RunningServer, run_server
 
 SECRET = "receiver and server know it"
 
@@ -91,7 +91,7 @@ async def record_names(server: RunningServer, names: str) -> None:
 
 
 async def test_every_instant_arrives_once_and_in_order(tmp_path: Path, receiver: Receiver) -> None:
-    async with running(tmp_path, webhook_urls=(receiver.url,)) as server:
+    async with run_server(tmp_path, webhook_urls=(receiver.url,)) as server:
         await record_names(server, "abc")
         assert await receiver.wait_for_events(3) == ["a", "b", "c"]
         await record_names(server, "de")
@@ -101,7 +101,7 @@ async def test_every_instant_arrives_once_and_in_order(tmp_path: Path, receiver:
 
 
 async def test_event_is_a_signed_cloud_event(tmp_path: Path, receiver: Receiver) -> None:
-    async with running(tmp_path, webhook_urls=(receiver.url,), webhook_secret=SECRET) as server:
+    async with run_server(tmp_path, webhook_urls=(receiver.url,), webhook_secret=SECRET) as server:
         instant = await server.record("t")
         await receiver.wait_for_events(1)
     event, headers, body = receiver.events[0], receiver.headers[0], receiver.bodies[0]
@@ -122,7 +122,7 @@ async def test_event_is_a_signed_cloud_event(tmp_path: Path, receiver: Receiver)
 
 async def test_rejected_event_is_sent_again_before_any_later_one(tmp_path: Path, receiver: Receiver) -> None:
     receiver.answers = [500, 302, 429]
-    async with running(tmp_path, webhook_urls=(receiver.url,)) as server:
+    async with run_server(tmp_path, webhook_urls=(receiver.url,)) as server:
         await record_names(server, "ab")
         assert await receiver.wait_for_events(2) == ["a", "b"]
         async with server.http.get(f"{server.url}/metrics") as answer:
@@ -130,12 +130,12 @@ async def test_rejected_event_is_sent_again_before_any_later_one(tmp_path: Path,
 
 
 async def test_restarted_server_continues_where_the_last_one_stopped(tmp_path: Path, receiver: Receiver) -> None:
-    async with running(tmp_path, webhook_urls=(receiver.url,)) as server:
+    async with run_server(tmp_path, webhook_urls=(receiver.url,)) as server:
         await record_names(server, "ab")
         await receiver.wait_for_events(2)
-    async with running(tmp_path) as server:  # No replica delivers now.
+    async with run_server(tmp_path) as server:  # No replica delivers now.
         await record_names(server, "cd")
-    async with running(tmp_path, webhook_urls=(receiver.url,)):
+    async with run_server(tmp_path, webhook_urls=(receiver.url,)):
         assert await receiver.wait_for_events(4) == ["a", "b", "c", "d"]
         await asyncio.sleep(0.3)
     ids = [event["id"] for event in receiver.events]
@@ -146,11 +146,11 @@ async def test_server_stopped_during_delivery_repeats_at_most_the_current_event(
     tmp_path: Path, receiver: Receiver
 ) -> None:
     receiver.pause_s = 0.1
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         await record_names(server, "abcdef")
-    async with running(tmp_path, webhook_urls=(receiver.url,)):
+    async with run_server(tmp_path, webhook_urls=(receiver.url,)):
         await receiver.wait_for_events(3)
-    async with running(tmp_path, webhook_urls=(receiver.url,)):
+    async with run_server(tmp_path, webhook_urls=(receiver.url,)):
         async with asyncio.timeout(60):
             while not receiver.events or receiver.events[-1]["data"]["name"] != "f":
                 await asyncio.sleep(0.05)
@@ -163,11 +163,11 @@ async def test_stopped_server_leaves_its_target_to_others_at_once(
     tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery, "LEASE_S", 3600.0)
-    async with running(tmp_path, webhook_urls=(receiver.url,)) as server:
+    async with run_server(tmp_path, webhook_urls=(receiver.url,)) as server:
         await record_names(server, "a")
         await receiver.wait_for_events(1)
     name = "webhook:" + hashlib.sha256(receiver.url.encode()).hexdigest()[:32]
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         components = server.components
         # The clock has not reached the end of the first server's lease, so this raises unless the lease was released.
         await Lease(components.store, components.clock, name, "another", lasts_s=delivery.LEASE_S).hold()
@@ -176,8 +176,8 @@ async def test_stopped_server_leaves_its_target_to_others_at_once(
 async def test_two_replicas_deliver_each_event_once_and_one_takes_over_from_the_other(
     tmp_path: Path, receiver: Receiver
 ) -> None:
-    async with running(tmp_path, webhook_urls=(receiver.url,)) as survivor:
-        async with running(tmp_path, webhook_urls=(receiver.url,)) as other:
+    async with run_server(tmp_path, webhook_urls=(receiver.url,)) as survivor:
+        async with run_server(tmp_path, webhook_urls=(receiver.url,)) as other:
             await record_names(other, "ab")
             await record_names(survivor, "cd")
             assert await receiver.wait_for_events(4) == ["a", "b", "c", "d"]
@@ -188,6 +188,6 @@ async def test_two_replicas_deliver_each_event_once_and_one_takes_over_from_the_
 
 
 async def test_unavailable_receiver_does_not_delay_events_of_others(tmp_path: Path, receiver: Receiver) -> None:
-    async with running(tmp_path, webhook_urls=("http://127.0.0.1:9/away", receiver.url)) as server:
+    async with run_server(tmp_path, webhook_urls=("http://127.0.0.1:9/away", receiver.url)) as server:
         await record_names(server, "ab")
         assert await receiver.wait_for_events(2) == ["a", "b"]

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
 
-from tests.warehouses.world import running_with_warehouses
+from tests.warehouses.world import run_server_with_warehouses
 
 ROWS = {"": [1], "sales": [2, 3], "stock": [4, 5, 6]}
 
@@ -30,7 +30,7 @@ def use_all_warehouses(url: str) -> dict[str, list[int]]:
 
 
 async def test_pyiceberg_reads_in_each_warehouse_the_rows_written_there(tmp_path: Path) -> None:
-    async with running_with_warehouses(tmp_path, "sales", "stock") as world:
+    async with run_server_with_warehouses(tmp_path, "sales", "stock") as world:
         assert await asyncio.to_thread(use_all_warehouses, world.url) == ROWS
         for name in ("sales", "stock"):
             _, table = await world.send("GET", f"/v1/{name}/namespaces/db/tables/t")
@@ -38,7 +38,7 @@ async def test_pyiceberg_reads_in_each_warehouse_the_rows_written_there(tmp_path
 
 
 async def test_url_of_a_warehouse_serves_all_its_routes(tmp_path: Path) -> None:
-    async with running_with_warehouses(tmp_path, "sales") as world:
+    async with run_server_with_warehouses(tmp_path, "sales") as world:
         config = await world.send("GET", "/warehouses/sales/v1/config")
         assert config == await world.send("GET", "/v1/config?warehouse=sales")
         assert config[1]["overrides"] == {"prefix": "sales"}

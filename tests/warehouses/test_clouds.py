@@ -14,7 +14,7 @@ from tests.objects.test_s3 import build_settings
 from tests.services.clouds.azurite import ACCOUNT_KEY, Azurite
 from tests.services.clouds.gcs import GoogleStorage
 from tests.services.s3 import S3
-from tests.warehouses.world import running_with_warehouses
+from tests.warehouses.world import run_server_with_warehouses
 
 
 def write_and_read(url: str, name: str, location: str, properties: dict[str, Any]) -> list[int]:
@@ -38,16 +38,16 @@ async def test_one_server_has_warehouses_in_three_clouds(
         name: getattr(server_settings, name)
         for name in ("warehouse", "s3_endpoint", "s3_region", "s3_access_key_id", "s3_secret_access_key")
     }
-    options |= {**azurite.settings(), **google_storage.settings(), "warehouse_roots": (azure, google)}
+    options |= {**azurite.make_settings(), **google_storage.make_settings(), "warehouse_roots": (azure, google)}
     # The key of the warehouse, and not the wrong key of the server, opens the container.
     options["azure_account_key"] = "d3Jvbmc="
     clients: dict[str, dict[str, Any]] = {
         "": s3.build_client_properties(),
-        "azure": {"adls.connection-string": azurite.connection_string()},
-        "google": google_storage.client_properties(),
+        "azure": {"adls.connection-string": azurite.make_connection_string()},
+        "google": google_storage.make_client_properties(),
     }
     locations = {"": server_settings.warehouse, "azure": f"{azure}/lake", "google": f"{google}/lake"}
-    async with running_with_warehouses(tmp_path, **options) as world:
+    async with run_server_with_warehouses(tmp_path, **options) as world:
         await world.create_warehouse(
             "azure", location=locations["azure"], credentials={"azure_account_key": ACCOUNT_KEY}
         )

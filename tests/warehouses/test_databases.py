@@ -13,7 +13,7 @@ from seamark.formats.runtime.errors import ConfigError
 from tests.server.rig import build_settings
 from tests.services.seamark import SHARED_KEY
 from tests.support.commands import invoke_seamark
-from tests.warehouses.world import WarehouseServer, running_with_warehouses
+from tests.warehouses.world import WarehouseServer, run_server_with_warehouses
 
 
 async def list_tables(world: WarehouseServer, root: str) -> list[str]:
@@ -37,47 +37,47 @@ def forget_warehouse(folder: Path) -> None:
 
 
 async def test_backup_of_a_warehouse_is_restored(tmp_path: Path) -> None:
-    async with running_with_warehouses(tmp_path, "sales") as world:
+    async with run_server_with_warehouses(tmp_path, "sales") as world:
         await world.create_table("/v1/sales", "db", "t")
         output = await run_command(tmp_path, "backup", str(tmp_path / "server"))
         assert "1 further warehouse" in output
         await run_command(tmp_path, "backup", str(tmp_path / "sales"), "--warehouse-name", "sales")
     forget_warehouse(tmp_path)
     await run_command(tmp_path, "restore", str(tmp_path / "sales"), "--warehouse-name", "sales")
-    async with running_with_warehouses(tmp_path) as world:
+    async with run_server_with_warehouses(tmp_path) as world:
         assert await list_tables(world, "/v1/sales") == ["t"]
         assert (await world.send("GET", "/v1/namespaces/db/tables/t"))[0] == 404
 
 
 async def test_server_does_not_start_on_the_database_of_a_warehouse(tmp_path: Path) -> None:
-    async with running_with_warehouses(tmp_path, "sales"):
+    async with run_server_with_warehouses(tmp_path, "sales"):
         pass
     (database,) = (tmp_path / "home").glob("seamark-*.db")
     with pytest.raises(ConfigError, match="further warehouse"):
-        async with running_with_warehouses(tmp_path, database=f"sqlite://{database}"):
+        async with run_server_with_warehouses(tmp_path, database=f"sqlite://{database}"):
             pass
 
 
 @pytest.mark.slow
 async def test_lost_database_of_a_warehouse_is_rebuilt_from_its_files(tmp_path: Path) -> None:
-    async with running_with_warehouses(tmp_path, "sales") as world:
+    async with run_server_with_warehouses(tmp_path, "sales") as world:
         await world.create_table("/v1/sales", "db", "t")
         await world.create_table("/v1", "db", "own")
     forget_warehouse(tmp_path)
     await run_command(tmp_path, "rebuild", "--warehouse-name", "sales")
-    async with running_with_warehouses(tmp_path) as world:
+    async with run_server_with_warehouses(tmp_path) as world:
         assert await list_tables(world, "/v1/sales") == ["t"]
         assert await list_tables(world, "/v1") == ["own"]
 
 
 @pytest.mark.slow
 async def test_move_of_a_server_takes_its_warehouses_along(tmp_path: Path, postgres_url: str) -> None:
-    async with running_with_warehouses(tmp_path, "sales", "stock") as world:
+    async with run_server_with_warehouses(tmp_path, "sales", "stock") as world:
         await world.create_table("/v1/sales", "db", "t")
         await world.create_table("/v1", "db", "own")
     await run_command(tmp_path, "migrate", "--to", postgres_url)
     shutil.rmtree(tmp_path / "home" / "warehouses")
-    async with running_with_warehouses(tmp_path, database=postgres_url) as world:
+    async with run_server_with_warehouses(tmp_path, database=postgres_url) as world:
         assert await list_tables(world, "/v1/sales") == ["t"]
         assert await list_tables(world, "/v1") == ["own"]
         # Each warehouse has a schema, so the names of one are unknown in another.
@@ -93,24 +93,24 @@ async def test_move_of_a_server_takes_its_warehouses_along(tmp_path: Path, postg
 async def test_replaced_encryption_key_opens_all_warehouses(tmp_path: Path) -> None:
     store: dict[str, Any] = {"warehouse_roots": ("s3://lake/warehouses",)}
     keys = {"s3_access_key_id": "AKIA", "s3_secret_access_key": "secret"}
-    async with running_with_warehouses(tmp_path, **store) as world:
+    async with run_server_with_warehouses(tmp_path, **store) as world:
         body = {"name": "sales", "location": "s3://lake/warehouses/sales", "credentials": keys}
         status, created = await world.send("POST", "/api/v1/warehouses", body)
         assert status == 201
     new_key = "A" * 43 + "="
     with_both_keys = {**store, "encryption_key": f"{new_key},{build_settings(tmp_path).encryption_key}"}
-    async with running_with_warehouses(tmp_path, **with_both_keys) as world:
+    async with run_server_with_warehouses(tmp_path, **with_both_keys) as world:
         warehouses = world.server.components.warehouses
         assert warehouses is not None
         await warehouses.round()
         # The warehouse is not opened again, because its version stays.
         assert await world.send("GET", "/api/v1/warehouses/sales") == (200, created)
-    async with running_with_warehouses(tmp_path, **store, encryption_key=new_key) as world:
+    async with run_server_with_warehouses(tmp_path, **store, encryption_key=new_key) as world:
         assert (await world.send("GET", "/v1/sales/namespaces"))[0] == 200
 
 
 async def test_commands_work_in_the_warehouse_that_they_name(tmp_path: Path) -> None:
-    async with running_with_warehouses(tmp_path) as world:
+    async with run_server_with_warehouses(tmp_path) as world:
 
         async def run(*arguments: str) -> str:
             return await run_command(tmp_path, *arguments, url=world.url)

@@ -20,7 +20,7 @@ from seamark.metaserver.warehouses.definitions import RESERVED_NAMES
 from tests.api.client import create_key
 from tests.api.rest.standard import read_operations
 from tests.server.rig import build_settings
-from tests.warehouses.world import SCHEMA, WarehouseServer, running_with_warehouses
+from tests.warehouses.world import SCHEMA, WarehouseServer, run_server_with_warehouses
 
 SALES, STOCK = "/v1/sales", "/v1/stock"
 FUNCTION_OF_SALES = "/warehouses/sales/api/v1"
@@ -30,7 +30,7 @@ FUNCTION_OF_STOCK = "/warehouses/stock/api/v1"
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[WarehouseServer]:
     """A server with two further warehouses. `sales` has the table `db.t`, and `stock` has the namespace `db`."""
-    async with running_with_warehouses(tmp_path, "sales", "stock") as world:
+    async with run_server_with_warehouses(tmp_path, "sales", "stock") as world:
         await world.create_table(SALES, "db", "t")
         await world.send("POST", f"{STOCK}/namespaces", {"namespace": ["db"]})
         yield world
@@ -121,7 +121,7 @@ def test_no_warehouse_can_have_the_name_of_a_route() -> None:
 
 
 @dataclass
-class Logins:
+class WarehouseLogins:
     world: WarehouseServer
     tokens: dict[str, str]
 
@@ -130,18 +130,18 @@ class Logins:
 
 
 @pytest.fixture
-async def logins(tmp_path: Path) -> AsyncIterator[Logins]:
+async def logins(tmp_path: Path) -> AsyncIterator[WarehouseLogins]:
     """Create three logins.
 
     The principal root is an admin of the server and creates `sales` and `stock`. The principal ann is a writer of the
     server's warehouse and an admin of `sales`. The principal bob has no grant.
     """
     clock, tokens = SystemClock(), {}
-    async with open_store(build_settings(tmp_path / "home").database_url(), clock=clock) as store:
+    async with open_store(build_settings(tmp_path / "home").make_database_url(), clock=clock) as store:
         for name, grants in (("root", [Grant("root", "admin")]), ("ann", [Grant("ann", "writer")]), ("bob", [])):
             tokens[name] = await create_token(store, clock, name, None, grants)
-    async with running_with_warehouses(tmp_path, auth="token") as world:
-        logins = Logins(world, tokens)
+    async with run_server_with_warehouses(tmp_path, auth="token") as world:
+        logins = WarehouseLogins(world, tokens)
         for name in ("sales", "stock"):
             body = {"name": name, "location": f"file://{world.lake}/{name}"}
             assert (await logins.send("root", "POST", "/api/v1/warehouses", body))[0] == 201
@@ -151,7 +151,7 @@ async def logins(tmp_path: Path) -> AsyncIterator[Logins]:
         yield logins
 
 
-async def test_grant_is_a_right_only_in_its_warehouse(logins: Logins) -> None:
+async def test_grant_is_a_right_only_in_its_warehouse(logins: WarehouseLogins) -> None:
     create = {"namespace": ["new"]}
     for principal, path, expected in (
         ("ann", "/v1/namespaces", 200),
@@ -174,7 +174,7 @@ async def test_grant_is_a_right_only_in_its_warehouse(logins: Logins) -> None:
     assert [grant["principal"] for grant in audit["grants"]] == ["root"]
 
 
-async def test_admin_of_a_warehouse_has_no_right_on_the_server(logins: Logins) -> None:
+async def test_admin_of_a_warehouse_has_no_right_on_the_server(logins: WarehouseLogins) -> None:
     for path, body in (
         ("/api/v1/warehouses", {"name": "new", "location": f"file://{logins.world.lake}/new"}),
         (f"{FUNCTION_OF_SALES}/warehouses", {"name": "new", "location": f"file://{logins.world.lake}/new"}),
@@ -188,7 +188,7 @@ async def test_admin_of_a_warehouse_has_no_right_on_the_server(logins: Logins) -
     assert (await logins.send("ann", "DELETE", "/api/v1/warehouses/stock"))[0] == 403
 
 
-async def test_existence_of_a_warehouse_needs_a_login(logins: Logins) -> None:
+async def test_existence_of_a_warehouse_needs_a_login(logins: WarehouseLogins) -> None:
     for path in (
         "/v1/sales/namespaces",
         "/v1/none/namespaces",

@@ -14,7 +14,7 @@ from botocore.exceptions import ClientError
 from tests.objects.test_s3 import build_settings
 from tests.services.s3 import S3, find_versitygw, manage_users, run_s3
 from tests.waits import PATIENCE_S
-from tests.warehouses.world import WarehouseServer, running_with_warehouses
+from tests.warehouses.world import WarehouseServer, run_server_with_warehouses
 
 ROOT = "/v1/sales"
 
@@ -71,7 +71,7 @@ async def test_storage_keys_are_replaced_under_load_without_a_failed_request(tmp
             name: getattr(build_settings(s3, bucket), name) for name in ("s3_region", "storage_timeout_s")
         }
         roots = (f"s3://{bucket}/lake",)
-        async with running_with_warehouses(
+        async with run_server_with_warehouses(
             tmp_path, **options, s3_endpoint=s3.endpoint, warehouse_roots=roots, warehouse_endpoints=(s3.endpoint,)
         ) as world:
             settings = {"s3_endpoint": s3.endpoint, "s3_path_style": True}

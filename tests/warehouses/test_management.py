@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from seamark.formats.runtime.errors import ConfigError
-from tests.warehouses.world import WarehouseServer, running_with_warehouses
+from tests.warehouses.world import WarehouseServer, run_server_with_warehouses
 
 KEYS = {"s3_access_key_id": "AKIA-SALES", "s3_secret_access_key": "secret-of-sales"}
 STORE, OWN_STORE = "http://127.0.0.1:9", "http://127.0.0.1:10"
@@ -24,7 +24,7 @@ async def refuse(world: WarehouseServer, body: dict[str, Any]) -> str:
 
 
 async def test_admin_lists_changes_and_drops_warehouses(tmp_path: Path) -> None:
-    async with running_with_warehouses(tmp_path, "stock", "sales") as world:
+    async with run_server_with_warehouses(tmp_path, "stock", "sales") as world:
         _, page = await world.send("GET", "/api/v1/warehouses")
         assert [warehouse["name"] for warehouse in page["warehouses"]] == ["sales", "stock"]
         status, changed = await world.send(
@@ -42,7 +42,7 @@ async def test_admin_lists_changes_and_drops_warehouses(tmp_path: Path) -> None:
 
 
 async def test_only_an_empty_warehouse_is_dropped(tmp_path: Path) -> None:
-    async with running_with_warehouses(tmp_path, "sales", "stock") as world:
+    async with run_server_with_warehouses(tmp_path, "sales", "stock") as world:
         await world.send("POST", "/v1/sales/namespaces", {"namespace": ["db"]})
         status, error = await world.send("DELETE", "/api/v1/warehouses/sales")
         assert (status, error["error"]["type"]) == (409, "NamespaceNotEmptyException")
@@ -56,7 +56,7 @@ async def test_only_an_empty_warehouse_is_dropped(tmp_path: Path) -> None:
 
 
 async def test_warehouse_with_dropped_tables_is_not_dropped(tmp_path: Path) -> None:
-    async with running_with_warehouses(tmp_path, "sales") as world:
+    async with run_server_with_warehouses(tmp_path, "sales") as world:
         await world.create_table("/v1/sales", "db", "t")
         await world.send("DELETE", "/v1/sales/namespaces/db/tables/t")
         await world.send("DELETE", "/v1/sales/namespaces/db")
@@ -66,7 +66,7 @@ async def test_warehouse_with_dropped_tables_is_not_dropped(tmp_path: Path) -> N
 
 
 async def test_put_creates_a_warehouse_and_a_repeat_changes_nothing(tmp_path: Path) -> None:
-    async with running_with_warehouses(tmp_path) as world:
+    async with run_server_with_warehouses(tmp_path) as world:
         body = {"location": f"file://{world.lake}/sales", "settings": {"timeline_keep": 7}}
         creation = await world.send("PUT", "/api/v1/warehouses/sales", body)
         repeat = await world.send("PUT", "/api/v1/warehouses/sales", body)
@@ -82,7 +82,7 @@ async def test_put_creates_a_warehouse_and_a_repeat_changes_nothing(tmp_path: Pa
 async def test_location_and_endpoint_need_the_consent_of_the_operator(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
-    async with running_with_warehouses(tmp_path, "sales") as world:
+    async with run_server_with_warehouses(tmp_path, "sales") as world:
         (world.lake / "link").symlink_to(outside)
         home = tmp_path / "home"
         for location in (
@@ -106,32 +106,32 @@ async def test_location_and_endpoint_need_the_consent_of_the_operator(tmp_path: 
         assert "warehouse_endpoints" in await refuse(world, definition | endpoint)
         region = {"settings": {"s3_region": "x@10.0.0.5:8443/api/x?"}, "credentials": KEYS}
         assert "[a-z0-9-]{1,40}" in await refuse(world, definition | region)
-    async with running_with_warehouses(tmp_path, s3_endpoint=STORE, azure_endpoint=STORE) as world:
+    async with run_server_with_warehouses(tmp_path, s3_endpoint=STORE, azure_endpoint=STORE) as world:
         for name, keys in (("s3_endpoint", KEYS), ("azure_endpoint", {"azure_account_key": "a2V5"})):
             body = definition | {"settings": {name: ""}, "credentials": keys}
             assert "warehouse_endpoints" in await refuse(world, body)
-    async with running_with_warehouses(tmp_path, warehouse_roots=()) as world:
+    async with run_server_with_warehouses(tmp_path, warehouse_roots=()) as world:
         assert "warehouse_roots" in await refuse(world, definition)
 
 
 async def test_malformed_or_reserved_name_is_refused(tmp_path: Path) -> None:
-    async with running_with_warehouses(tmp_path, prefix="own") as world:
+    async with run_server_with_warehouses(tmp_path, prefix="own") as world:
         for name in ("", "Sales", "sales/x", "sales.x", "-x", "x" * 64, "namespaces", "config", "default", "own"):
             assert "name" in await refuse(world, {"name": name, "location": f"file://{world.lake}/x"}), name
 
 
 async def test_prefix_of_the_server_cannot_be_the_name_of_a_warehouse(tmp_path: Path) -> None:
-    async with running_with_warehouses(tmp_path, "sales"):
+    async with run_server_with_warehouses(tmp_path, "sales"):
         pass
     with pytest.raises(ConfigError, match="prefix"):
-        async with running_with_warehouses(tmp_path, prefix="sales"):
+        async with run_server_with_warehouses(tmp_path, prefix="sales"):
             pass
 
 
 async def test_settings_of_the_whole_server_and_keys_of_the_server_stay_with_the_server(tmp_path: Path) -> None:
     roots = ("s3://lake/warehouses",)
     server_keys = {"s3_endpoint": OWN_STORE, "s3_access_key_id": "x", "s3_secret_access_key": "x"}
-    async with running_with_warehouses(
+    async with run_server_with_warehouses(
         tmp_path, warehouse_roots=roots, warehouse_endpoints=(STORE, ""), **server_keys
     ) as world:
         definition = {"name": "new", "location": "s3://lake/warehouses/new"}
@@ -149,7 +149,7 @@ async def test_settings_of_the_whole_server_and_keys_of_the_server_stay_with_the
 
 async def test_credentials_are_encrypted_and_never_shown(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"warehouse_roots": ("s3://lake/warehouses",), "warehouse_endpoints": (STORE,)}
-    async with running_with_warehouses(tmp_path, **settings) as world:
+    async with run_server_with_warehouses(tmp_path, **settings) as world:
         location = "s3://lake/warehouses/sales"
         body = {"settings": {"s3_endpoint": STORE, "s3_client_access": "signing"}, "credentials": KEYS}
         creation = await world.send("POST", "/api/v1/warehouses", {"name": "sales", "location": location, **body})
@@ -171,25 +171,25 @@ async def test_credentials_are_encrypted_and_never_shown(tmp_path: Path) -> None
 
 
 async def test_number_of_warehouses_is_limited(tmp_path: Path) -> None:
-    async with running_with_warehouses(tmp_path, "a", "b", warehouses_limit=2) as world:
+    async with run_server_with_warehouses(tmp_path, "a", "b", warehouses_limit=2) as world:
         assert "warehouses_limit" in await refuse(world, {"name": "c", "location": f"file://{world.lake}/c"})
 
 
 async def test_warehouses_are_there_after_a_restart(tmp_path: Path) -> None:
-    async with running_with_warehouses(tmp_path, "sales") as world:
+    async with run_server_with_warehouses(tmp_path, "sales") as world:
         await world.create_table("/v1/sales", "db", "t")
-    async with running_with_warehouses(tmp_path) as world:
+    async with run_server_with_warehouses(tmp_path) as world:
         status, tables = await world.send("GET", "/v1/sales/namespaces/db/tables")
         assert (status, [table["name"] for table in tables["identifiers"]]) == (200, ["t"])
 
 
 async def test_warehouse_whose_database_is_lost_is_not_served_as_empty(tmp_path: Path) -> None:
-    async with running_with_warehouses(tmp_path, "sales") as world:
+    async with run_server_with_warehouses(tmp_path, "sales") as world:
         answer = await world.create_table("/v1/sales", "db", "t")
         (warehouse,) = (await world.send("GET", "/api/v1/warehouses"))[1]["warehouses"]
     for file in (tmp_path / "home").glob(f"seamark-{warehouse['id']}.db*"):
         file.unlink()
-    async with running_with_warehouses(tmp_path) as world:
+    async with run_server_with_warehouses(tmp_path) as world:
         assert (await world.send("GET", "/v1/sales/namespaces/db/tables"))[0] == 503
         assert (await world.send("POST", "/v1/sales/namespaces", {"namespace": ["db"]}))[0] == 503
         assert (await world.send("DELETE", "/api/v1/warehouses/sales"))[0] >= 400

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from tests.seeds import quick
-from tests.warehouses.world import SCHEMA, WarehouseServer, running_with_warehouses
+from tests.warehouses.world import SCHEMA, WarehouseServer, run_server_with_warehouses
 
 ROOTS = ("/v1", "/v1/sales", "/warehouses/stock/v1")
 NAMESPACES = ("a", "b")
 NAMES = ("t", "u")
 
 
-class Model:
+class WarehouseModel:
     """The namespaces of one warehouse, and the UUID of each table."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Model:
         return 204
 
 
-async def take_step(world: WarehouseServer, root: str, model: Model, rng: random.Random) -> None:
+async def take_step(world: WarehouseServer, root: str, model: WarehouseModel, rng: random.Random) -> None:
     namespace, name = rng.choice(NAMESPACES), rng.choice(NAMES)
     match rng.randrange(6):
         case 0:
@@ -97,8 +97,8 @@ async def read_catalog(world: WarehouseServer, root: str) -> dict[str, dict[str,
 
 async def run_steps(folder: Path, seed: int, steps: int) -> None:
     rng = random.Random(seed)
-    models: dict[str, Any] = {root: Model() for root in ROOTS}
-    async with running_with_warehouses(folder, "sales", "stock") as world:
+    models: dict[str, Any] = {root: WarehouseModel() for root in ROOTS}
+    async with run_server_with_warehouses(folder, "sales", "stock") as world:
         await world.send("DELETE", "/v1/namespaces/db")
         for _ in range(steps):
             root = rng.choice(ROOTS)

@@ -1,4 +1,4 @@
-"""When the warehouses of a process are opened and closed."""
+"""Tests of the opening and closing of the warehouses of a process."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def openings(tmp_path: Path) -> AsyncIterator[Openings]:
     clock, lake = SimulatedClock(1), tmp_path / "lake"
     lake.mkdir()
     settings = build_settings(tmp_path / "home", warehouse_roots=(f"file://{lake}",))
-    async with open_store(settings.database_url(), clock=clock) as store:
+    async with open_store(settings.make_database_url(), clock=clock) as store:
 
         @asynccontextmanager
         async def open_recorded(own: Settings, stored: StoredWarehouse) -> AsyncIterator[ServedWarehouse]:
@@ -83,7 +83,7 @@ async def test_changed_warehouse_opens_after_its_earlier_instance_is_closed(open
 
 async def test_unknown_names_cost_one_query_in_a_second(openings: Openings, monkeypatch: pytest.MonkeyPatch) -> None:
     queries: list[str] = []
-    read_one, read_all = openings.store.warehouse, openings.store.warehouses
+    read_one, read_all = openings.store.load_warehouse, openings.store.list_warehouses
 
     async def count_one(name: str) -> StoredWarehouse | None:
         queries.append(name)
@@ -93,8 +93,8 @@ async def test_unknown_names_cost_one_query_in_a_second(openings: Openings, monk
         queries.append("all")
         return await read_all()
 
-    monkeypatch.setattr(openings.store, "warehouse", count_one)
-    monkeypatch.setattr(openings.store, "warehouses", count_all)
+    monkeypatch.setattr(openings.store, "load_warehouse", count_one)
+    monkeypatch.setattr(openings.store, "list_warehouses", count_all)
     for number in range(20):
         assert not await openings.is_served(f"name{number}")
     assert queries == ["all"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.server.rig import RunningServer, running
+from tests.server.rig import RunningServer, run_server
 
 SCHEMA: dict[str, Any] = {
     "type": "struct",
@@ -54,12 +54,12 @@ class WarehouseServer:
 
 
 @asynccontextmanager
-async def running_with_warehouses(folder: Path, *names: str, **settings: Any) -> AsyncIterator[WarehouseServer]:
+async def run_server_with_warehouses(folder: Path, *names: str, **settings: Any) -> AsyncIterator[WarehouseServer]:
     """Run a server in which warehouses with these names are created."""
     lake = folder / "lake"
     lake.mkdir(exist_ok=True)
     options: dict[str, Any] = {"warehouse_roots": (f"file://{lake}",), **settings}
-    async with running(folder / "home", **options) as server:
+    async with run_server(folder / "home", **options) as server:
         world = WarehouseServer(server, lake)
         for name in names:
             await world.create_warehouse(name)

@@ -60,11 +60,11 @@ from seamark.connector.plans.conditions import (
     Condition,
     SemiJoin,
     all_of,
-    comparisons_of,
+    keep_comparisons,
+    list_references,
     move,
-    parts_of,
-    references_of,
     rejects_null,
+    split_parts,
     weaken,
 )
 from seamark.connector.plans.literals import Literal
@@ -124,16 +124,16 @@ class Outputs(Protocol):
     def has(self, name: str) -> bool | None:
         """Return whether the block has an output column of this name, or None if this is unknown."""
 
-    def names(self) -> tuple[str | None, ...] | None:
+    def list_names(self) -> tuple[str | None, ...] | None:
         """Return the names of all columns in order, or None if they are unknown.
 
         A column without a name has None in its place.
         """
 
-    def reference(self, name: str) -> ColumnReference | None:
+    def find_reference(self, name: str) -> ColumnReference | None:
         """Return the source column whose unchanged value the output has, or None if there is no such column."""
 
-    def literal(self, name: str) -> Literal | None:
+    def find_literal(self, name: str) -> Literal | None:
         """Return the value of an output that is a literal of the statement.
 
         The result is None for other outputs and for NULL.
@@ -202,33 +202,33 @@ class QueryBlock:
     def has(self, column: str) -> bool | None:
         return self.outputs.has(column)
 
-    def names(self) -> tuple[str | None, ...] | None:
-        return self.outputs.names()
+    def list_names(self) -> tuple[str | None, ...] | None:
+        return self.outputs.list_names()
 
-    def kind(self, column: str) -> str | None:
+    def find_kind(self, column: str) -> str | None:
         if column not in self._kinds:
-            reference = self.outputs.reference(column)
-            self._kinds[column] = None if reference is None else self.kind_of(reference)
+            reference = self.outputs.find_reference(column)
+            self._kinds[column] = None if reference is None else self.find_reference_kind(reference)
         return self._kinds[column]
 
-    def kind_of(self, reference: ColumnReference) -> str | None:
+    def find_reference_kind(self, reference: ColumnReference) -> str | None:
         source, column = reference
-        return self.sources[source].kind(column)
+        return self.sources[source].find_kind(column)
 
-    def origin(self, columns: Sequence[str]) -> Origin | None:
+    def find_origin(self, columns: Sequence[str]) -> Origin | None:
         if len({column for column in columns if column in self.extremes}) > 1:
             return None  # Two extremes may be the values of two different rows.
         references = [
-            self.extremes[column].column if column in self.extremes else self.outputs.reference(column)
+            self.extremes[column].column if column in self.extremes else self.outputs.find_reference(column)
             for column in columns
         ]
         sources = {None if reference is None else reference[0] for reference in references}
         source = sources.pop() if len(sources) == 1 else None
         if source is None:
             return None
-        return self.sources[source].origin([reference[1] for reference in references if reference is not None])
+        return self.sources[source].find_origin([reference[1] for reference in references if reference is not None])
 
-    def extreme(self, column: str) -> StoredExtreme | None:
+    def find_extreme(self, column: str) -> StoredExtreme | None:
         if column not in self._extremes:
             self._extremes[column] = self._find_extreme(column)
         return self._extremes[column]
@@ -236,8 +236,8 @@ class QueryBlock:
     def _find_extreme(self, column: str) -> StoredExtreme | None:
         own = self.extremes.get(column)
         if own is None:
-            reference = self.outputs.reference(column)
-            return None if reference is None else self.sources[reference[0]].extreme(reference[1])
+            reference = self.outputs.find_reference(column)
+            return None if reference is None else self.sources[reference[0]].find_extreme(reference[1])
         source, name = own.column
         origin = find_exact_origin(self.sources[source], [name])
         if origin is None:
@@ -269,16 +269,16 @@ class QueryBlock:
             return SourceRows(all_of([below.where, stored]), exact=True)
         # A null in place of a value, as grouping sets have it, is not in the table.
         sure = weaken(self.where.condition, lambda atom: atom if atom.rejects_null else None)
-        weaker = _move_to_table(comparisons_of(sure), source)
+        weaker = _move_to_table(keep_comparisons(sure), source)
         return SourceRows(all_of([below.where, weaker]), exact=False)
 
-    def values(self, column: str) -> tuple[Literal, ...] | None:
-        reference = self.outputs.reference(column)
-        return None if reference is None else self.sources[reference[0]].values(reference[1])
+    def list_values(self, column: str) -> tuple[Literal, ...] | None:
+        reference = self.outputs.find_reference(column)
+        return None if reference is None else self.sources[reference[0]].list_values(reference[1])
 
     def find_value_class(self, column: str) -> str | None:
-        literal = self.outputs.literal(column)
-        return get_kind_class(self.kind(column)) if literal is None else get_literal_class(literal)
+        literal = self.outputs.find_literal(column)
+        return get_kind_class(self.find_kind(column)) if literal is None else get_literal_class(literal)
 
     def push_down(self, condition: Condition | None) -> None:
         if self.tree is not None:
@@ -302,12 +302,12 @@ class QueryBlock:
 
     def _move_to_columns(self, condition: Condition | None) -> Condition | None:
         """Translate a condition on the outputs into a condition on the columns of the sources."""
-        condition = weaken(condition, lambda atom: evaluate_literals(atom, self.outputs.literal))
-        above = move(weaken(condition, self._keep_certain), lambda reference: self.outputs.reference(reference[1]))
+        condition = weaken(condition, lambda atom: evaluate_literals(atom, self.outputs.find_literal))
+        above = move(weaken(condition, self._keep_certain), lambda reference: self.outputs.find_reference(reference[1]))
         return above if self.keys is None else restrict_to_columns(above, self.keys)
 
     def _keep_certain(self, atom: Atom) -> Atom | None:
-        if atom.rejects_null or not any(self.outputs.may_be_null(name) for _, name in references_of(atom)):
+        if atom.rejects_null or not any(self.outputs.may_be_null(name) for _, name in list_references(atom)):
             return atom
         return None
 
@@ -320,7 +320,7 @@ class QueryBlock:
     def _imply(self, condition: Condition | None, equalities: Sequence[Equality]) -> Condition | None:
         """Return the condition extended by the conditions that follow from equal columns."""
         condition = all_of([*join_equivalences(equalities, self.sources), condition])
-        condition = imply_by_equality(condition, equalities, self.kind_of)
+        condition = imply_by_equality(condition, equalities, self.find_reference_kind)
         return all_of([condition, *push_disjunction_across_join(condition, equalities, self.sources)])
 
     # Joins
@@ -347,8 +347,8 @@ class QueryBlock:
         implied = self._imply(all_of([condition, *(join.on.condition for join in joins)]), equalities)
         side_of = {source: number for number, side in enumerate(sides) for source in list_sources(side)}
         parts_by_side: list[list[Condition]] = [[] for _ in sides]
-        for part in parts_of(implied):
-            for number in {side_of[source] for source, _ in references_of(part) if source in side_of}:
+        for part in split_parts(implied):
+            for number in {side_of[source] for source, _ in list_references(part) if source in side_of}:
                 parts_by_side[number].append(part)
         for side, parts in zip(sides, parts_by_side, strict=True):
             self._push_to(side, all_of(parts))
@@ -372,7 +372,7 @@ class QueryBlock:
             condition = None if other_is_kept else restrict_to_sources(wanted_condition, own)
             if not is_kept:  # A row is used only with a partner that is itself needed and meets ON.
                 beside = all_of([restrict_to_sources(wanted_condition, other), on])
-                implied = imply_by_equality(beside, equalities, self.kind_of)
+                implied = imply_by_equality(beside, equalities, self.find_reference_kind)
                 condition = all_of([condition, restrict_to_sources(implied, own)])
             self._push_to(side, condition)
 
@@ -389,10 +389,10 @@ class QueryBlock:
             partner = self.sources[source]
             parts += build_semi_joins([(own, column)], partner)
             origin = find_exact_origin(partner, [column])
-            if origin is not None and partner.kind(column) == query.kind_of(own):
+            if origin is not None and partner.find_kind(column) == query.find_reference_kind(own):
                 table, (name,) = origin
                 on_column = restrict_to_columns(table.predicate, {(0, name)})
-                parts.append(comparisons_of(move_to_column(on_column, own)))
+                parts.append(keep_comparisons(move_to_column(on_column, own)))
         return all_of(parts)
 
 

@@ -25,9 +25,9 @@ from seamark.connector.plans.conditions import (
     all_of,
     any_of,
     drop_functions,
+    list_references,
     move,
-    parts_of,
-    references_of,
+    split_parts,
     weaken,
 )
 from seamark.formats.iceberg.types.values import get_decimal_precision, get_decimal_scale
@@ -149,7 +149,7 @@ def list_partner_conditions(pairs: Sequence[Pair], partner: Relation) -> list[Co
     """
     conditions: list[Condition] = [*build_semi_joins(pairs, partner)]
     for reference, column in pairs:
-        literals = partner.values(column)
+        literals = partner.list_values(column)
         if literals is not None:
             conditions.append(ColumnComparison(reference, "IN", literals) if literals else NEVER)
     return conditions
@@ -177,7 +177,7 @@ def iter_range_semi_joins(reference: ColumnReference, limits: Sequence[Limit], p
     else:
         ranges = [(limit,) for limit in limits]
     for bounds in ranges:
-        origin = partner.origin([limit.column for limit in bounds])
+        origin = partner.find_origin([limit.column for limit in bounds])
         if origin is not None:
             table, names = origin
             pairs = tuple((reference, name) for name in names)
@@ -215,10 +215,10 @@ def imply_by_equality(condition: Condition | None, equalities: Iterable[Equality
     )
     if condition is None or not classes:
         return condition
-    own_parts = parts_of(condition)
+    own_parts = split_parts(condition)
     parts: list[Condition | None] = list(own_parts)
     for part in own_parts:
-        references = references_of(part)
+        references = list_references(part)
         if len(references) == 1 and len(parts) < LEAVES_MAX:  # `all_of` accepts no more parts.
             (reference,) = references
             equal_columns = classes.get(reference, set(references)) - references
@@ -248,7 +248,7 @@ def join_equivalences(equalities: Iterable[Equality], sources: Sequence[Relation
     for (source, partner), pairs in group_pairs_by_partner(equalities).items():
         yield from list_partner_conditions(pairs, sources[partner])
         for reference, column in pairs:
-            kind = sources[source].kind(reference[1])
+            kind = sources[source].find_kind(reference[1])
             yield from iter_extreme_semi_joins(reference, kind, "=", sources[partner], column)
 
 
@@ -264,8 +264,8 @@ def push_disjunction_across_join(
     condition on that table.
     """
     pairs = group_pairs_by_partner(equalities)
-    for part in parts_of(condition):
-        if not isinstance(part, AnyOf) or len({source for source, _ in references_of(part)}) < 2:
+    for part in split_parts(condition):
+        if not isinstance(part, AnyOf) or len({source for source, _ in list_references(part)}) < 2:
             continue
         for source in {first for first, _ in pairs}:
             partners = {second: of_both for (first, second), of_both in pairs.items() if first == source}
@@ -302,7 +302,7 @@ def _make_semi_join(pairs: Sequence[Pair], partner: Relation, condition: Conditi
     )
     if where is None:
         return None
-    columns = sorted({column for _, column in references_of(where)})
+    columns = sorted({column for _, column in list_references(where)})
     origin = find_exact_origin(partner, [*(column for _, column in pairs), *columns])
     if origin is None:
         return None

@@ -33,7 +33,7 @@ def is_beyond_extreme(op: str, relation: Relation, column: str) -> bool:
 
     Then all values of the rows together say less than the extreme.
     """
-    extreme = relation.extreme(column)
+    extreme = relation.find_extreme(column)
     return extreme is not None and not has_outer_limit(extreme.kind, op)
 
 
@@ -49,7 +49,7 @@ def iter_extreme_semi_joins(
         relation: The relation that has the extreme.
         column: Its column.
     """
-    extreme = relation.extreme(column)
+    extreme = relation.find_extreme(column)
     rows = None if extreme is None else extreme.rows
     if extreme is None or rows is None or not has_order(kind, extreme.type):
         return

@@ -27,12 +27,12 @@ from seamark.connector.plans.conditions import (
     SemiJoin,
     all_of,
     any_of,
-    comparisons_of,
     drop_functions,
-    likes_of,
+    keep_comparisons,
     limit_text,
+    list_likes,
     move,
-    parts_of,
+    split_parts,
     weaken,
 )
 from seamark.connector.plans.literals import LOCAL, ZONED
@@ -82,12 +82,12 @@ def _derive_partner_conditions(table: Table) -> Iterator[Condition | None]:
 
     A join partner meets the conditions of its table and has equal values, so its conditions hold for the columns too.
     """
-    for semi_join in parts_of(table.predicate):
+    for semi_join in split_parts(table.predicate):
         if not isinstance(semi_join, SemiJoin) or semi_join.transform != IDENTITY:
             continue
         for reference, column in semi_join.pairs:
             partner = semi_join.of.predicate if isinstance(semi_join.of, Table) else None
-            yield move(comparisons_of(partner), partial(_replace_column, column, reference))
+            yield move(keep_comparisons(partner), partial(_replace_column, column, reference))
 
 
 def _replace_column(column: str, by: ColumnReference, reference: ColumnReference) -> ColumnReference | None:
@@ -110,7 +110,7 @@ def likes_on(references: Sequence[Table]) -> tuple[tuple[Like, ...], ...]:
         return ()
     columns = references[0].columns or {}
     strings = {name for name, kind in columns.items() if kind == "string" and "." not in name}
-    needed_likes = likes_of(any_of(table.predicate for table in references))
+    needed_likes = list_likes(any_of(table.predicate for table in references))
     likes = [either for either in needed_likes if all(like.column[1] in strings for like in either)]
     while sum(map(len, likes)) > LIKES_MAX:
         likes.pop()
@@ -120,7 +120,7 @@ def likes_on(references: Sequence[Table]) -> tuple[tuple[Like, ...], ...]:
 def build_joins(table: Table, scan_of: ScanOf, *, utc: bool) -> tuple[Join, ...]:
     """Return the joins that every needed row has, and the alternative joins of disjunctions."""
     joins: dict[Join, None] = {}
-    for number, part in enumerate(parts_of(table.predicate)):
+    for number, part in enumerate(split_parts(table.predicate)):
         if isinstance(part, SemiJoin):
             join = _build_join(part, table, scan_of, utc=utc)
             joins |= {} if join is None else {join: None}
@@ -159,7 +159,7 @@ def _list_alternatives(either: AnyOf, table: Table, scan_of: ScanOf, number: int
             own.append(condition)
             continue
         candidates = (
-            _build_join(part, table, scan_of, utc=utc) for part in parts_of(branch) if isinstance(part, SemiJoin)
+            _build_join(part, table, scan_of, utc=utc) for part in split_parts(branch) if isinstance(part, SemiJoin)
         )
         join = next((candidate for candidate in candidates if candidate is not None), None)
         if join is None:

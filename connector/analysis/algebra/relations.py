@@ -6,9 +6,9 @@ rows of a source may be left out only if the result of the statement stays the s
 - A condition on a column of a set operation is pushed to the same column of both inputs if both have the same type.
 - The query of a name in WITH gets the disjunction of the conditions of all uses of the name.
 
-`origin` gives the stored columns that a column's values come from. Counting, ordering and limiting do not change it:
-each value of the result is in a row of the table that can change the result. In the same way, `extreme` gives the
-extreme of stored rows that a column has, even if it is selected from a name in WITH.
+`find_origin` gives the stored columns that a column's values come from. Counting, ordering and limiting do not change
+it: each value of the result is in a row of the table that can change the result. In the same way, `find_extreme` gives
+the extreme of stored rows that a column has, even if it is selected from a name in WITH.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class StoredExtreme(NamedTuple):
     @property
     def type(self) -> str | None:
         """The Iceberg type of the column."""
-        return self.table.kind(self.column)
+        return self.table.find_kind(self.column)
 
 
 class Relation(Protocol):
@@ -93,32 +93,32 @@ class Relation(Protocol):
     def has(self, column: str) -> bool | None:
         """Return whether the relation has a column of this name, or None if this is unknown."""
 
-    def names(self) -> tuple[str | None, ...] | None:
+    def list_names(self) -> tuple[str | None, ...] | None:
         """Return the names of all columns in order, or None if they are unknown.
 
         A column without a name has None in its place.
         """
 
-    def kind(self, column: str) -> str | None:
+    def find_kind(self, column: str) -> str | None:
         """Return the Iceberg type of a column with unchanged stored values.
 
         The result is None for other columns, and if the type is unknown.
         """
 
-    def origin(self, columns: Sequence[str]) -> Origin | None:
+    def find_origin(self, columns: Sequence[str]) -> Origin | None:
         """Return the stored table and the columns from which these columns come.
 
         For each row in which these columns are not null, a row of the table has the same values. A zero of a float may
         have the other sign. The result is None if there is no such table.
         """
 
-    def extreme(self, column: str) -> StoredExtreme | None:
+    def find_extreme(self, column: str) -> StoredExtreme | None:
         """Return the extreme that the column has in each row in which it is not null; None for other columns."""
 
     def find_source_rows(self) -> SourceRows | None:
         """Return the rows of a table that are the rows of this relation; None if other rows may be among them."""
 
-    def values(self, column: str) -> tuple[Literal, ...] | None:
+    def list_values(self, column: str) -> tuple[Literal, ...] | None:
         """Return the values of a column that has only literals of the statement and nulls.
 
         The result is None if the values are unknown.
@@ -152,27 +152,27 @@ class Table:
     def has(self, column: str) -> bool | None:
         return None if self.columns is None else column in self.columns
 
-    def names(self) -> None:
+    def list_names(self) -> None:
         return None
 
-    def kind(self, column: str) -> str | None:
+    def find_kind(self, column: str) -> str | None:
         return None if self.columns is None else self.columns.get(column)
 
-    def origin(self, columns: Sequence[str]) -> Origin | None:
-        kinds = [self.kind(column) for column in columns]
+    def find_origin(self, columns: Sequence[str]) -> Origin | None:
+        kinds = [self.find_kind(column) for column in columns]
         return (self, tuple(columns)) if all(is_exact(kind) or kind in _FLOATS for kind in kinds) else None
 
-    def extreme(self, column: str) -> None:
+    def find_extreme(self, column: str) -> None:
         return None
 
     def find_source_rows(self) -> SourceRows:
         return SourceRows(None, exact=True)
 
-    def values(self, column: str) -> tuple[Literal, ...] | None:
+    def list_values(self, column: str) -> tuple[Literal, ...] | None:
         return None
 
     def find_value_class(self, column: str) -> str | None:
-        return get_kind_class(self.kind(column))
+        return get_kind_class(self.find_kind(column))
 
     def push_down(self, condition: Condition | None) -> None:
         self.predicate = condition
@@ -184,8 +184,8 @@ Origin: TypeAlias = tuple[Table, tuple[str, ...]]
 
 def find_exact_origin(relation: Relation, columns: Sequence[str]) -> Origin | None:
     """Return the origin of columns whose values are identical to the stored values."""
-    origin = relation.origin(columns)
-    return origin if origin is not None and all(is_exact(origin[0].kind(name)) for name in origin[1]) else None
+    origin = relation.find_origin(columns)
+    return origin if origin is not None and all(is_exact(origin[0].find_kind(name)) for name in origin[1]) else None
 
 
 @dataclass(frozen=True)
@@ -200,22 +200,22 @@ class UnknownRelation:
     def has(self, column: str) -> None:
         return None
 
-    def names(self) -> None:
+    def list_names(self) -> None:
         return None
 
-    def kind(self, column: str) -> None:
+    def find_kind(self, column: str) -> None:
         return None
 
-    def origin(self, columns: Sequence[str]) -> None:
+    def find_origin(self, columns: Sequence[str]) -> None:
         return None
 
-    def extreme(self, column: str) -> None:
+    def find_extreme(self, column: str) -> None:
         return None
 
     def find_source_rows(self) -> None:
         return None
 
-    def values(self, column: str) -> tuple[Literal, ...] | None:
+    def list_values(self, column: str) -> tuple[Literal, ...] | None:
         return None
 
     def find_value_class(self, column: str) -> None:
@@ -236,26 +236,26 @@ class LiteralRows:
     columns: tuple[tuple[Literal, ...], ...]
 
     def has(self, column: str) -> bool:
-        return column in self.names()
+        return column in self.list_names()
 
-    def names(self) -> tuple[str, ...]:
+    def list_names(self) -> tuple[str, ...]:
         return tuple(f"_col{number}" for number in range(len(self.columns)))
 
-    def kind(self, column: str) -> str | None:
-        kinds = {_LITERAL_TYPES.get(literal.kind) for literal in self.values(column) or ()}
+    def find_kind(self, column: str) -> str | None:
+        kinds = {_LITERAL_TYPES.get(literal.kind) for literal in self.list_values(column) or ()}
         return kinds.pop() if len(kinds) == 1 else None
 
-    def origin(self, columns: Sequence[str]) -> None:
+    def find_origin(self, columns: Sequence[str]) -> None:
         return None
 
-    def extreme(self, column: str) -> None:
+    def find_extreme(self, column: str) -> None:
         return None
 
     def find_source_rows(self) -> None:
         return None
 
-    def values(self, column: str) -> tuple[Literal, ...] | None:
-        names = self.names()
+    def list_values(self, column: str) -> tuple[Literal, ...] | None:
+        names = self.list_names()
         if column not in names:
             return None
         return tuple(literal for literal in self.columns[names.index(column)] if literal.kind != "null")
@@ -276,23 +276,23 @@ class _SameColumns:
     def has(self, column: str) -> bool | None:
         return self.body.has(column)
 
-    def names(self) -> tuple[str | None, ...] | None:
-        return self.body.names()
+    def list_names(self) -> tuple[str | None, ...] | None:
+        return self.body.list_names()
 
-    def kind(self, column: str) -> str | None:
-        return self.body.kind(column)
+    def find_kind(self, column: str) -> str | None:
+        return self.body.find_kind(column)
 
-    def origin(self, columns: Sequence[str]) -> Origin | None:
-        return self.body.origin(columns)
+    def find_origin(self, columns: Sequence[str]) -> Origin | None:
+        return self.body.find_origin(columns)
 
-    def extreme(self, column: str) -> StoredExtreme | None:
-        return self.body.extreme(column)
+    def find_extreme(self, column: str) -> StoredExtreme | None:
+        return self.body.find_extreme(column)
 
     def find_source_rows(self) -> SourceRows | None:
         return self.body.find_source_rows()
 
-    def values(self, column: str) -> tuple[Literal, ...] | None:
-        return self.body.values(column)
+    def list_values(self, column: str) -> tuple[Literal, ...] | None:
+        return self.body.list_values(column)
 
     def find_value_class(self, column: str) -> str | None:
         return self.body.find_value_class(column)
@@ -331,28 +331,28 @@ class SetOperation:
     def has(self, column: str) -> bool | None:
         return self.left.has(column)
 
-    def names(self) -> tuple[str | None, ...] | None:
-        return self.left.names()
+    def list_names(self) -> tuple[str | None, ...] | None:
+        return self.left.list_names()
 
-    def kind(self, column: str) -> str | None:
-        name = find_same_position(column, self.left.names(), self.right.names())
-        kind = None if name is None else self.left.kind(column)
-        return kind if name is not None and self.right.kind(name) == kind else None
+    def find_kind(self, column: str) -> str | None:
+        name = find_same_position(column, self.left.list_names(), self.right.list_names())
+        kind = None if name is None else self.left.find_kind(column)
+        return kind if name is not None and self.right.find_kind(name) == kind else None
 
-    def origin(self, columns: Sequence[str]) -> None:
+    def find_origin(self, columns: Sequence[str]) -> None:
         return None
 
-    def extreme(self, column: str) -> None:
+    def find_extreme(self, column: str) -> None:
         return None
 
     def find_source_rows(self) -> None:
         return None
 
-    def values(self, column: str) -> tuple[Literal, ...] | None:
+    def list_values(self, column: str) -> tuple[Literal, ...] | None:
         return None
 
     def find_value_class(self, column: str) -> str | None:
-        name = find_same_position(column, self.left.names(), self.right.names())
+        name = find_same_position(column, self.left.list_names(), self.right.list_names())
         class_ = None if name is None else self.left.find_value_class(column)
         if name is None or class_ not in _DISCRIMINATED:
             return None
@@ -362,12 +362,12 @@ class SetOperation:
         def keep(atom: Atom) -> Atom | None:
             if isinstance(atom, ColumnComparison) and self.find_value_class(atom.column[1]) is not None:
                 return atom
-            return atom.move_columns(lambda reference: reference if self.kind(reference[1]) is not None else None)
+            return atom.move_columns(lambda reference: reference if self.find_kind(reference[1]) is not None else None)
 
         common_part = weaken(condition, keep)
 
         def on_right(reference: ColumnReference) -> ColumnReference | None:
-            name = find_same_position(reference[1], self.left.names(), self.right.names())
+            name = find_same_position(reference[1], self.left.list_names(), self.right.list_names())
             return None if name is None else (0, name)
 
         self.left.push_down(common_part)
@@ -406,27 +406,27 @@ class RenamedColumns:
     def has(self, column: str) -> bool | None:
         return column in self.columns
 
-    def names(self) -> tuple[str | None, ...] | None:
+    def list_names(self) -> tuple[str | None, ...] | None:
         return self.columns
 
-    def kind(self, column: str) -> str | None:
+    def find_kind(self, column: str) -> str | None:
         name = self._find_inner_name(column)
-        return None if name is None else self.inner.kind(name)
+        return None if name is None else self.inner.find_kind(name)
 
-    def origin(self, columns: Sequence[str]) -> Origin | None:
+    def find_origin(self, columns: Sequence[str]) -> Origin | None:
         names = [name for column in columns if (name := self._find_inner_name(column)) is not None]
-        return self.inner.origin(names) if len(names) == len(columns) else None
+        return self.inner.find_origin(names) if len(names) == len(columns) else None
 
-    def extreme(self, column: str) -> StoredExtreme | None:
+    def find_extreme(self, column: str) -> StoredExtreme | None:
         name = self._find_inner_name(column)
-        return None if name is None else self.inner.extreme(name)
+        return None if name is None else self.inner.find_extreme(name)
 
     def find_source_rows(self) -> SourceRows | None:
         return self.inner.find_source_rows()
 
-    def values(self, column: str) -> tuple[Literal, ...] | None:
+    def list_values(self, column: str) -> tuple[Literal, ...] | None:
         name = self._find_inner_name(column)
-        return None if name is None else self.inner.values(name)
+        return None if name is None else self.inner.list_values(name)
 
     def find_value_class(self, column: str) -> str | None:
         name = self._find_inner_name(column)
@@ -441,7 +441,7 @@ class RenamedColumns:
 
     def _find_inner_name(self, column: str) -> str | None:
         """Return the name of the column in the inner relation, or None if the name is ambiguous."""
-        return find_same_position(column, self.columns, self.inner.names())
+        return find_same_position(column, self.columns, self.inner.list_names())
 
 
 @dataclass
@@ -468,25 +468,25 @@ class NamedQuery:
             self._has[column] = self.inner.has(column)
         return self._has[column]
 
-    def names(self) -> tuple[str | None, ...] | None:
+    def list_names(self) -> tuple[str | None, ...] | None:
         if not self._names:
-            self._names.append(self.inner.names())
+            self._names.append(self.inner.list_names())
         return self._names[0]
 
-    def kind(self, column: str) -> str | None:
+    def find_kind(self, column: str) -> str | None:
         if column not in self._kinds:
-            self._kinds[column] = self.inner.kind(column)
+            self._kinds[column] = self.inner.find_kind(column)
         return self._kinds[column]
 
-    def origin(self, columns: Sequence[str]) -> Origin | None:
+    def find_origin(self, columns: Sequence[str]) -> Origin | None:
         key = tuple(columns)
         if key not in self._origins:
-            self._origins[key] = self.inner.origin(columns)
+            self._origins[key] = self.inner.find_origin(columns)
         return self._origins[key]
 
-    def extreme(self, column: str) -> StoredExtreme | None:
+    def find_extreme(self, column: str) -> StoredExtreme | None:
         if column not in self._extremes:
-            self._extremes[column] = self.inner.extreme(column)
+            self._extremes[column] = self.inner.find_extreme(column)
         return self._extremes[column]
 
     def find_source_rows(self) -> SourceRows | None:
@@ -494,9 +494,9 @@ class NamedQuery:
             self._stored_rows.append(self.inner.find_source_rows())
         return self._stored_rows[0]
 
-    def values(self, column: str) -> tuple[Literal, ...] | None:
+    def list_values(self, column: str) -> tuple[Literal, ...] | None:
         if column not in self._values:
-            self._values[column] = self.inner.values(column)
+            self._values[column] = self.inner.list_values(column)
         return self._values[column]
 
     def find_value_class(self, column: str) -> str | None:

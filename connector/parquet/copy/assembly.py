@@ -36,7 +36,7 @@ from seamark.formats.iceberg.files.footer import (
     encode_footer,
     encode_group,
     encode_path,
-    group_fields,
+    make_group_fields,
     patch_chunks,
     shift_offset_index,
 )
@@ -75,7 +75,7 @@ class Pick(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        return int(self.source.footer.groups[self.group].values("packed_bytes")[list(self.columns)].sum())
+        return int(self.source.footer.groups[self.group].read_values("packed_bytes")[list(self.columns)].sum())
 
 
 @dataclass
@@ -155,7 +155,7 @@ class FileAssembler:
             self._version = max(self._version, footer.version)
         for pick, part in zip(picks, parts, strict=True):
             self._add_blooms(pick, part)
-        fields = group_fields(
+        fields = make_group_fields(
             picks[0].source.footer.groups[picks[0].group].fields,
             rows=rows,
             plain_bytes=sum(int(part.values[:, PATCH["plain_bytes"]].sum()) for part in parts),
@@ -182,12 +182,12 @@ class FileAssembler:
         ciphers = [self._make_cipher(target) for target in pick.targets]
         changed = np.array(
             [
-                new is not None or source.cipher(group, column) is not None
+                new is not None or source.find_cipher(group, column) is not None
                 for column, new in zip(pick.columns, ciphers, strict=True)
             ],
             dtype=np.bool_,
         )
-        values = np.stack([group.values(name)[columns] for name in PATCH], axis=1)
+        values = np.stack([group.read_values(name)[columns] for name in PATCH], axis=1)
         values[:, PATCH["file_offset"]] = 0
         shifts = np.zeros(len(columns), dtype=np.int64)
         moved: dict[int, MovedPages] = {}
@@ -216,15 +216,15 @@ class FileAssembler:
                     if values[number, PATCH[name]] > 0:
                         values[number, PATCH[name]] = pages.translate_offset(int(values[number, PATCH[name]]))
             for number, (column, shift) in enumerate(zip(pick.columns, shifts.tolist(), strict=True)):
-                column_indexes.append(source.column_index(group, column))
-                index = source.offset_index(group, column)
+                column_indexes.append(source.read_column_index(group, column))
+                index = source.read_offset_index(group, column)
                 if index is not None and number in moved:
                     index = _footer.move_pages(index, moved[number].table())
                 elif index is not None:
                     index = shift_offset_index(index, int(group.begins[column]), int(group.ends[column]), shift)
                 offset_indexes.append(index)
         except ValueError as error:
-            raise source.unreadable(str(error)) from None
+            raise source.make_unreadable_error(str(error)) from None
         return _CopiedChunks(
             source.footer,
             group.chunks[columns],
@@ -239,13 +239,13 @@ class FileAssembler:
     def _make_cipher(self, target: int) -> ChunkCipher | None:
         """Return the cipher of a column in the row group that is being added."""
         cipher = None if self._encryption is None else self._encryption.ciphers[target]
-        return None if cipher is None else cipher.chunk(len(self._groups), target)
+        return None if cipher is None else cipher.create_chunk_cipher(len(self._groups), target)
 
     def _add_blooms(self, pick: Pick, part: _CopiedChunks) -> None:
         group = pick.source.footer.groups[pick.group]
         try:
             for number, column in enumerate(pick.columns):
-                bloom = pick.source.bloom(group, column)
+                bloom = pick.source.read_bloom(group, column)
                 if bloom is not None:
                     cipher = part.ciphers[number]
                     if cipher is None:
@@ -257,7 +257,7 @@ class FileAssembler:
                     part.values[number, PATCH["bloom_length"]] = len(data)
                     self._sink.write(data)
         except ValueError as error:
-            raise pick.source.unreadable(str(error)) from None
+            raise pick.source.make_unreadable_error(str(error)) from None
 
     def close(self) -> bytes:
         """Write the page indexes and the footer, make the file durable, and return the footer before its encryption."""
@@ -332,7 +332,7 @@ def _divide_into_runs(
         changed: Whether the encryption of each column changes, as bool[columns]. The chunk of such a column is its
             own run.
     """
-    begins, ends, values = group.begins[columns], group.ends[columns], group.values("values")[columns]
+    begins, ends, values = group.begins[columns], group.ends[columns], group.read_values("values")[columns]
     order = np.argsort(begins, kind="stable")
     alone = changed[order]
     breaks = np.flatnonzero((begins[order][1:] != ends[order][:-1]) | alone[1:] | alone[:-1]) + 1

@@ -102,7 +102,7 @@ def check_deletes(source: SourceFile, column_ids: Collection[int]) -> None:
     for number, leaf in enumerate(source.leaves):
         is_secret = any(ciphers[number] is not None for ciphers in source.encryption.ciphers)
         if is_secret and (None in leaf.ids or not set(column_ids).isdisjoint(leaf.ids)):
-            raise source.unreadable(
+            raise source.make_unreadable_error(
                 f"equality deletes compare its encrypted column {leaf.path}, which would reveal values of it; "
                 "remove these deletes with an engine that has the keys"
             )
@@ -126,14 +126,14 @@ def find_protection(source: SourceFile, leaves: Sequence[Leaf], keys: ParquetKey
     columns = [positions.get(leaf.ids, -1) for leaf in leaves]
     for leaf, column in zip(leaves, columns, strict=True):
         if column < 0 and (leaf.ids[0] in tops or None in tops):
-            raise source.unreadable(
+            raise source.make_unreadable_error(
                 "the file is encrypted, and its columns have no field ids or another structure, so the key of each new "
                 "column is uncertain"
             )
     try:
         scheme = find_scheme(source.encryption, [leaf.path for leaf in source.leaves], columns)
     except KeyUnavailable as error:
-        raise source.unreadable(str(error)) from None
+        raise source.make_unreadable_error(str(error)) from None
     return FileProtection(scheme, leaves, keys)
 
 
@@ -158,7 +158,7 @@ def require_same_scheme(
     def check(path: str, source: SourceFile) -> None:
         protection = find_protection(source, leaves, keys)
         if (None if protection is None else protection.scheme) != schemes(path):
-            raise source.unreadable("the file was replaced while it was read: its encryption has changed")
+            raise source.make_unreadable_error("the file was replaced while it was read: its encryption has changed")
 
     return check
 

@@ -44,7 +44,7 @@ class Sink(Protocol):
 
 
 def open_sink(location: str, storage: Storage) -> Sink:
-    local = storage.local_path(location)
+    local = storage.find_local_path(location)
     if local is not None:
         return _LocalSink(local)
     return _StreamSink(storage.open_output_stream(location), location, storage)

@@ -102,19 +102,21 @@ class SourceFile:
             self._check()
         except (OSError, pa.ArrowException) as error:
             self.close()
-            raise self.unreadable(f"the file cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from None
+            raise self.make_unreadable_error(
+                f"the file cannot be read: {(str(error).splitlines() or [''])[0][:200]}"
+            ) from None
         except KeyUnavailable as error:
             self.close()
-            raise self.unreadable(f"the key is unknown: {error}") from None
+            raise self.make_unreadable_error(f"the key is unknown: {error}") from None
         except ValueError as error:
             self.close()
-            raise self.unreadable(f"the footer is broken: {error}") from None
+            raise self.make_unreadable_error(f"the footer is broken: {error}") from None
         except BaseException:
             self.close()
             raise
 
     def _open(self, location: str, storage: Storage) -> None:
-        local = storage.local_path(location)
+        local = storage.find_local_path(location)
         if local is None:
             self._remote = storage.open_input_file(location)
             self.size_bytes = self._remote.size()
@@ -144,7 +146,7 @@ class SourceFile:
             self._remote.close()
             self._remote = None
 
-    def unreadable(self, reason: str) -> Unreadable:
+    def make_unreadable_error(self, reason: str) -> Unreadable:
         return Unreadable(self.location, reason)
 
     def read(self, at: int, size: int) -> bytes:
@@ -178,7 +180,7 @@ class SourceFile:
         plain = encoded[:-END_BYTES]
         if encrypted or is_signed(plain):
             if self._keys is None:
-                raise self.unreadable(
+                raise self.make_unreadable_error(
                     "the file is encrypted, and this process has no key; set SEAMARK_PARQUET_KEY_FILE or "
                     "SEAMARK_PARQUET_KMS"
                 )
@@ -214,46 +216,46 @@ class SourceFile:
             raise ValueError("a column chunk is encrypted, but its file is not")
         if group.has("file_path").any():
             raise ValueError("the columns are in other files")
-        if (group.values("packed_bytes") < 0).any() or (group.values("values") < 0).any():
+        if (group.read_values("packed_bytes") < 0).any() or (group.read_values("values") < 0).any():
             raise ValueError("a column chunk has a negative size")
         if (group.begins < len(MAGIC)).any() or (group.ends > self.data_end).any():
             raise ValueError("a column chunk is outside of the file's data")
 
-    def cipher(self, group: RowGroup, column: int) -> ChunkCipher | None:
+    def find_cipher(self, group: RowGroup, column: int) -> ChunkCipher | None:
         """Return the cipher of a chunk, or None if the chunk is not encrypted."""
         cipher = None if self.encryption is None else self.encryption.ciphers[group.ordinal][column]
-        return None if cipher is None else cipher.chunk(group.ordinal, column)
+        return None if cipher is None else cipher.create_chunk_cipher(group.ordinal, column)
 
-    def offset_index(self, group: RowGroup, column: int) -> bytes | None:
+    def read_offset_index(self, group: RowGroup, column: int) -> bytes | None:
         return self._read_index(group, column, "offset_index", Module.OFFSET_INDEX)
 
-    def column_index(self, group: RowGroup, column: int) -> bytes | None:
+    def read_column_index(self, group: RowGroup, column: int) -> bytes | None:
         return self._read_index(group, column, "column_index", Module.COLUMN_INDEX)
 
     def _read_index(self, group: RowGroup, column: int, name: str, module: Module) -> bytes | None:
         if not (group.has(name)[column] and group.has(f"{name}_length")[column]):
             return None
-        at, size = int(group.values(name)[column]), int(group.values(f"{name}_length")[column])
+        at, size = int(group.read_values(name)[column]), int(group.read_values(f"{name}_length")[column])
         if size <= 0 or size > INDEX_BYTES_MAX:
             raise ValueError(f"a page index has {size:,} bytes")
-        data, cipher = self.read(at, size), self.cipher(group, column)
+        data, cipher = self.read(at, size), self.find_cipher(group, column)
         return data if cipher is None else strip_padding(cipher.decrypt(module, memoryview(data)))
 
-    def bloom(self, group: RowGroup, column: int) -> tuple[bytes, bytes] | None:
+    def read_bloom(self, group: RowGroup, column: int) -> tuple[bytes, bytes] | None:
         """Return the header and the bits of a Bloom filter, or None if the chunk has no Bloom filter.
 
         Older writers do not state the length of a Bloom filter.
         """
         if not group.has("bloom")[column]:
             return None
-        at, cipher = int(group.values("bloom")[column]), self.cipher(group, column)
+        at, cipher = int(group.read_values("bloom")[column]), self.find_cipher(group, column)
         if cipher is not None:
             header, header_size = self._read_bloom_part(at, Module.BLOOM_HEADER, cipher)
             return strip_padding(header), self._read_bloom_part(at + header_size, Module.BLOOM_BITSET, cipher)[0]
         head = self.read(at, min(_BLOOM_HEADER_BYTES_MAX, max(0, self.size_bytes - at)))
         header_size, size = _read_bloom_sizes(head)
         if group.has("bloom_length")[column]:
-            size = int(group.values("bloom_length")[column]) - header_size
+            size = int(group.read_values("bloom_length")[column]) - header_size
         if size <= 0 or size > BLOOM_BYTES_MAX:
             raise ValueError(f"a Bloom filter has {size:,} bytes")
         return head[:header_size], self.read(at + header_size, size)
@@ -280,19 +282,19 @@ class SourceFile:
             ValueError: An ordinal of the chunk is not representable.
             Unreadable: The file cannot be read.
         """
-        begin, first = int(group.begins[column]), int(group.values("data_page")[column])
+        begin, first = int(group.begins[column]), int(group.read_values("data_page")[column])
         chunk = EncryptedChunk(
             begin,
             int(group.ends[column]),
-            int(group.values("values")[column]),
+            int(group.read_values("values")[column]),
             begin < first,
-            self.cipher(group, column),
+            self.find_cipher(group, column),
             new,
         )
         try:
             return reencrypt(chunk, partial(self._view, end=reach), sink)
         except ValueError as error:
-            raise self.unreadable(str(error)) from None
+            raise self.make_unreadable_error(str(error)) from None
 
     @contextmanager
     def _view(self, at: int, size: int, *, end: int) -> Iterator[memoryview]:
@@ -331,7 +333,7 @@ class SourceFile:
             else:
                 sink.write(self._bytes[run.begin : run.end])
         except ValueError as error:
-            raise self.unreadable(str(error)) from None
+            raise self.make_unreadable_error(str(error)) from None
 
     def _copy_remote(self, run: Run, sink: Sink) -> None:
         waiting = deque(run.walks)

@@ -52,7 +52,7 @@ Raw = dict[int, tuple[int, bytes]]
 
 
 class FileKeys(Protocol):
-    def key(self, metadata: bytes | None, column: str | None) -> bytes:
+    def find_key(self, metadata: bytes | None, column: str | None) -> bytes:
         """Return the key that some key metadata of a file identifies.
 
         Args:
@@ -124,7 +124,7 @@ def open_footer(data: bytes, keys: FileKeys, *, encrypted: bool) -> OpenedFooter
     algorithm, file_aad, has_prefix = _read_algorithm(fields.get(_ALGORITHM, (0, None)), keys)
     kind, value = fields.get(_KEY_METADATA, (0, None))
     metadata = bytes(value) if kind == BINARY and isinstance(value, bytes) else None
-    key, remaining = keys.key(metadata, None), data[end:]
+    key, remaining = keys.find_key(metadata, None), data[end:]
     footer_cipher = ModuleCipher(key, file_aad, ctr_pages=algorithm == _GCM_CTR)
     if encrypted:
         try:
@@ -138,7 +138,7 @@ def open_footer(data: bytes, keys: FileKeys, *, encrypted: bool) -> OpenedFooter
     else:
         plain = data[:end]
         if len(remaining) != SIGNATURE_BYTES or not hmac.compare_digest(
-            footer_cipher.signature(plain, remaining[:NONCE_BYTES]), remaining
+            footer_cipher.compute_signature(plain, remaining[:NONCE_BYTES]), remaining
         ):
             raise Undecryptable("the signature does not match the footer: the key is wrong, or the file was changed")
     opening = _Opening(keys, footer_cipher, file_aad, ctr_pages=algorithm == _GCM_CTR, signed=not encrypted)
@@ -237,7 +237,7 @@ class _Opening:
             if module[0] != BINARY:
                 raise ValueError("the encrypted metadata of a column has an unexpected type")
             sealed = thrift.read(encode_fields({1: (BINARY, module[1])}))[0][1][1]
-            metadata = cipher.chunk(group, column).decrypt(Module.COLUMN_METADATA, memoryview(sealed))
+            metadata = cipher.create_chunk_cipher(group, column).decrypt(Module.COLUMN_METADATA, memoryview(sealed))
             fields[_METADATA] = STRUCT, strip_padding(metadata)
         elif self._signed or cipher is not self._footer_cipher:
             raise ValueError("the metadata of an encrypted column is not encrypted")
@@ -261,7 +261,7 @@ class _Opening:
             content = value.get(2, (BINARY, None))[1]
             metadata = bytes(content) if isinstance(content, bytes) else b""
             self.keys[path] = metadata
-            cipher = ModuleCipher(self._keys.key(metadata, path), self._file_aad, ctr_pages=self._ctr_pages)
+            cipher = ModuleCipher(self._keys.find_key(metadata, path), self._file_aad, ctr_pages=self._ctr_pages)
         else:
             raise ValueError(f"the key of a column has the unknown kind {number}")
         self._known[encoded] = cipher
@@ -365,7 +365,7 @@ class FileEncryption:
         fields[_CRYPTO] = STRUCT, thrift.write(crypto)
         if self.signed or key is not self._footer:
             metadata = bytes(fields.pop(_METADATA)[1])
-            sealed = cipher.chunk(group, column).encrypt(Module.COLUMN_METADATA, metadata)
+            sealed = cipher.create_chunk_cipher(group, column).encrypt(Module.COLUMN_METADATA, metadata)
             fields[_ENCRYPTED_METADATA] = BINARY, encode_binary(sealed)
             if self.signed:
                 fields[_METADATA] = STRUCT, _strip_statistics(metadata)
@@ -383,7 +383,7 @@ class FileEncryption:
     def encode_footer(self, footer: bytes) -> bytes:
         """Return the encrypted or signed footer, with its length and the magic number."""
         if self.signed:
-            data = footer + self._cipher.signature(footer)
+            data = footer + self._cipher.compute_signature(footer)
         else:
             crypto: Raw = {1: (STRUCT, self._algorithm)}
             if self._footer.metadata is not None:

@@ -38,7 +38,7 @@ It is called without arguments.
 """
 EVERY_NAMESPACE = "*"
 """An entry of the key file in place of namespaces. It allows a master key for all tables."""
-_NAME_SHOWN = 200
+_NAME_SHOWN_MAX_CHARACTERS = 200
 
 
 class Protection(Enum):
@@ -111,7 +111,7 @@ class ParquetKeys:
         self._wrapper, self._replaced = KeyWrapper(kms), dict(replaced or {})
         self.aad_prefix = None
 
-    def key(self, metadata: bytes | None, column: str | None) -> bytes:
+    def find_key(self, metadata: bytes | None, column: str | None) -> bytes:
         return unwrap_file_key(KeyMaterial.parse(metadata), self._wrapper)
 
     def create_encryption(self, scheme: EncryptionScheme) -> FileEncryption:
@@ -136,7 +136,7 @@ class ParquetKeys:
         master = self._replaced.get(reference.master, reference.master)
         return FileKey(key, wrap_file_key(key, reference._replace(master=master), self._wrapper, footer=footer))
 
-    def decryption_properties(self) -> Any:
+    def make_decryption_properties(self) -> Any:
         """The decryption properties for pyarrow's readers.
 
         With these properties, the readers also read unencrypted files.
@@ -224,7 +224,7 @@ class NamespaceKms:
     def _check(self, master: str) -> None:
         if master not in self._allowed:
             raise KeyUnavailable(
-                f"the master key {master[:_NAME_SHOWN]!r} is not for tables of the namespace "
+                f"the master key {master[:_NAME_SHOWN_MAX_CHARACTERS]!r} is not for tables of the namespace "
                 f"{join_name(self._namespace)}; an operator has to add it to `namespaces` in the file of {KEY_FILE}"
             )
 

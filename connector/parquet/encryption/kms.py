@@ -58,7 +58,7 @@ class MasterKeyFile:
             wrapped = base64.b64decode(wrapped_key, validate=True)
             return key.decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], master_key_identifier.encode())
         except (InvalidTag, ValueError):
-            raise KeyUnavailable(f"this key was not wrapped by the master key {master_key_identifier!r}") from None
+            raise KeyUnavailable(f"the key was not wrapped by the master key {master_key_identifier!r}") from None
 
     def _read_key(self, name: str) -> AESGCM:
         key = self._keys.get(name)

@@ -78,12 +78,12 @@ class ModuleCipher:
     def decrypt_footer(self, module: bytes) -> bytes:
         return self._decrypt_gcm(memoryview(module), self.make_footer_aad(), Module.FOOTER)
 
-    def signature(self, footer: bytes, nonce: bytes | None = None) -> bytes:
+    def compute_signature(self, footer: bytes, nonce: bytes | None = None) -> bytes:
         """Return the signature of an unencrypted footer. It consists of the nonce and the tag."""
         nonce = os.urandom(NONCE_BYTES) if nonce is None else nonce
         return nonce + self._gcm.encrypt(nonce, footer, self.make_footer_aad())[-TAG_BYTES:]
 
-    def chunk(self, group: int, column: int) -> ChunkCipher:
+    def create_chunk_cipher(self, group: int, column: int) -> ChunkCipher:
         """Return the cipher of the modules of a column chunk.
 
         Raises:

@@ -42,7 +42,7 @@ from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import ScanTask, divide_task, plan
 from seamark.connector.spark.frames.results import RESULT, collect_results, encode_result
 from seamark.connector.spark.frames.writes import WriteReport, add_partition_number, decode_files, encode_files
-from seamark.connector.spark.types import for_spark, spark_type
+from seamark.connector.spark.types import convert_to_spark_type, find_spark_conversion
 from seamark.connector.write.appends import commit
 from seamark.connector.write.clustering import (
     Attributes,
@@ -125,7 +125,7 @@ def cluster(
     count = files or _count_files(target, size_bytes, target_file_bytes)
     rows, sample = _take_sample(task_frame, read_plan, target, attributes, count, sum(task.records for task in tasks))
     target = replace(target, properties=derive_layer_properties(target.properties, sample, attributes.columns))
-    suffix = ClusteringLayout(tuple(by), curve).suffix(generate_layer_name())
+    suffix = ClusteringLayout(tuple(by), curve).make_suffix(generate_layer_name())
     work = ClusterTask.of(
         Clustering.of(attributes, sample, curve), sample, read_plan, target, rows, count, _count_cores(spark), suffix
     )
@@ -245,14 +245,14 @@ class ClusterTask:
         work = ClusterTask(
             clustering, read_plan, target, tasks, np.empty(0, dtype="S1"), max(1, math.ceil(rows / files)), suffix
         )
-        return replace(work, bounds=choose_range_bounds(to_sortable_keys(work.keys(sample)), tasks))
+        return replace(work, bounds=choose_range_bounds(to_sortable_keys(work.compute_keys(sample)), tasks))
 
-    def keys(self, rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.uint8]:
+    def compute_keys(self, rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.uint8]:
         """Return the keys of rows.
 
         In a partitioned table, a key begins with the partition, so the rows of a partition are next to each other.
         """
-        keys = self.clustering.keys(rows)
+        keys = self.clustering.compute_keys(rows)
         if not self.target.spec.fields or not rows.num_rows:
             return keys
         batches = rows.to_batches() if isinstance(rows, pa.Table) else [rows]
@@ -279,7 +279,7 @@ def _list_spark_types(read_plan: ReadPlan) -> dict[str, spark_types.DataType]:
         InvalidRequest: A column has no Spark type.
     """
     try:
-        kinds = {field.name: spark_type(field.type) for field in (*read_plan.fields, *read_plan.lineage)}
+        kinds = {field.name: convert_to_spark_type(field.type) for field in (*read_plan.fields, *read_plan.lineage)}
     except ValueError as error:
         raise InvalidRequest(f"The table cannot be clustered: {error}") from None
     return {name: kinds[name] for name in read_plan.names}
@@ -287,9 +287,9 @@ def _list_spark_types(read_plan: ReadPlan) -> dict[str, spark_types.DataType]:
 
 def _add_keys(work: ClusterTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     read_plan = work.read_plan
-    converts = {field.name: for_spark(field.type) for field in (*read_plan.fields, *read_plan.lineage)}
+    converts = {field.name: find_spark_conversion(field.type) for field in (*read_plan.fields, *read_plan.lineage)}
     for batch in _read(read_plan, work.target.storage, batches):
-        keys = work.keys(batch)
+        keys = work.compute_keys(batch)
         binary = pa.Array.from_buffers(pa.binary(keys.shape[1]), len(keys), [None, pa.py_buffer(keys.tobytes())])
         tasks = np.searchsorted(work.bounds, to_sortable_keys(keys), "right").astype(np.int32)
         columns = [

@@ -43,10 +43,10 @@ _NAME, _WIDTH = r"(`[^`]+`|\w+)", r"([0-9]{1,9})"
 _TERM = re.compile(rf"(\w+)\s*\(\s*(?:{_WIDTH}\s*,\s*)?{_NAME}\s*(?:,\s*{_WIDTH}\s*)?\)|{_NAME}")
 _TERM_TEXT = re.compile(r"(?:[^,(]|\([^)]*+\)?+)++")
 """Matches a term of a list. Commas in parentheses do not separate terms."""
-_FIRST_FIELD = 1000
+_FIRST_FIELD_ID = 1000
 
 
-def iceberg_type(kind: spark.DataType, ids: Iterator[int]) -> Any:
+def convert_to_iceberg_type(kind: spark.DataType, ids: Iterator[int]) -> Any:
     """Return the JSON form of the Iceberg type for the values of a Spark type.
 
     Raises:
@@ -59,7 +59,7 @@ def iceberg_type(kind: spark.DataType, ids: Iterator[int]) -> Any:
             return {"type": "struct", "fields": _assign_field_ids(kind, ids)}
         case spark.ArrayType():
             element = next(ids)
-            inner = iceberg_type(kind.elementType, ids)
+            inner = convert_to_iceberg_type(kind.elementType, ids)
             required = not kind.containsNull
             return {"type": "list", "element-id": element, "element-required": required, "element": inner}
         case spark.MapType():
@@ -67,10 +67,10 @@ def iceberg_type(kind: spark.DataType, ids: Iterator[int]) -> Any:
             return {
                 "type": "map",
                 "key-id": key,
-                "key": iceberg_type(kind.keyType, ids),
+                "key": convert_to_iceberg_type(kind.keyType, ids),
                 "value-id": value,
                 "value-required": not kind.valueContainsNull,
-                "value": iceberg_type(kind.valueType, ids),
+                "value": convert_to_iceberg_type(kind.valueType, ids),
             }
     name = _PLAIN.get(type(kind))
     if name is None:
@@ -81,7 +81,7 @@ def iceberg_type(kind: spark.DataType, ids: Iterator[int]) -> Any:
 def _assign_field_ids(struct: spark.StructType, ids: Iterator[int]) -> list[dict[str, Any]]:
     numbered = [(next(ids), field) for field in struct.fields]
     return [
-        {"id": number, "name": field.name, "required": False, "type": iceberg_type(field.dataType, ids)}
+        {"id": number, "name": field.name, "required": False, "type": convert_to_iceberg_type(field.dataType, ids)}
         for number, field in numbered
     ]
 
@@ -131,7 +131,7 @@ def _parse_partition_field(text: str, ids: Mapping[str, int], number: int) -> di
         supported = ", ".join(["bucket(N, column)", "truncate(N, column)", "years", "months", "days", "hours"])
         raise Unwritable(f"{text!r} is not a partition transform; the transforms are {supported}")
     suffix = "" if transform == "identity" else f"_{transform.partition('[')[0]}"
-    name, field_id = f"{column}{suffix}", _FIRST_FIELD + number
+    name, field_id = f"{column}{suffix}", _FIRST_FIELD_ID + number
     return {"source-id": ids[column], "field-id": field_id, "name": name, "transform": transform}
 
 
@@ -155,10 +155,12 @@ def merge_schema(client: SeamarkClient, table: Name, columns: spark.StructType) 
         stored = by_name.get(field.name)
         if stored is None:
             number = next(ids)
-            kind = iceberg_type(field.dataType, ids)
+            kind = convert_to_iceberg_type(field.dataType, ids)
             schema["fields"].append({"id": number, "name": field.name, "required": False, "type": kind})
             changed = True
-        elif isinstance(stored["type"], str) and (wider := _widen(stored["type"], iceberg_type(field.dataType, ids))):
+        elif isinstance(stored["type"], str) and (
+            wider := _widen(stored["type"], convert_to_iceberg_type(field.dataType, ids))
+        ):
             stored["type"] = wider
             changed = True
     if changed:

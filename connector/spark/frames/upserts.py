@@ -286,7 +286,7 @@ class RowDistribution:
         """
         by_rows = -(-rows // TASK_ROWS)
         specs = [opened.metadata.default_spec, *opened.metadata.partition_specs]
-        widths = [bucket_width(spec, fields[0]) for spec in specs] if len(fields) == 1 else []
+        widths = [find_bucket_width(spec, fields[0]) for spec in specs] if len(fields) == 1 else []
         if width := next(filter(None, widths), 0):
             buckets = min(width, max(cores, by_rows))
             return RowDistribution(tuple(fields), buckets, -(-by_rows // buckets), width)
@@ -324,13 +324,13 @@ class RowDistribution:
             return True
         if not self.width or self.parts > 1 or spec is None:
             return False
-        width = bucket_width(spec, self.fields[0])
+        width = find_bucket_width(spec, self.fields[0])
         # If buckets are assigned to tasks modulo a divisor of their number, only this divisor matters.
         counts = self.buckets if self.width % self.buckets == 0 else self.width
         return width > 0 and width % counts == 0
 
 
-def bucket_width(spec: PartitionSpec, field: Field) -> int:
+def find_bucket_width(spec: PartitionSpec, field: Field) -> int:
     """Return the number of buckets of the column in the spec, or 0 if it is not bucketed."""
     widths = (
         get_transform_width(canonicalize_transform(bucket_field.transform))
@@ -434,7 +434,7 @@ def _change_located_rows(work: UpsertTask, batch: KeyedBatch) -> _Result:
         shared_files = [file for file, is_owned in zip(shared_files, owned, strict=True) if not is_owned]
     report, scope = matches.report, read_scope(batch.keys, opened, work.distribution.tasks)
     scope_json, rows = encode_expression(scope), [PackedRows.of(file) for file in shared_files]
-    written = rewrite_files(opened, target, own, matches.rows()) if own else matches.write(target)
+    written = rewrite_files(opened, target, own, matches.iter_rows()) if own else matches.write(target)
     return _Result(
         written,
         removed=[file.task.path for file in own],

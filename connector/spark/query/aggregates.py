@@ -27,19 +27,19 @@ class AggregateExtreme(NamedTuple):
     is_filtered: bool
 
 
-def extreme_of(catalyst: Catalyst, output: Node) -> AggregateExtreme | None:
+def find_extreme(catalyst: Catalyst, output: Node) -> AggregateExtreme | None:
     """Return the extreme if the output is a minimum or maximum. Return None for another output."""
-    aggregate = output.child() if catalyst.kind(output) == "Alias" else output
-    if catalyst.kind(aggregate) != "AggregateExpression":
+    aggregate = output.child() if catalyst.find_kind(output) == "Alias" else output
+    if catalyst.find_kind(aggregate) != "AggregateExpression":
         return None
     function = aggregate.aggregateFunction()
-    extreme = _EXTREMES.get(catalyst.kind(function))
+    extreme = _EXTREMES.get(catalyst.find_kind(function))
     return (
         None if extreme is None else AggregateExtreme(function.child(), extreme, bool(aggregate.filter().isDefined()))
     )
 
 
-def conditions_of_rows(catalyst: Catalyst, outputs: Sequence[Node]) -> list[Node]:
+def list_row_conditions(catalyst: Catalyst, outputs: Sequence[Node]) -> list[Node]:
     """Return the conditions on the rows that an aggregation without grouping keys counts.
 
     Each row that changes an output meets at least one of the conditions. They are the conditions of FILTER, and of CASE
@@ -49,7 +49,7 @@ def conditions_of_rows(catalyst: Catalyst, outputs: Sequence[Node]) -> list[Node
     left = list(outputs)
     while left:
         node = left.pop()
-        kind = catalyst.kind(node)
+        kind = catalyst.find_kind(node)
         if kind == "AggregateExpression":
             conditions = _find_conditions(catalyst, node)
             if not conditions:
@@ -66,13 +66,13 @@ def _find_conditions(catalyst: Catalyst, aggregate: Node) -> list[Node]:
     if aggregate.filter().isDefined():
         return [aggregate.filter().get()]
     function = aggregate.aggregateFunction()
-    values = to_list(function.children()) if catalyst.kind(function) in _WITHOUT_NULLS else []
+    values = to_list(function.children()) if catalyst.find_kind(function) in _WITHOUT_NULLS else []
     if len(values) != 1:
         return []
     value = values[0]
-    while catalyst.kind(value) == "Cast":  # A cast of null is null.
+    while catalyst.find_kind(value) == "Cast":  # A cast of null is null.
         value = value.child()
-    match catalyst.kind(value):
+    match catalyst.find_kind(value):
         case "If" if _is_null(catalyst, value.falseValue()):
             return [value.predicate()]
         case "CaseWhen":
@@ -83,6 +83,6 @@ def _find_conditions(catalyst: Catalyst, aggregate: Node) -> list[Node]:
 
 
 def _is_null(catalyst: Catalyst, node: Node) -> bool:
-    while catalyst.kind(node) == "Cast":
+    while catalyst.find_kind(node) == "Cast":
         node = node.child()
-    return catalyst.kind(node) == "Literal" and node.value() is None
+    return catalyst.find_kind(node) == "Literal" and node.value() is None

@@ -16,7 +16,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from seamark.connector.spark.scala import OPTIMIZER, SPARK, statics_of, to_list, to_strings
+from seamark.connector.spark.scala import OPTIMIZER, SPARK, find_statics, to_list, to_strings
 
 Node: TypeAlias = Any
 """A node of a plan or of an expression, in the JVM."""
@@ -69,7 +69,7 @@ class Catalyst:
 
     def __init__(self, spark: SparkSession) -> None:
         self.session = spark._jsparkSession
-        self._statics = statics_of(spark)
+        self._statics = find_statics(spark)
         self._kinds: dict[str, str] = {}
         self._ids: dict[str, int] = {}
         self._types: dict[str, str] = {}
@@ -78,7 +78,7 @@ class Catalyst:
         Py4j never uses such an id again. A call to the JVM takes 0.1 ms, and a query needs a thousand of these values.
         """
 
-    def kind(self, node: Node) -> str:
+    def find_kind(self, node: Node) -> str:
         """Return the name of the node's class, or "" for a class outside of Spark."""
         kind = self._kinds.get(node._target_id)
         if kind is None:
@@ -101,21 +101,21 @@ class Catalyst:
         """
         return self.session.sessionState().executePlan(plan, self._statics.skip).analyzed()
 
-    def names(self, text: str) -> tuple[str, ...]:
+    def parse_names(self, text: str) -> tuple[str, ...]:
         """Return the levels of a table name."""
         return tuple(to_strings(self._parser.parseMultipartIdentifier(text)))
 
-    def iceberg_schema(self, table: Any) -> dict[str, Any]:
+    def read_iceberg_schema(self, table: Any) -> dict[str, Any]:
         """Return the schema of an Iceberg table in the form of the table metadata."""
         schema: dict[str, Any] = json.loads(self._statics.schema_json(table.schema()))
         return schema
 
-    def iceberg_snapshot(self, table: Any) -> dict[str, Any] | None:
+    def read_iceberg_snapshot(self, table: Any) -> dict[str, Any] | None:
         """Return the current snapshot of an Iceberg table in the form of the table metadata."""
         snapshot = table.currentSnapshot()
         return None if snapshot is None else json.loads(self._statics.snapshot_json(snapshot))
 
-    def property_of(self, table: Any, name: str) -> str:
+    def read_property(self, table: Any, name: str) -> str:
         """Return a property of an Iceberg table; "" if it is not set."""
         return str(table.properties().get(name) or "")
 
@@ -128,17 +128,20 @@ class Catalyst:
 
     # Expressions
 
-    def id_of(self, attribute: Node) -> int:
+    def read_id(self, attribute: Node) -> int:
         number = self._ids.get(attribute._target_id)
         if number is None:
             text = None
-            if self.kind(attribute) in ("AttributeReference", "Alias"):  # The text form of these nodes ends in the id.
+            if self.find_kind(attribute) in (
+                "AttributeReference",
+                "Alias",
+            ):  # The text form of these nodes ends in the id.
                 text = _ATTRIBUTE.fullmatch(str(attribute.toString()))
             number = int(attribute.exprId().id()) if text is None else int(text[2])
             self._ids[attribute._target_id] = number
         return number
 
-    def type_of(self, expression: Node) -> str:
+    def read_type(self, expression: Node) -> str:
         kind = self._types.get(expression._target_id)
         if kind is None:
             kind = self._types[expression._target_id] = str(expression.dataType().catalogString())
@@ -149,7 +152,7 @@ class Catalyst:
 
         Spark's analyser adds such casts to IN.
         """
-        while self.kind(expression) == "Cast" and self.type_of(expression.child()) == self.type_of(expression):
+        while self.find_kind(expression) == "Cast" and self.read_type(expression.child()) == self.read_type(expression):
             expression = expression.child()
         return expression
 
@@ -161,12 +164,12 @@ class Catalyst:
         """Return whether an expression in the plan uses the current time."""
         return bool(plan.containsPattern(self._current))
 
-    def operands(self, expression: Node, kind: str) -> list[Node]:
+    def list_operands(self, expression: Node, kind: str) -> list[Node]:
         """Return the operands of nested ANDs or ORs, from left to right."""
         operands, left = [], [expression]
         while left:
             node = left.pop()
-            if self.kind(node) == kind:
+            if self.find_kind(node) == kind:
                 left += [node.right(), node.left()]
             else:
                 operands.append(node)
@@ -174,8 +177,8 @@ class Catalyst:
 
     # Plans
 
-    def children(self, node: Node) -> list[Node]:
-        kind = self.kind(node)
+    def list_children(self, node: Node) -> list[Node]:
+        kind = self.find_kind(node)
         if kind in _LEAVES:
             return []
         if kind in _UNARY:
@@ -199,28 +202,28 @@ class Catalyst:
         with_subqueries = self.has_subqueries(plan)
         while left:
             node, alias = left.pop()
-            if self.kind(node) == "SubqueryAlias":
+            if self.find_kind(node) == "SubqueryAlias":
                 alias = alias if alias is not None else read(str(node.alias()))
                 left.append((node.child(), alias))
                 continue
-            children = self.children(node)
+            children = self.list_children(node)
             below = [*children, *(to_list(node.subqueries()) if with_subqueries else ())]
             left += [(one, None) for one in below]
             if not children:
                 yield node, alias
 
-    def attributes(self, plan: Node) -> list[tuple[int, str]]:
+    def list_attributes(self, plan: Node) -> list[tuple[int, str]]:
         """Return the ids and names of the plan's outputs.
 
         The method makes only two calls to the JVM, because tables may have a thousand columns.
         """
         return self._read_ids_and_names(plan.output())
 
-    def reference_ids(self, node: Node) -> frozenset[int]:
+    def list_reference_ids(self, node: Node) -> frozenset[int]:
         """Return the ids of the attributes in an expression, or in all expressions of a plan node."""
-        return frozenset(number for number, _ in self.references(node))
+        return frozenset(number for number, _ in self.list_references(node))
 
-    def references(self, node: Node) -> list[tuple[int, str]]:
+    def list_references(self, node: Node) -> list[tuple[int, str]]:
         """Return the ids and names of the attributes in an expression, or in all expressions of a plan node."""
         return self._read_ids_and_names(node.references().toSeq())
 
@@ -234,16 +237,16 @@ class Catalyst:
             match = _ATTRIBUTE.fullmatch(text)
             if match is None:
                 attribute = attributes.apply(place)
-                ids_and_names.append((self.id_of(attribute), str(attribute.name())))
+                ids_and_names.append((self.read_id(attribute), str(attribute.name())))
             else:
                 ids_and_names.append((int(match[2]), match[1]))
         return ids_and_names
 
-    def class_of(self, node: Node) -> str:
+    def read_class_name(self, node: Node) -> str:
         """Return the full name of the node's class."""
         return str(self._statics.name_of(node, ""))
 
-    def identifier_of(self, relation: Node) -> tuple[str, ...] | None:
+    def read_identifier(self, relation: Node) -> tuple[str, ...] | None:
         """Return the namespace levels and the name of a catalog table, or None for another relation.
 
         The method parses the text form of the identifier. Reading each level alone would take a call to the JVM
@@ -260,7 +263,7 @@ class Catalyst:
 
     def is_relation(self, leaf: Node) -> bool:
         """Return whether the leaf is a table of a catalog."""
-        return self.kind(leaf) == "DataSourceV2Relation"
+        return self.find_kind(leaf) == "DataSourceV2Relation"
 
     def inline_with(self, plan: Node) -> Node:
         """Return the plan in which the queries of WITH are inlined."""
@@ -289,6 +292,6 @@ class Catalyst:
         The plan stays unchanged if this version of Spark does not have the rule, or if the rule fails.
         """
         try:
-            return self._statics.object_of(rule).apply(plan)
+            return self._statics.find_object(rule).apply(plan)
         except (Py4JError, PySparkException, TypeError):
             return plan

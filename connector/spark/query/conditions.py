@@ -34,8 +34,8 @@ from seamark.connector.plans.conditions import (
     SemiJoin,
     all_of,
     any_of,
-    comparisons_of,
-    functions_of,
+    keep_comparisons,
+    keep_functions,
     weaken,
 )
 from seamark.connector.plans.literals import LOCAL, ZONED, Literal
@@ -117,7 +117,7 @@ class _Term(NamedTuple):
         return ColumnComparison((0, self.column), op, literals, self.transform)
 
 
-def spark_kind(iceberg_type: object) -> str | None:
+def find_spark_kind(iceberg_type: object) -> str | None:
     """Return Spark's name of an Iceberg type, or None if Spark and Iceberg compare its values differently."""
     if not isinstance(iceberg_type, str):  # The type is nested.
         return None
@@ -126,12 +126,12 @@ def spark_kind(iceberg_type: object) -> str | None:
     return SAME_TYPES.get(iceberg_type)
 
 
-def iceberg_kind(kind: str) -> str | None:
+def find_iceberg_kind(kind: str) -> str | None:
     """Return Iceberg's name of a Spark type, or None if Spark and Iceberg compare its values differently."""
     return kind if kind.startswith("decimal(") else _ICEBERG_KINDS.get(kind)
 
 
-def spark_columns(fields: Iterable[Mapping[str, Any]], within: str = "") -> tuple[SparkColumn, ...]:
+def list_spark_columns(fields: Iterable[Mapping[str, Any]], within: str = "") -> tuple[SparkColumn, ...]:
     """Return the columns of a schema whose values Spark compares as Iceberg does.
 
     A struct is included if it has such fields.
@@ -144,8 +144,8 @@ def spark_columns(fields: Iterable[Mapping[str, Any]], within: str = "") -> tupl
         if "." in name:
             continue
         below = isinstance(kind, Mapping) and kind.get("type") == "struct" and not dotted
-        inner = spark_columns(kind["fields"], f"{within}{name}.") if below else ()
-        column_kind = "struct" if inner else spark_kind(kind)
+        inner = list_spark_columns(kind["fields"], f"{within}{name}.") if below else ()
+        column_kind = "struct" if inner else find_spark_kind(kind)
         columns += [] if column_kind is None else [SparkColumn(f"{within}{name}", column_kind, inner)]
     return tuple(columns)
 
@@ -163,7 +163,7 @@ class Conditions:
             node: An expression.
             columns: The columns, by the ids of Spark's attributes.
         """
-        return comparisons_of(self.read_with_likes([node], columns))
+        return keep_comparisons(self.read_with_likes([node], columns))
 
     def read_with_likes(self, nodes: Sequence[Node], columns: Mapping[int, SparkColumn]) -> Condition | None:
         """Return a condition that is true where all nodes are true. It may contain LIKE predicates.
@@ -177,7 +177,7 @@ class Conditions:
             except (_TooLarge, RecursionError):
                 continue
         try:
-            conditions += _Reading(self._catalyst, columns).months(nodes)
+            conditions += _Reading(self._catalyst, columns).read_months(nodes)
         except (_TooLarge, RecursionError):
             pass
         return weaken(all_of(conditions), _keep_certain)
@@ -209,32 +209,32 @@ class _Reading:
     def read(self, node: Node, *, negated: bool) -> Condition | None:
         """Return a condition that is true where `node` is true or, with `negated`, where it is false."""
         self._count(1)
-        kind = self._catalyst.kind(node)
+        kind = self._catalyst.find_kind(node)
         if kind == "Not":
             return self.read(node.child(), negated=not negated)
         if kind in ("And", "Or"):
-            nodes = self._catalyst.operands(node, kind)
+            nodes = self._catalyst.list_operands(node, kind)
             parts = [self.read(one, negated=negated) for one in nodes]
             if (kind == "And") == negated:
                 return any_of(parts)
-            return all_of([*parts, *(() if negated else self.months(nodes))])
+            return all_of([*parts, *(() if negated else self.read_months(nodes))])
         if kind == "Literal":
             value = node.value()
             return NEVER if value is None or bool(value) == negated else None
         comparison = self._read_leaf(node, kind)
         if comparison is None:
             return self._read_by_rules(node, negated=negated)
-        return comparison.negation() if negated else comparison
+        return comparison.negate() if negated else comparison
 
     def read_exactly(self, node: Node) -> ColumnComparison | None:
-        comparison = self._read_leaf(node, self._catalyst.kind(node))
+        comparison = self._read_leaf(node, self._catalyst.find_kind(node))
         if comparison is None or not comparison.exact or comparison.transform != IDENTITY:
             return None
         name = comparison.column[1]
-        is_column = "." not in name and is_exact(iceberg_kind(self._kinds[name]))
+        is_column = "." not in name and is_exact(find_iceberg_kind(self._kinds[name]))
         return comparison if is_column else None
 
-    def months(self, nodes: Iterable[Node]) -> Iterable[Condition | None]:
+    def read_months(self, nodes: Iterable[Node]) -> Iterable[Condition | None]:
         """Yield ranges of columns for conjunctions such as `year(c) = 2026 AND month(c) = 3`.
 
         Args:
@@ -242,19 +242,21 @@ class _Reading:
         """
         kinds: dict[str, list[Node]] = {"Year": [], "Month": []}
         for node in nodes:
-            if self._catalyst.kind(node) == "EqualTo":
+            if self._catalyst.find_kind(node) == "EqualTo":
                 for side in (node.left(), node.right()):
-                    kinds.get(self._catalyst.kind(side), []).append(node)
+                    kinds.get(self._catalyst.find_kind(side), []).append(node)
         if all(kinds.values()):
             conditions = [
-                SparkExpressions(self._catalyst, self).condition(node) for nodes in kinds.values() for node in nodes
+                SparkExpressions(self._catalyst, self).write_condition(node)
+                for nodes in kinds.values()
+                for node in nodes
             ]
             yield self._read(exp.and_(*conditions))
 
     def _read_by_rules(self, node: Node, *, negated: bool) -> Condition | None:
         """Read a condition on functions of columns by the rules that all engines share."""
         written = SparkExpressions(self._catalyst, self)
-        tree = written.condition(node)
+        tree = written.write_condition(node)
         condition = self._read(exp.Not(this=exp.Paren(this=tree)) if negated else tree)
         if condition is None or not written.moved:
             return condition
@@ -276,7 +278,7 @@ class _Reading:
         condition = weaken(
             rules.read(tree, lambda column: (0, column.name), kind), lambda atom: _convert_literals(atom, kinds)
         )
-        return condition if is_sure(tree) else functions_of(condition)
+        return condition if is_sure(tree) else keep_functions(condition)
 
     @cached_property
     def _kinds(self) -> dict[str, str]:
@@ -297,7 +299,7 @@ class _Reading:
             case "IsNull" | "IsNotNull":
                 term = self._parse_term(node.child())
                 comparison = None if term is None else term.compare("IS NULL")
-                return comparison.negation() if comparison is not None and kind == "IsNotNull" else comparison
+                return comparison.negate() if comparison is not None and kind == "IsNotNull" else comparison
             case "StartsWith" | "Like":
                 return self._read_like(node, kind)
         term = self._parse_term(node)
@@ -340,7 +342,7 @@ class _Reading:
         column = self._find_column(node)
         if column is not None:
             return _Term(column.name, IDENTITY, column.kind)
-        kind = self._catalyst.kind(node)
+        kind = self._catalyst.find_kind(node)
         if kind == "Year":
             inner = self._find_column(node.child()) or self._find_day_column(node.child())
             if inner is not None and inner.kind in ("date", "timestamp", "timestamp_ntz"):
@@ -350,7 +352,7 @@ class _Reading:
 
     def _find_day_column(self, node: Node) -> SparkColumn | None:
         """Return the timestamp column if `node` is the day of a timestamp in UTC. Otherwise return None."""
-        if self._catalyst.kind(node) != "Cast" or self._catalyst.type_of(node) != "date":
+        if self._catalyst.find_kind(node) != "Cast" or self._catalyst.read_type(node) != "date":
             return None
         column = self._find_column(node.child())
         if column is None or column.kind not in ("timestamp", "timestamp_ntz"):
@@ -362,13 +364,13 @@ class _Reading:
 
     def _find_column(self, node: Node) -> SparkColumn | None:
         column = self._find_reference(self._catalyst.uncast(node))
-        return column if column is not None and column.kind == self._catalyst.type_of(node) else None
+        return column if column is not None and column.kind == self._catalyst.read_type(node) else None
 
     def _find_reference(self, node: Node) -> SparkColumn | None:
         """Return a column, or a field of a struct."""
-        kind = self._catalyst.kind(node)
+        kind = self._catalyst.find_kind(node)
         if kind == "AttributeReference":
-            return self._columns.get(self._catalyst.id_of(node))
+            return self._columns.get(self._catalyst.read_id(node))
         if kind != "GetStructField":
             return None
         struct = self._find_reference(node.child())
@@ -379,17 +381,17 @@ class _Reading:
 
     # The methods of `expressions.Leaves`
 
-    def column_name(self, node: Node) -> str | None:
+    def find_column_name(self, node: Node) -> str | None:
         self._count(1)
         column = self._find_column(node)
         return column.name if column is not None and _find_rule_kind(column.kind) is not None else None
 
-    def constant(self, node: Node) -> Literal | None:
-        kind = self._catalyst.type_of(node)
+    def read_constant(self, node: Node) -> Literal | None:
+        kind = self._catalyst.read_type(node)
         return self._read_literal(node, kind) if kind == "void" or _find_rule_kind(kind) is not None else None
 
-    def row(self, node: Node) -> list[Literal | None] | None:
-        if self._catalyst.kind(node) != "Literal" or node.value() is None:
+    def read_row_values(self, node: Node) -> list[Literal | None] | None:
+        if self._catalyst.find_kind(node) != "Literal" or node.value() is None:
             return None
         kind, value = node.dataType(), node.value()
         match str(kind.typeName()):
@@ -406,32 +408,32 @@ class _Reading:
         if row.isNullAt(number):
             return Literal("null", "NULL")
         name = str(kind.catalogString())
-        return None if _find_rule_kind(name) is None else literal_of(row.get(number, kind), name)
+        return None if _find_rule_kind(name) is None else make_literal(row.get(number, kind), name)
 
-    def interval_us(self, node: Node) -> int | None:
-        kind = self._catalyst.type_of(node)
+    def read_interval_us(self, node: Node) -> int | None:
+        kind = self._catalyst.read_type(node)
         if not kind.startswith("interval ") or "month" in kind or "year" in kind:
             return None
         value = self._evaluate(node, kind)
         return None if value is None else int(value)
 
-    def interval_months(self, node: Node) -> int | None:
-        kind = self._catalyst.type_of(node)
+    def read_interval_months(self, node: Node) -> int | None:
+        kind = self._catalyst.read_type(node)
         value = self._evaluate(node, kind) if kind in _MONTHS else None
         return None if value is None else int(value)
 
     def _read_literal(self, node: Node, kind: str) -> Literal | None:
         """Return the literal of a constant node, or None if the node is not a constant of type `kind`."""
-        if self._catalyst.kind(node) == "Literal" and node.value() is None:
+        if self._catalyst.find_kind(node) == "Literal" and node.value() is None:
             return Literal("null", "NULL")
         value = self._evaluate(node, kind)
-        return None if value is None else literal_of(value, kind)
+        return None if value is None else make_literal(value, kind)
 
     def _evaluate(self, node: Node, kind: str) -> Any:
-        node_kind = self._catalyst.type_of(node)
+        node_kind = self._catalyst.read_type(node)
         if node_kind != kind and not (node_kind.startswith("decimal(") and kind.startswith("decimal(")):
             return None
-        if self._catalyst.kind(node) == "Literal":
+        if self._catalyst.find_kind(node) == "Literal":
             return node.value()
         if not self._catalyst.is_constant(node):
             return None
@@ -490,7 +492,7 @@ def _make_time_literal(moment: datetime, kind: str) -> Literal:
     return Literal("timestamp", f"{text} UTC" if zoned else text, ZONED if zoned else LOCAL)
 
 
-def literal_of(value: Any, kind: str) -> Literal | None:
+def make_literal(value: Any, kind: str) -> Literal | None:
     """Return a value of the JVM as a literal, or None if Iceberg cannot read any text form of the value."""
     match kind:
         case "boolean":

@@ -7,20 +7,20 @@ from typing import Any
 
 from seamark.connector.plans.literals import Literal
 from seamark.connector.spark.query.catalyst import Catalyst, Node
-from seamark.connector.spark.query.conditions import SparkColumn, literal_of
+from seamark.connector.spark.query.conditions import SparkColumn, make_literal
 from seamark.connector.spark.scala import to_list
 
 CONSTANT_ROWS_MAX = 1_000
 _KINDS = ("int", "bigint", "string", "date", "timestamp", "timestamp_ntz")
 
 
-def constant_columns(catalyst: Catalyst, node: Node) -> list[tuple[int, SparkColumn, tuple[Literal, ...]]]:
+def find_constant_columns(catalyst: Catalyst, node: Node) -> list[tuple[int, SparkColumn, tuple[Literal, ...]]]:
     """Return the columns of constant rows whose types are supported.
 
     Returns:
         For each column: the id of its attribute, the column, and its distinct values without null.
     """
-    match catalyst.kind(node):
+    match catalyst.find_kind(node):
         case "LocalRelation":
             if node.isStreaming() or node.data().size() > CONSTANT_ROWS_MAX:
                 return []
@@ -31,22 +31,22 @@ def constant_columns(catalyst: Catalyst, node: Node) -> list[tuple[int, SparkCol
             ]
         case "Generate":
             outputs, array = to_list(node.generatorOutput()), node.generator()
-            array = array.child() if catalyst.kind(array) == "Explode" and len(outputs) == 1 else None
-            if array is None or not catalyst.type_of(array).startswith("array<"):
+            array = array.child() if catalyst.find_kind(array) == "Explode" and len(outputs) == 1 else None
+            if array is None or not catalyst.read_type(array).startswith("array<"):
                 return []
             attribute_values = [(outputs[0], list(_read_elements(catalyst, array, outputs[0])))]
         case _:
             return []
     columns = []
     for attribute, values in attribute_values:
-        kind = catalyst.type_of(attribute)
+        kind = catalyst.read_type(attribute)
         literals = (
-            tuple(dict.fromkeys(literal_of(value, kind) for value in values if value is not None))
+            tuple(dict.fromkeys(make_literal(value, kind) for value in values if value is not None))
             if kind in _KINDS
             else ()
         )
         if literals and None not in literals:
-            number = catalyst.id_of(attribute)
+            number = catalyst.read_id(attribute)
             columns.append(
                 (number, SparkColumn(str(number), kind), tuple(literal for literal in literals if literal is not None))
             )
@@ -58,12 +58,12 @@ def _read_value(row: Any, number: int, attribute: Node) -> Any:
 
 
 def _read_elements(catalyst: Catalyst, array: Node, attribute: Node) -> Iterable[Any]:
-    if catalyst.kind(array) == "CreateArray":
+    if catalyst.find_kind(array) == "CreateArray":
         values = to_list(array.children())
-        if len(values) <= CONSTANT_ROWS_MAX and all(catalyst.kind(value) == "Literal" for value in values):
+        if len(values) <= CONSTANT_ROWS_MAX and all(catalyst.find_kind(value) == "Literal" for value in values):
             yield from (one.value() for one in values)
     elif (
-        catalyst.kind(array) == "Literal"
+        catalyst.find_kind(array) == "Literal"
         and array.value() is not None
         and array.value().numElements() <= CONSTANT_ROWS_MAX
     ):

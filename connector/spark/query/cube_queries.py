@@ -18,7 +18,7 @@ from sqlglot import Dialect, exp
 from sqlglot.errors import SqlglotError
 
 from seamark.connector.cubes.dialects import SPARK, NotFromCube
-from seamark.connector.cubes.plans import cube_table_of
+from seamark.connector.cubes.plans import find_cube_table
 from seamark.connector.cubes.star_scans import StarScan, translate_star
 from seamark.connector.cubes.statements import CubeStatement, translate_statement
 from seamark.connector.plans.quotes import backquote
@@ -61,7 +61,7 @@ def translate_text(
         raise NotFromCube("the statement is not a single query")
     if len(scans) > 1:
         return translate_star(trees[0], scans, _find_start, SPARK, floats=floats)
-    cubes = cube_table_of(scans[0].table, truncates_in_utc=True)
+    cubes = find_cube_table(scans[0].table, truncates_in_utc=True)
     if cubes is None:
         raise NotFromCube("the table has no cube")
     return 0, translate_statement(trees[0], cubes, SPARK, floats=floats)

@@ -63,22 +63,22 @@ _LISTED_ROWS_MAX = 1_000
 class Leaves(Protocol):
     """Reads the columns and constants in an expression. The reader of conditions implements this protocol."""
 
-    def column_name(self, node: Node) -> str | None:
+    def find_column_name(self, node: Node) -> str | None:
         """Return the name of the column whose stored value the node has, or None."""
 
-    def constant(self, node: Node) -> Literal | None:
+    def read_constant(self, node: Node) -> Literal | None:
         """Return a constant as a literal of the node's type.
 
         An instant is in UTC. Return None if the node is not a constant.
         """
 
-    def row(self, node: Node) -> list[Literal | None] | None:
+    def read_row_values(self, node: Node) -> list[Literal | None] | None:
         """Return the fields of a constant struct, or the elements of a constant array. Return None for another node."""
 
-    def interval_us(self, node: Node) -> int | None:
+    def read_interval_us(self, node: Node) -> int | None:
         """Return the length of a constant interval in microseconds, or None if the interval has years or months."""
 
-    def interval_months(self, node: Node) -> int | None:
+    def read_interval_months(self, node: Node) -> int | None:
         """Return the number of months of a constant interval of years and months. Return None for another node."""
 
 
@@ -91,48 +91,48 @@ class SparkExpressions:
         self.moved: set[str] = set()
         """The date columns to which days were added."""
 
-    def condition(self, node: Node) -> exp.Expr:
+    def write_condition(self, node: Node) -> exp.Expr:
         """Return a tree that is true, false or null where Spark's condition is, or a hidden expression."""
-        kind = self._catalyst.kind(node)
+        kind = self._catalyst.find_kind(node)
         if kind in ("And", "Or"):
-            parts = [self.condition(operand) for operand in self._catalyst.operands(node, kind)]
+            parts = [self.write_condition(operand) for operand in self._catalyst.list_operands(node, kind)]
             return exp.and_(*parts) if kind == "And" else exp.or_(*parts)
         if kind == "Not":
-            return exp.Not(this=exp.Paren(this=self.condition(node.child())))
+            return exp.Not(this=exp.Paren(this=self.write_condition(node.child())))
         if kind in _COMPARISONS:
             if self._is_row(node.left()):
                 return self._write_rows(node.left(), [node.right()]) if kind == "EqualTo" else hide()
-            sides = [self.value(one) for one in (node.left(), node.right())]
+            sides = [self.write_value(one) for one in (node.left(), node.right())]
             return hide() if None in sides else _COMPARISONS[kind](this=sides[0], expression=sides[1])
         match kind:
             case "In":
                 if self._is_row(node.value()):
                     return self._write_rows(node.value(), to_list(node.list()))
-                return self._write_in(node.value(), [self.value(one) for one in to_list(node.list())])
+                return self._write_in(node.value(), [self.write_value(one) for one in to_list(node.list())])
             case "ArrayContains":
                 return self._write_array_contains(node)
             case "IsNull" | "IsNotNull":
-                value = self.value(node.child())
+                value = self.write_value(node.child())
                 null_test = hide() if value is None else exp.Is(this=value, expression=exp.Null())
                 return null_test if kind == "IsNull" or value is None else exp.Not(this=exp.Paren(this=null_test))
             case "StartsWith" | "EndsWith" | "Contains" | "Like":
                 return self._write_like(node, kind)
             case "If" | "CaseWhen":
-                return self._write_case(node, kind, self.condition)
-        value = self.value(node) if self._catalyst.type_of(node) == "boolean" else None
+                return self._write_case(node, kind, self.write_condition)
+        value = self.write_value(node) if self._catalyst.read_type(node) == "boolean" else None
         if value is None or isinstance(value, exp.Boolean | exp.Null):
             return hide() if value is None else value
         return value if isinstance(value, exp.Column) else exp.EQ(this=value, expression=exp.true())
 
-    def value(self, node: Node) -> exp.Expr | None:
+    def write_value(self, node: Node) -> exp.Expr | None:
         node = self._catalyst.uncast(node)
-        name = self._leaves.column_name(node)
+        name = self._leaves.find_column_name(node)
         if name is not None:
             return make_column(name)
-        literal = self._leaves.constant(node)
+        literal = self._leaves.read_constant(node)
         if literal is not None:
-            return expression_of(literal)
-        kind = self._catalyst.kind(node)
+            return build_expression(literal)
+        kind = self._catalyst.find_kind(node)
         match kind:
             case "Cast":
                 return self._write_cast(node)
@@ -149,16 +149,16 @@ class SparkExpressions:
                 text = self._write_text(node.child())
                 return None if text is None else (exp.Lower if kind == "Lower" else exp.Upper)(this=text)
             case "Coalesce":
-                values = [self.value(child) or hide() for child in to_list(node.children())]
+                values = [self.write_value(child) or hide() for child in to_list(node.children())]
                 return exp.Coalesce(this=values[0], expressions=values[1:])
             case "If" | "CaseWhen":
-                return self._write_case(node, kind, lambda one: self.value(one) or hide())
+                return self._write_case(node, kind, lambda result: self.write_value(result) or hide())
             case "Add" | "Subtract" | "Multiply" | "UnaryMinus":
                 return self._write_arithmetic(node, kind)
             case "IntegralDivide" if all(
-                self._catalyst.type_of(side) in _DIGITS for side in (node.left(), node.right())
+                self._catalyst.read_type(side) in _DIGITS for side in (node.left(), node.right())
             ):  # For decimals, the result is different: Spark cuts off the digits after the point.
-                sides = [self.value(one) for one in (node.left(), node.right())]
+                sides = [self.write_value(one) for one in (node.left(), node.right())]
                 return None if None in sides else exp.Div(this=sides[0], expression=sides[1], typed=True, safe=False)
             case "CurrentDate":
                 return exp.CurrentDate()
@@ -177,44 +177,44 @@ class SparkExpressions:
     # Conditions
 
     def _is_row(self, node: Node) -> bool:
-        return self._catalyst.kind(node) == "CreateNamedStruct"
+        return self._catalyst.find_kind(node) == "CreateNamedStruct"
 
     def _write_rows(self, left: Node, rows: Sequence[Node]) -> exp.Expr:
         """Write comparisons of rows, such as `(a, b) = (1, 2)` and `(a, b) IN ((1, 2), …)`.
 
         Rows with nulls are not written, because Spark compares nulls in rows as values.
         """
-        columns = [self.value(one) for one in to_list(left.valExprs())]
+        columns = [self.write_value(one) for one in to_list(left.valExprs())]
         tuples = []
         for row in rows if len(rows) <= _LISTED_ROWS_MAX else ():
-            values = self._leaves.row(row)
+            values = self._leaves.read_row_values(row)
             if values is None and self._is_row(row):
-                values = [self._leaves.constant(one) for one in to_list(row.valExprs())]
+                values = [self._leaves.read_constant(one) for one in to_list(row.valExprs())]
             if values is None or any(value is None or value.kind == "null" for value in values):
                 return hide()
-            tuples.append(exp.Tuple(expressions=[expression_of(one) for one in values if one is not None]))
+            tuples.append(exp.Tuple(expressions=[build_expression(one) for one in values if one is not None]))
         if not tuples or any(type(one) is not exp.Column for one in columns):
             return hide()
         return exp.In(this=exp.Tuple(expressions=columns), expressions=tuples)
 
     def _write_in(self, value: Node, listed: Sequence[exp.Expr | None]) -> exp.Expr:
-        side = self.value(value)
+        side = self.write_value(value)
         present = [one for one in listed if one is not None]
         return exp.In(this=side, expressions=present) if side and present and len(present) == len(listed) else hide()
 
     def _write_array_contains(self, node: Node) -> exp.Expr:
-        values = self._leaves.row(node.left())
-        if values is None and self._catalyst.kind(node.left()) == "CreateArray":
-            values = [self._leaves.constant(child) for child in to_list(node.left().children())]
-        elements = [expression_of(value) for value in values or () if value is not None]
+        values = self._leaves.read_row_values(node.left())
+        if values is None and self._catalyst.find_kind(node.left()) == "CreateArray":
+            values = [self._leaves.read_constant(child) for child in to_list(node.left().children())]
+        elements = [build_expression(value) for value in values or () if value is not None]
         return self._write_in(node.right(), elements) if values and len(elements) == len(values) else hide()
 
     def _write_like(self, node: Node, kind: str) -> exp.Expr:
-        side, pattern = self._write_text(node.left()), self._leaves.constant(node.right())
+        side, pattern = self._write_text(node.left()), self._leaves.read_constant(node.right())
         if side is None or pattern is None or pattern.kind != "text":
             return hide()
         if kind == "StartsWith":
-            return exp.StartsWith(this=side, expression=expression_of(pattern))
+            return exp.StartsWith(this=side, expression=build_expression(pattern))
         text, escape = pattern.value, "\\"
         if kind == "Like":
             escape = str(node.escapeChar())
@@ -230,18 +230,18 @@ class SparkExpressions:
         else:
             pairs = [(branch._1(), branch._2()) for branch in to_list(node.branches())]
             otherwise = node.elseValue().get() if node.elseValue().isDefined() else None
-        branches = [exp.If(this=self.condition(when), true=read(then)) for when, then in pairs]
+        branches = [exp.If(this=self.write_condition(when), true=read(then)) for when, then in pairs]
         return exp.Case(ifs=branches, default=None if otherwise is None else read(otherwise))
 
     # Values
 
     def _write_cast(self, node: Node) -> exp.Expr | None:
         """Return the value of a cast if the cast keeps the value, or if it keeps the day of a time."""
-        child, target = node.child(), self._catalyst.type_of(node)
-        source = self._catalyst.type_of(child)
+        child, target = node.child(), self._catalyst.read_type(node)
+        source = self._catalyst.read_type(child)
         times = ("date", "timestamp", "timestamp_ntz")
         if source in times and target in times:
-            inner = self.value(child)
+            inner = self.write_value(child)
             if is_current(inner):
                 return inner
             if "timestamp" in (source, target) and not _is_in_utc(node):
@@ -249,33 +249,33 @@ class SparkExpressions:
             if target == "date":
                 return exp.cast(inner, exp.DataType.Type.DATE) if isinstance(inner, exp.Column) else None
             return inner
-        return self.value(child) if _keeps_number(source, target) else None
+        return self.write_value(child) if _keeps_number(source, target) else None
 
     def _find_day_column(self, node: Node) -> exp.Expr | None:
         """Return the date or time column if the node is the day of such a column. Otherwise return None."""
-        value = self.value(node)
+        value = self.write_value(node)
         if type(value) is exp.Cast and value.to.this is exp.DataType.Type.DATE:
             value = value.this
         return value if isinstance(value, exp.Column) else None
 
     def _write_truncation(self, node: Node, kind: str) -> exp.Expr | None:
-        unit = self._leaves.constant(node.format())
+        unit = self._leaves.read_constant(node.format())
         if unit is None or unit.kind != "text":
             return None
         name = unit.value.lower()
         name = _TRUNCATION_UNITS.get(name) or name.upper() if name in _TRUNCATION_UNITS else ""
         if not name or (kind == "TruncDate" and name not in _DATE_UNITS):
             return None
-        current = self.value(node.date() if kind == "TruncDate" else node.timestamp())
+        current = self.write_value(node.date() if kind == "TruncDate" else node.timestamp())
         if is_current(current):
             return exp.TimestampTrunc(this=current, unit=exp.Var(this=name))
         if kind == "TruncTimestamp" and not _is_in_utc(node):
             return None
-        inner = self._find_day_column(node.date()) if kind == "TruncDate" else self.value(node.timestamp())
+        inner = self._find_day_column(node.date()) if kind == "TruncDate" else self.write_value(node.timestamp())
         return exp.TimestampTrunc(this=inner, unit=exp.Var(this=name)) if isinstance(inner, exp.Column) else None
 
     def _write_formatted(self, node: Node) -> exp.Expr | None:
-        pattern, inner = self._leaves.constant(node.right()), self.value(node.left())
+        pattern, inner = self._leaves.read_constant(node.right()), self.write_value(node.left())
         text = None if pattern is None or pattern.kind != "text" else _FORMATS.get(pattern.value)
         if text is None or not isinstance(inner, exp.Column) or not _is_in_utc(node) or self._has_legacy_formats():
             return None
@@ -287,7 +287,7 @@ class SparkExpressions:
         return str(policy).upper() == "LEGACY"
 
     def _write_prefix(self, node: Node) -> exp.Expr | None:
-        start, size = (self._leaves.constant(one) for one in (node.pos(), node.len()))
+        start, size = (self._leaves.read_constant(one) for one in (node.pos(), node.len()))
         inner = self._write_text(node.str())
         if inner is None or start is None or size is None or {start.kind, size.kind} != {"integer"}:
             return None
@@ -297,26 +297,26 @@ class SparkExpressions:
         return exp.Substring(this=inner, start=exp.Literal.number(1), length=exp.Literal.number(int(size.value)))
 
     def _write_text(self, node: Node) -> exp.Expr | None:
-        return self.value(node) if self._catalyst.type_of(node) == "string" else None
+        return self.write_value(node) if self._catalyst.read_type(node) == "string" else None
 
     def _write_arithmetic(self, node: Node, kind: str) -> exp.Expr | None:
-        result = self._catalyst.type_of(node)
+        result = self._catalyst.read_type(node)
         precision = _DECIMAL.fullmatch(result)
         if result not in _DIGITS and (precision is None or int(precision[1]) >= _PRECISION_MAX):
             return None
         if kind == "UnaryMinus":
-            inner = self.value(node.child()) if node.failOnError() else None
+            inner = self.write_value(node.child()) if node.failOnError() else None
             return None if inner is None else exp.Neg(this=exp.Paren(this=inner))
         if str(node.evalMode().toString()) not in ("ANSI", "TRY"):
             return None
-        left, right = (self.value(one) for one in (node.left(), node.right()))
+        left, right = (self.write_value(one) for one in (node.left(), node.right()))
         if left is None or right is None:
             return None
         left, right = (one if _is_operand(one) else exp.Paren(this=one) for one in (left, right))
         return {"Add": exp.Add, "Subtract": exp.Sub, "Multiply": exp.Mul}[kind](this=left, expression=right)
 
     def _add_days(self, node: Node, kind: str) -> exp.Expr | None:
-        value, days = self.value(node.left()), self._leaves.constant(node.right())
+        value, days = self.write_value(node.left()), self._leaves.read_constant(node.right())
         if value is None or days is None or days.kind != "integer":
             return None
         count = int(days.value) * (1 if kind == "DateAdd" else -1)
@@ -324,7 +324,7 @@ class SparkExpressions:
             return _shift(value, count, "DAY")
         if not isinstance(value, exp.Column):
             return None
-        if self._catalyst.type_of(node.left()) != "date":
+        if self._catalyst.read_type(node.left()) != "date":
             return None
         self.moved.add(value.name)
         return _shift(value, count, "DAY")
@@ -334,19 +334,19 @@ class SparkExpressions:
 
         Months that are added to a column are not written, because they give no bounds.
         """
-        value = self.value(node.left())
+        value = self.write_value(node.left())
         if value is None or not is_current(value):
             return None
         if kind == "AddMonths":
-            months = self._leaves.constant(node.right())
+            months = self._leaves.read_constant(node.right())
             count = int(months.value) if months is not None and months.kind == "integer" else None
         else:
-            count = self._leaves.interval_months(node.right())
+            count = self._leaves.read_interval_months(node.right())
         return None if count is None else _shift(value, count, "MONTH")
 
     def _add_interval(self, node: Node) -> exp.Expr | None:
         """Add an interval of days or less to a time. Spark fails if the result is outside the range of times."""
-        value, moved_us = self.value(node.start()), self._leaves.interval_us(node.interval())
+        value, moved_us = self.write_value(node.start()), self._leaves.read_interval_us(node.interval())
         if value is None or moved_us is None or moved_us % _SECOND_US:
             return None
         if not is_current(value) and not (isinstance(value, exp.Column) and _is_in_utc(node)):
@@ -378,7 +378,7 @@ def hide() -> exp.Expr:
     return exp.Anonymous(this=_HIDDEN)
 
 
-def expression_of(literal: Literal) -> exp.Expr:
+def build_expression(literal: Literal) -> exp.Expr:
     text = literal.value
     match literal.kind:
         case "null":

@@ -6,7 +6,7 @@ relation of the plan has a known position in the text. A relation without a mark
 reference cannot be the marker, because Spark uses the options of the first reference for all references to a table.
 
 Only queries have positions, because the text is analysed again with other names. The query may be the whole statement,
-or the query whose rows a statement writes (`query_of`).
+or the query whose rows a statement writes (`find_query`).
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ class ReferencePosition(NamedTuple):
 
 def is_write(catalyst: Catalyst, parsed: Node) -> bool:
     """Return whether the statement writes the rows of a query."""
-    return catalyst.kind(parsed) in _QUERIES_OF
+    return catalyst.find_kind(parsed) in _QUERIES_OF
 
 
-def query_of(catalyst: Catalyst, parsed: Node) -> Node:
+def find_query(catalyst: Catalyst, parsed: Node) -> Node:
     """Return the query of a parsed statement: the statement itself, or the query whose rows it writes."""
-    part = _QUERIES_OF.get(catalyst.kind(parsed))
+    part = _QUERIES_OF.get(catalyst.find_kind(parsed))
     return parsed if part is None else getattr(parsed, part)()
 
 
@@ -100,12 +100,12 @@ def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[Refe
     if _MARK in text:
         raise UnsupportedQuery(f"{_MARK} is a reserved name")
     references: list[ReferencePosition] = []
-    parsed = query_of(catalyst, statement)
+    parsed = find_query(catalyst, statement)
     with_subqueries = catalyst.has_subqueries(parsed)
     left: list[tuple[Node, tuple[str, str], Node, frozenset[str]]] = [(parsed, ("", ""), None, frozenset())]
     while left:
         node, above, parent, with_names = left.pop()
-        kind = catalyst.kind(node)
+        kind = catalyst.find_kind(node)
         if kind not in _QUERY:
             raise UnsupportedQuery(f"the statement cannot be parsed: {kind or 'unknown'}")
         if kind == "UnresolvedRelation":
@@ -118,7 +118,7 @@ def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[Refe
                 name = str(pair._1()).lower()
                 left.append((pair._2(), (kind, above[0]), node, with_names | {name} if recursive else with_names))
                 with_names |= {name}
-        below = [*catalyst.children(node), *(to_list(node.subqueries()) if with_subqueries else ())]
+        below = [*catalyst.list_children(node), *(to_list(node.subqueries()) if with_subqueries else ())]
         if kind == "RelationTimeTravel":
             below.append(node.relation())
         left += [(one, (kind, above[0]), node, with_names) for one in below]
@@ -130,7 +130,7 @@ def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[Refe
     if is_write(catalyst, statement):
         # The code that runs such a statement compares the names of the tables that are read and written.
         target = _find_target_name(catalyst, statement)
-        read = {catalyst.names(text[one.start : one.end])[-1].lower() for one in references}
+        read = {catalyst.parse_names(text[one.start : one.end])[-1].lower() for one in references}
         if target is None or target.lower() in read:
             raise UnsupportedQuery("the query reads the table that it writes")
     return references
@@ -159,10 +159,10 @@ def _has_qualified_column(text: str, references: Sequence[ReferencePosition]) ->
 
 def _find_target_name(catalyst: Catalyst, statement: Node) -> str | None:
     """Return the last level of the name of the table that the statement writes, or None."""
-    node = getattr(statement, _TARGETS_OF[catalyst.kind(statement)])()
-    while catalyst.kind(node) in _ALIASES:
+    node = getattr(statement, _TARGETS_OF[catalyst.find_kind(statement)])()
+    while catalyst.find_kind(node) in _ALIASES:
         node = node.child()
-    match catalyst.kind(node):
+    match catalyst.find_kind(node):
         case "UnresolvedRelation":
             return to_strings(node.multipartIdentifier())[-1]
         case "UnresolvedIdentifier":
@@ -211,7 +211,7 @@ def _is_name(catalyst: Catalyst, text: str, names: tuple[str, ...]) -> bool:
     if _PLAIN.fullmatch(text):  # The text must be split as Spark's parser splits it.
         return tuple(text.split(".")) == names
     try:
-        return catalyst.names(text) == names
+        return catalyst.parse_names(text) == names
     except (Py4JError, PySparkException):  # The name is not an identifier, but for example IDENTIFIER(…).
         return False
 
@@ -230,7 +230,7 @@ def insert_markers(text: str, references: Sequence[ReferencePosition]) -> str:
     return splice(text, new)
 
 
-def marker_number(alias: str) -> int | None:
+def parse_marker_number(alias: str) -> int | None:
     """Return the number of the reference if the alias is its marker. Return None for another alias."""
     return int(alias.removeprefix(_MARK)) if alias.startswith(_MARK) else None
 

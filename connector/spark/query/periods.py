@@ -22,24 +22,24 @@ class TermPeriod(NamedTuple):
     """The Spark types of the columns with which the period may be compared."""
 
 
-def period_of(catalyst: Catalyst, node: Node) -> TermPeriod | None:
+def find_period(catalyst: Catalyst, node: Node) -> TermPeriod | None:
     """Return the period that an expression represents, or None for another expression.
 
     The period of an instant is a period in UTC.
     """
-    kind = catalyst.kind(node)
-    if kind == "Cast" and catalyst.type_of(node) == "bigint" and catalyst.kind(node.child()) == "Year":
+    kind = catalyst.find_kind(node)
+    if kind == "Cast" and catalyst.read_type(node) == "bigint" and catalyst.find_kind(node.child()) == "Year":
         node, kind = node.child(), "Year"
     match kind:
         case "Year":
             inner = node.child()
-            column = inner if catalyst.kind(inner) == "AttributeReference" else _find_day_source(catalyst, inner)
-            fits = column is not None and catalyst.type_of(column) in ("date", "timestamp", "timestamp_ntz")
+            column = inner if catalyst.find_kind(inner) == "AttributeReference" else _find_day_source(catalyst, inner)
+            fits = column is not None and catalyst.read_type(column) in ("date", "timestamp", "timestamp_ntz")
             return TermPeriod(column, YEAR, _WHOLE) if fits else None
         case "TruncDate":
             column, unit = node.date(), node.format()
-            text = str(unit.value()).lower() if catalyst.kind(unit) == "Literal" else ""
-            is_date = catalyst.kind(column) == "AttributeReference" and catalyst.type_of(column) == "date"
+            text = str(unit.value()).lower() if catalyst.find_kind(unit) == "Literal" else ""
+            is_date = catalyst.find_kind(column) == "AttributeReference" and catalyst.read_type(column) == "date"
             return TermPeriod(column, _UNITS[text], ("date",)) if is_date and text in _UNITS else None
         case "Cast":
             column = _find_day_source(catalyst, node)
@@ -49,12 +49,12 @@ def period_of(catalyst: Catalyst, node: Node) -> TermPeriod | None:
 
 def _find_day_source(catalyst: Catalyst, node: Node) -> Node | None:
     """Return the time attribute if the node is the day of such an attribute. Otherwise return None."""
-    if catalyst.kind(node) != "Cast" or catalyst.type_of(node) != "date":
+    if catalyst.find_kind(node) != "Cast" or catalyst.read_type(node) != "date":
         return None
     column, zone = node.child(), node.timeZoneId()
-    if catalyst.kind(column) != "AttributeReference":
+    if catalyst.find_kind(column) != "AttributeReference":
         return None
-    match catalyst.type_of(column):
+    match catalyst.read_type(column):
         case "timestamp_ntz":
             return column
         case "timestamp":

@@ -35,11 +35,11 @@ from seamark.connector.analysis.algebra.relations import (
 from seamark.connector.analysis.comparisons import FLIPPED
 from seamark.connector.plans.conditions import ColumnReference, Condition, all_of, any_of, move
 from seamark.connector.plans.literals import Literal
-from seamark.connector.spark.query.aggregates import conditions_of_rows, extreme_of
+from seamark.connector.spark.query.aggregates import find_extreme, list_row_conditions
 from seamark.connector.spark.query.catalyst import Catalyst, Node
-from seamark.connector.spark.query.conditions import Conditions, SparkColumn, iceberg_kind
-from seamark.connector.spark.query.constant_rows import constant_columns
-from seamark.connector.spark.query.periods import period_of
+from seamark.connector.spark.query.conditions import Conditions, SparkColumn, find_iceberg_kind
+from seamark.connector.spark.query.constant_rows import find_constant_columns
+from seamark.connector.spark.query.periods import find_period
 from seamark.connector.spark.scala import to_list
 
 PLAN_NODES_MAX = 2_000
@@ -111,17 +111,17 @@ class AttributeOutputs:
         """Return whether the name is an output, or None if the outputs are unknown."""
         return None if self.order is None else name in self.order
 
-    def names(self) -> tuple[str, ...] | None:
+    def list_names(self) -> tuple[str, ...] | None:
         return self.order
 
-    def reference(self, name: str) -> ColumnReference | None:
+    def find_reference(self, name: str) -> ColumnReference | None:
         if self.references is None:
             return 0, name
         attribute, dot, path = name.partition(".")
         reference = self.references.get(attribute)
         return None if reference is None else (reference[0], f"{reference[1]}{dot}{path}")
 
-    def literal(self, name: str) -> Literal | None:
+    def find_literal(self, name: str) -> Literal | None:
         return None
 
     def may_be_null(self, name: str) -> bool:
@@ -217,11 +217,11 @@ class PlanReader:
         if self._has_subqueries:
             for subquery in to_list(node.subqueries()):
                 self._read_subquery(subquery)
-        kind = self._catalyst.kind(node)
+        kind = self._catalyst.find_kind(node)
         if kind == "Join":
             rows = self._read_join(node)
         else:
-            children = [self._read(child) for child in self._catalyst.children(node)]
+            children = [self._read(child) for child in self._catalyst.list_children(node)]
             rows = self._read_leaf(node) if not children else self._read_node(node, kind, children)
         if not rows.ids or node.deterministic():
             return rows
@@ -233,7 +233,7 @@ class PlanReader:
         outputs = plan.output()
         if outputs.isEmpty():
             return
-        number = self._catalyst.id_of(outputs.head())
+        number = self._catalyst.read_id(outputs.head())
         # Two references to the same query of WITH have the same attribute ids.
         self._subqueries[number] = None if number in self._subqueries else relation
 
@@ -273,7 +273,7 @@ class PlanReader:
         marked = self._table_of(node)
         if marked is None:
             return self._read_constants(node)
-        table = Table(dict(_kinds_of(marked.columns.values())))
+        table = Table(dict(_list_kinds(marked.columns.values())))
         self.tables[table] = marked.mark
         outputs = AttributeOutputs({str(number): (0, column.name) for number, column in marked.columns.items()})
         columns = {number: _rename(column, str(number)) for number, column in marked.columns.items()}
@@ -281,11 +281,11 @@ class PlanReader:
 
     def _read_constants(self, node: Node) -> _Rows:
         """Read the columns of VALUES, or of the elements of an array."""
-        columns = constant_columns(self._catalyst, node)
+        columns = find_constant_columns(self._catalyst, node)
         if not columns:
             return _Rows(UnknownRelation())
         rows = LiteralRows(tuple(values for _, _, values in columns))
-        names = zip(columns, rows.names(), strict=True)
+        names = zip(columns, rows.list_names(), strict=True)
         outputs = AttributeOutputs({str(number): (0, name) for (number, _, _), name in names})
         return _Rows(QueryBlock([rows], 0, outputs), {}, frozenset(number for number, _, _ in columns))
 
@@ -307,7 +307,7 @@ class PlanReader:
             source = self._find_attribute(output)
             if source is None or source not in child.ids:
                 continue
-            number = self._catalyst.id_of(output)
+            number = self._catalyst.read_id(output)
             references[str(number)] = (0, str(source))
             if source in child.columns:
                 columns[number] = _rename(child.columns[source], str(number))
@@ -324,12 +324,12 @@ class PlanReader:
         )
         extremes = {}
         for output in outputs:
-            extreme = extreme_of(self._catalyst, output)
+            extreme = find_extreme(self._catalyst, output)
             source = None if extreme is None else self._find_attribute(extreme.expression)
             if extreme is not None and source in child.ids:
-                name = str(self._catalyst.id_of(output))
+                name = str(self._catalyst.read_id(output))
                 extremes[name] = Extreme((0, str(source)), extreme.kind, extreme.is_filtered)
-        filters = [] if groups else conditions_of_rows(self._catalyst, outputs)
+        filters = [] if groups else list_row_conditions(self._catalyst, outputs)
         can_filter = bool(filters) and bool(node.deterministic())
         counted = any_of(self._read_condition([each], child.columns) for each in filters) if can_filter else None
         block = QueryBlock(
@@ -355,12 +355,12 @@ class PlanReader:
         references: dict[str, ColumnReference] = {}
         nullable: set[str] = set()
         for output, *values in zip(outputs, *map(to_list, projections), strict=True):
-            nulls = [self._catalyst.kind(value) == "Literal" and value.value() is None for value in values]
+            nulls = [self._catalyst.find_kind(value) == "Literal" and value.value() is None for value in values]
             attributes = {self._find_attribute(value) for value, null in zip(values, nulls, strict=True) if not null}
             source = attributes.pop() if len(attributes) == 1 else None
             if source is None or source not in child.ids:
                 continue
-            number = self._catalyst.id_of(output)
+            number = self._catalyst.read_id(output)
             references[str(number)] = (0, str(source))
             nullable |= {str(number)} if any(nulls) else set()
             if source in child.columns:
@@ -383,14 +383,14 @@ class PlanReader:
         relation: Relation | None = None
         for attributes, child in zip(inputs, children, strict=True):
             positions = zip(order, attributes, strict=True)
-            references = {name: (0, str(self._catalyst.id_of(attribute))) for name, attribute in positions}
+            references = {name: (0, str(self._catalyst.read_id(attribute))) for name, attribute in positions}
             block = QueryBlock([child.relation], 0, AttributeOutputs(references, order))
             relation = block if relation is None else SetOperation(relation, block)
         columns, names = {}, {}
         for position, (output, attribute) in enumerate(zip(outputs, inputs[0], strict=True)):
-            column = children[0].columns.get(self._catalyst.id_of(attribute))
-            if column is not None and column.kind in ("struct", self._catalyst.type_of(output)):
-                number = self._catalyst.id_of(output)
+            column = children[0].columns.get(self._catalyst.read_id(attribute))
+            if column is not None and column.kind in ("struct", self._catalyst.read_type(output)):
+                number = self._catalyst.read_id(output)
                 columns[number] = _rename(column, str(number))
                 names[str(number)] = (0, str(position))
         rows: Relation = UnknownRelation() if relation is None else relation
@@ -405,7 +405,7 @@ class PlanReader:
 
     def _read_join(self, node: Node) -> _Rows:
         left, right = self._read(node.left()), self._read(node.right())
-        kind = self._catalyst.kind(node.joinType())
+        kind = self._catalyst.find_kind(node.joinType())
         kept_sides = _KEPT_SIDES.get(kind)
         if kept_sides is None:
             rows = self._join_rows(left, right, SourceJoin(0, 1, keeps_left=True, keeps_right=True))
@@ -433,20 +433,20 @@ class PlanReader:
     def _read_predicate(self, condition: Node, *sources: _Rows) -> Predicate:
         source_of = _map_sources_by_id(sources)
         columns = {number: column for rows in sources for number, column in rows.columns.items() if number in source_of}
-        parts = self._catalyst.operands(condition, "And")
+        parts = self._catalyst.list_operands(condition, "And")
         conditions: list[Condition | None] = [_move_to_sources(self._read_condition(parts, columns), source_of)]
         equalities: list[Equality] = []
         for part in parts:
-            if self._catalyst.kind(part) != "EqualTo":
+            if self._catalyst.find_kind(part) != "EqualTo":
                 continue
             left, right = part.left(), part.right()
             keys = self._read_key(left, source_of), self._read_key(right, source_of)
             if keys[0] is not None and keys[1] is not None and is_comparable(keys[0].kind, keys[1].kind):
                 equalities.append((keys[0].reference, keys[1].reference))
             for side, key, other in ((left, keys[0], right), (right, keys[1], left)):
-                conditions += self._values_of_subquery(key, other)
-                conditions += self._values_of_period(side, other, source_of, sources)
-        conditions += self._values_of_inequalities(parts, source_of, sources)
+                conditions += self._list_subquery_values(key, other)
+                conditions += self._list_period_values(side, other, source_of, sources)
+        conditions += self._list_inequality_values(parts, source_of, sources)
         return Predicate(all_of(conditions), tuple(equalities), partial(self._read_exactly, parts, columns, source_of))
 
     def _read_exactly(
@@ -463,13 +463,13 @@ class PlanReader:
             return None
         return _move_to_sources(all_of(comparisons), source_of)
 
-    def _values_of_inequalities(
+    def _list_inequality_values(
         self, parts: Sequence[Node], source_of: Mapping[int, int], sources: Sequence[_Rows]
     ) -> Iterator[Condition]:
         """Yield semi-joins for columns that are less or greater than a subquery, or than a column of another source."""
         limits: dict[tuple[ColumnReference, int], list[Limit]] = {}
         for part in parts:
-            op = _INEQUALITIES.get(self._catalyst.kind(part))
+            op = _INEQUALITIES.get(self._catalyst.find_kind(part))
             if op is None:
                 continue
             nodes = (part.left(), part.right())
@@ -477,7 +477,7 @@ class PlanReader:
                 key = self._read_key(side, source_of)
                 if key is None:
                     continue
-                yield from self._limits_of_subquery(key, each_op, other)
+                yield from self._list_subquery_limits(key, each_op, other)
                 partner = self._read_key(other, source_of)
                 if partner is None or partner.reference[0] == key.reference[0]:
                     continue
@@ -489,7 +489,7 @@ class PlanReader:
         for (reference, source), each in limits.items():
             yield from iter_range_semi_joins(reference, each, sources[source].relation)
 
-    def _limits_of_subquery(self, key: _Key, op: str, other: Node) -> Iterator[Condition]:
+    def _list_subquery_limits(self, key: _Key, op: str, other: Node) -> Iterator[Condition]:
         query = self._find_scalar_subquery(other)
         if query is None or not has_ranges(key.kind, query.kind):
             return
@@ -501,20 +501,20 @@ class PlanReader:
     def _find_scalar_subquery(self, node: Node) -> _ScalarQuery | None:
         """Return a node as a scalar subquery, without casts to wider types, or None if it is another node."""
         node = self._remove_widening(node)
-        if self._catalyst.kind(node) != "ScalarSubquery":
+        if self._catalyst.find_kind(node) != "ScalarSubquery":
             return None
         output = node.plan().output().head()
-        number = self._catalyst.id_of(output)
+        number = self._catalyst.read_id(output)
         query = self._subqueries.get(number)
         if query is None:
             return None
-        kind = iceberg_kind(self._catalyst.type_of(output))
+        kind = find_iceberg_kind(self._catalyst.read_type(output))
         return _ScalarQuery(query, str(number), kind, is_correlated=not node.children().isEmpty())
 
     def _read_condition(self, nodes: Sequence[Node], columns: Mapping[int, SparkColumn]) -> Condition | None:
         return self._conditions.read_with_likes(nodes, columns) if columns else None
 
-    def _values_of_subquery(self, key: _Key | None, other: Node) -> list[Condition]:
+    def _list_subquery_values(self, key: _Key | None, other: Node) -> list[Condition]:
         """Return the conditions on a column that equals a scalar subquery."""
         query = None if key is None else self._find_scalar_subquery(other)
         if key is None or query is None or not is_comparable(key.kind, query.kind):
@@ -524,15 +524,15 @@ class PlanReader:
             conditions += iter_extreme_semi_joins(key.reference, key.kind, "=", query.relation, query.output)
         return conditions
 
-    def _values_of_period(
+    def _list_period_values(
         self, side: Node, other: Node, source_of: Mapping[int, int], sources: Sequence[_Rows]
     ) -> Iterator[Condition]:
         """Yield semi-joins for a column whose day, month or year equals a value of another column."""
         partner = self._find_attribute(other)
-        period = None if partner is None or partner not in source_of else period_of(self._catalyst, side)
-        if period is None or partner is None or self._catalyst.type_of(other) not in period.partners:
+        period = None if partner is None or partner not in source_of else find_period(self._catalyst, side)
+        if period is None or partner is None or self._catalyst.read_type(other) not in period.partners:
             return
-        number = self._catalyst.id_of(period.column)
+        number = self._catalyst.read_id(period.column)
         if number in source_of:
             rows = sources[source_of[partner]]
             yield from iter_period_semi_joins(
@@ -542,19 +542,21 @@ class PlanReader:
     def _read_key(self, node: Node, source_of: Mapping[int, int]) -> _Key | None:
         """Return an attribute as a key, without casts to wider types, or None if the node is not an attribute."""
         node = self._remove_widening(node)
-        if self._catalyst.kind(node) != "AttributeReference":
+        if self._catalyst.find_kind(node) != "AttributeReference":
             return None
-        number = self._catalyst.id_of(node)
+        number = self._catalyst.read_id(node)
         if number not in source_of:
             return None
-        return _Key((source_of[number], str(number)), iceberg_kind(self._catalyst.type_of(node)))
+        return _Key((source_of[number], str(number)), find_iceberg_kind(self._catalyst.read_type(node)))
 
     def _remove_widening(self, node: Node) -> Node:
         """Return the operand of a cast to a type that has all values of the operand; otherwise the node itself."""
-        if self._catalyst.kind(node) != "Cast":
+        if self._catalyst.find_kind(node) != "Cast":
             return node
         child = node.child()
-        is_widened = is_wider(iceberg_kind(self._catalyst.type_of(node)), iceberg_kind(self._catalyst.type_of(child)))
+        is_widened = is_wider(
+            find_iceberg_kind(self._catalyst.read_type(node)), find_iceberg_kind(self._catalyst.read_type(child))
+        )
         return child if is_widened else node
 
     def _find_attribute(self, output: Node) -> int | None:
@@ -562,9 +564,9 @@ class PlanReader:
 
         Return None for another expression.
         """
-        if self._catalyst.kind(output) == "Alias":
+        if self._catalyst.find_kind(output) == "Alias":
             output = output.child()
-        return self._catalyst.id_of(output) if self._catalyst.kind(output) == "AttributeReference" else None
+        return self._catalyst.read_id(output) if self._catalyst.find_kind(output) == "AttributeReference" else None
 
     def _find_references(self, nodes: Iterable[Node], child: _Rows) -> frozenset[ColumnReference]:
         numbers = {self._find_attribute(node) for node in nodes}
@@ -597,10 +599,10 @@ def _rename(column: SparkColumn, name: str) -> SparkColumn:
     return SparkColumn(name, column.kind, fields)
 
 
-def _kinds_of(columns: Iterable[SparkColumn]) -> Iterator[tuple[str, str]]:
+def _list_kinds(columns: Iterable[SparkColumn]) -> Iterator[tuple[str, str]]:
     """Yield the name and the Iceberg type of each column, and of each struct field."""
     for column in columns:
-        kind = iceberg_kind(column.kind)
+        kind = find_iceberg_kind(column.kind)
         if kind is not None:
             yield column.name, kind
-        yield from _kinds_of(column.fields)
+        yield from _list_kinds(column.fields)

@@ -48,20 +48,20 @@ from seamark.connector.plans.conditions import any_of, limit_text
 from seamark.connector.plans.joins import Dimension
 from seamark.connector.plans.plan_requests import PlanRequests
 from seamark.connector.plans.quotes import backquote
-from seamark.connector.plans.rewrites import BUDGET_S, LEASE_S, MAX_KEPT_FRACTION, RewrittenStatement, summary_of
+from seamark.connector.plans.rewrites import BUDGET_S, LEASE_S, MAX_KEPT_FRACTION, RewrittenStatement, write_summary
 from seamark.connector.plans.scan import NO_USE, Scan, TableUse
 from seamark.connector.spark.query.catalyst import Catalyst, Node
-from seamark.connector.spark.query.conditions import SparkColumn, spark_columns
+from seamark.connector.spark.query.conditions import SparkColumn, list_spark_columns
 from seamark.connector.spark.query.cube_queries import QueryOverCube, translate_text
 from seamark.connector.spark.query.maintenance import run_maintenance
 from seamark.connector.spark.query.name_positions import (
     ReferencePosition,
     UnsupportedQuery,
+    find_query,
     find_references,
     insert_markers,
     is_write,
-    marker_number,
-    query_of,
+    parse_marker_number,
     replace_names,
 )
 from seamark.connector.spark.query.plan_reader import MarkedTable, PlanReader, PlanTooLarge
@@ -185,14 +185,17 @@ def _flush_unplanned_streams(spark: SparkSession, frame: DataFrame) -> bool:
     catalyst, names = Catalyst(spark), set()
     try:
         for leaf in catalyst.leaves(_read_analyzed_plan(frame)):
-            name = catalyst.identifier_of(leaf) if catalyst.is_relation(leaf) else None
+            name = catalyst.read_identifier(leaf) if catalyst.is_relation(leaf) else None
             if name is None or leaf.catalog().isEmpty() or PLAN_MARK in name[-1] or _VERSION_LEVEL.fullmatch(name[-1]):
                 continue
             catalog = leaf.catalog().get()
-            if catalyst.class_of(catalog) != _CATALOG_CLASS or catalyst.class_of(leaf.table()) != _TABLE_CLASS:
+            if (
+                catalyst.read_class_name(catalog) != _CATALOG_CLASS
+                or catalyst.read_class_name(leaf.table()) != _TABLE_CLASS
+            ):
                 continue
             table = leaf.table().table()
-            if _is_stream(catalyst, table) and catalyst.class_of(table) != _PLANNED_TABLE_CLASS:
+            if _is_stream(catalyst, table) and catalyst.read_class_name(table) != _PLANNED_TABLE_CLASS:
                 names.add((str(catalog.name()), name))
         flushed = 0
         for catalog_name, name in sorted(names):
@@ -208,7 +211,7 @@ def _flush_unplanned_streams(spark: SparkSession, frame: DataFrame) -> bool:
 
 
 def _is_stream(catalyst: Catalyst, table: Any) -> bool:
-    return catalyst.property_of(table, STREAM_ENABLED).lower() == "true"
+    return catalyst.read_property(table, STREAM_ENABLED).lower() == "true"
 
 
 def plan_source(spark: SparkSession, text: str, args: Any, *, lease_s: int, max_kept_fraction: float) -> str:
@@ -227,7 +230,7 @@ def _may_run(spark: SparkSession, rewritten: RewrittenQuery) -> bool:
     """Return whether Spark accepts the query of a statement that writes, with its plan tables."""
     catalyst = Catalyst(spark)
     try:
-        plan = catalyst.analyze(query_of(catalyst, catalyst.parse(str(rewritten.statement))))
+        plan = catalyst.analyze(find_query(catalyst, catalyst.parse(str(rewritten.statement))))
         if _is_as_understood(catalyst, plan, rewritten):
             return True
         _log.warning("The original text runs, because its tables were altered after the analysis")
@@ -341,7 +344,7 @@ class _Query:
             ):
                 star_scans = []
                 for each, scan in zip(tables, scans.values(), strict=True):
-                    state = await seamark.columns(each.name)
+                    state = await seamark.load_table(each.name)
                     if state is None:
                         return None
                     relation = f"{self._text[scan.start : scan.end]} VERSION AS OF {state.snapshot_id}"
@@ -382,7 +385,7 @@ class _Query:
     def _analyze_marked(self, text: str) -> Node:
         """Analyse the query of the text without running it, and return the plan."""
         if self._is_write:
-            return self._catalyst.analyze(query_of(self._catalyst, self._catalyst.parse(text)))
+            return self._catalyst.analyze(find_query(self._catalyst, self._catalyst.parse(text)))
         return _read_analyzed_plan(run_text(self._spark, text, self._args))
 
     def _reads_cached(self) -> bool:
@@ -390,7 +393,7 @@ class _Query:
             return True
         execution = run_text(self._spark, self._text, self._args)._jdf.queryExecution()
         return any(
-            "InMemory" in self._catalyst.kind(leaf) for leaf in self._catalyst.leaves(execution.withCachedData())
+            "InMemory" in self._catalyst.find_kind(leaf) for leaf in self._catalyst.leaves(execution.withCachedData())
         )
 
     # Tables of the query
@@ -428,7 +431,7 @@ class _Query:
                 condition=limit_text(condition),
                 likes=likes_on(each),
                 joins=intersect_joins(
-                    [build_joins(one, partial(_mark_of, reader.tables, mark), utc=True) for one in each]
+                    [build_joins(one, partial(_find_mark, reader.tables, mark), utc=True) for one in each]
                 ),
                 ref=reference.ref if table.ref is None else table.ref,
                 query_use=uses.get(mark, NO_USE),
@@ -449,11 +452,11 @@ class _Query:
         Tables that a view in the query also reads are left out, because a table is read at one snapshot.
         """
         catalyst, unmarked = self._catalyst, set()
-        for leaf, mark in catalyst.find_aliased_leaves(plan, marker_number):
+        for leaf, mark in catalyst.find_aliased_leaves(plan, parse_marker_number):
             table = self._read_table(leaf)
             if table is None:
                 continue
-            numbers = [number for number, _ in catalyst.attributes(leaf)]
+            numbers = [number for number, _ in catalyst.list_attributes(leaf)]
             if mark is None:
                 unmarked.add(table.read)
             elif self._tables.setdefault(mark, table) == table:
@@ -469,7 +472,7 @@ class _Query:
         """
         if not self._catalyst.is_relation(leaf):
             return None
-        attributes = self._catalyst.attributes(leaf)
+        attributes = self._catalyst.list_attributes(leaf)
         marks = {self._marks.get(number) for number, _ in attributes}
         mark = marks.pop() if len(marks) == 1 else None
         table = None if mark is None else self._tables.get(mark)
@@ -486,17 +489,17 @@ class _Query:
         """Return the table if the leaf is a table of an Iceberg REST catalog. Otherwise return None."""
         if not self._catalyst.is_relation(leaf):
             return None
-        name, catalog = self._catalyst.identifier_of(leaf), leaf.catalog()
+        name, catalog = self._catalyst.read_identifier(leaf), leaf.catalog()
         if name is None or catalog.isEmpty():
             return None
         catalog = catalog.get()
-        if self._catalyst.class_of(catalog) != _CATALOG_CLASS:
+        if self._catalyst.read_class_name(catalog) != _CATALOG_CLASS:
             return None
         catalog_name = str(catalog.name())
         if not self._read_setting(catalog_name, "uri").startswith("http") or PLAN_MARK in name[-1]:
             return None
         table = leaf.table().table()
-        schema, snapshot = self._catalyst.iceberg_schema(table), self._catalyst.iceberg_snapshot(table)
+        schema, snapshot = self._catalyst.read_iceberg_schema(table), self._catalyst.read_iceberg_snapshot(table)
         summary = {} if snapshot is None else snapshot.get("summary", {})
         state = KnownTable(
             "",
@@ -504,7 +507,7 @@ class _Query:
             None if snapshot is None else int(snapshot["snapshot-id"]),
             *(parse_count(summary, name, 0) for name in ("total-files-size", "total-data-files")),
         )
-        columns = {column.name: column for column in spark_columns(schema["fields"])}
+        columns = {column.name: column for column in list_spark_columns(schema["fields"])}
         name, number, ref = self._split_version(name, leaf.table())
         is_stream = number is None and ref is None and _is_stream(self._catalyst, table)
         return _Table(catalog_name, name, state, int(schema["schema-id"]), columns, number, ref, is_stream)
@@ -517,7 +520,7 @@ class _Query:
             name, or if Iceberg does not read its last level as a version.
         """
         match = _VERSION_LEVEL.fullmatch(name[-1])
-        if match is None or self._catalyst.class_of(table) != _TABLE_CLASS:
+        if match is None or self._catalyst.read_class_name(table) != _TABLE_CLASS:
             return name, None, None
         kind, version = (one for one in match.groups() if one is not None)
         snapshot_id, branch = table.snapshotId(), table.branch()
@@ -561,7 +564,7 @@ class _Query:
         }
         return RewrittenQuery(
             replace_names(self._text, {references[mark]: name for mark, name in names.items()}),
-            summary_of(plans, dimensions),
+            write_summary(plans, dimensions),
             sum(plan.files for plan in plans.values()),
             sum(plan.considered_files for plan in plans.values()),
             self._is_write,
@@ -585,19 +588,19 @@ class _Query:
             async with open_seamark(uri, token=token, lease_s=self._lease_s, engine=_ENGINE) as seamark:
                 asking = PlanRequests(seamark, self._max_kept_fraction, until_s, streams=streams)
                 # Spark has loaded the last flush of a stream table; its plans are of the rows that wait, too.
-                current = await asking.all({name: seamark.columns(name) for name in streams})
+                current = await asking.request_all({name: seamark.load_table(name) for name in streams})
                 states = {}
                 for mark, planned in planned_scans.items():
                     state = current.get(planned.table) if planned.table in streams else self._tables[mark].state
                     if state is not None:
                         states[planned.scan.catalog, planned.scan.schema, planned.scan.table] = state
                 dimensions = joining.find_dimensions(planned_scans, states)
-                return dimensions, await asking.plans(list(planned_scans.values()), dimensions), asking.why
+                return dimensions, await asking.request_plans(list(planned_scans.values()), dimensions), asking.why
 
         return run_in_thread(ask())
 
 
-def _mark_of(marks: Mapping[Table, int], own: int, table: Table) -> int | None:
+def _find_mark(marks: Mapping[Table, int], own: int, table: Table) -> int | None:
     """Return the marker of a table with which the table at the marker `own` may be joined.
 
     The result is None if both have the same marker.
@@ -614,7 +617,7 @@ def _is_as_understood(catalyst: Catalyst, plan: Node, rewritten: RewrittenQuery)
     """Return whether each plan table exists and has the schema with which its conditions were read."""
     schema_ids = {}
     for leaf in catalyst.leaves(plan):
-        name = catalyst.identifier_of(leaf) if catalyst.is_relation(leaf) else None
+        name = catalyst.read_identifier(leaf) if catalyst.is_relation(leaf) else None
         if name is not None and PLAN_MARK in name[-1]:
             schema_ids[(str(leaf.catalog().get().name()), *name)] = int(leaf.table().table().schema().schemaId())
     return schema_ids == rewritten.schemas

@@ -47,7 +47,7 @@ def read_table_uses(catalyst: Catalyst, plan: Node, marks: Mapping[int, int]) ->
         reader.read(plan)
     except (_PlanTooLarge, RecursionError):
         return {}
-    return {mark: reader.use_of(mark) for mark in set(marks.values())}
+    return {mark: reader.build_use(mark) for mark in set(marks.values())}
 
 
 class _UseReader:
@@ -61,10 +61,10 @@ class _UseReader:
 
     def read(self, plan: Node) -> None:
         self._has_subqueries = self._catalyst.has_subqueries(plan)
-        self._add_columns(self._catalyst.attributes(plan))
+        self._add_columns(self._catalyst.list_attributes(plan))
         self._read(plan)
 
-    def use_of(self, mark: int) -> TableUse:
+    def build_use(self, mark: int) -> TableUse:
         columns = tuple(sorted(self._columns[mark]))
         return TableUse(
             tuple(sorted(self._grouping[mark])[:_KEYS_MAX]),
@@ -77,21 +77,21 @@ class _UseReader:
         self._nodes_left -= 1
         if self._nodes_left < 0:
             raise _PlanTooLarge
-        kind, children = self._catalyst.kind(node), self._catalyst.children(node)
+        kind, children = self._catalyst.find_kind(node), self._catalyst.list_children(node)
         below = set().union(*map(self._read, children))
         if not children:
-            return {self._marks[number] for number, _ in self._catalyst.attributes(node) if number in self._marks}
+            return {self._marks[number] for number, _ in self._catalyst.list_attributes(node) if number in self._marks}
         if self._has_subqueries:
             for subquery in to_list(node.subqueries()):
-                self._add_columns(self._catalyst.attributes(subquery))
+                self._add_columns(self._catalyst.list_attributes(subquery))
                 self._read(subquery)
         if kind == "Project":
             self._add_columns(self._find_computed(node))
         elif kind not in _PASSING:
-            self._add_columns(self._catalyst.references(node))
+            self._add_columns(self._catalyst.list_references(node))
         if len(children) > 1 and kind != "Join":  # Set operations read all columns of their inputs.
             for child in children:
-                self._add_columns(self._catalyst.attributes(child))
+                self._add_columns(self._catalyst.list_attributes(child))
         if kind == "Aggregate":
             self._read_aggregate(node, below)
         return below
@@ -103,7 +103,9 @@ class _UseReader:
         """
         texts = [text for text in to_strings(project.projectList()) if _NEW_NAME in text]
         ids = {int(number) for text in texts for number in _ID.findall(text)}
-        return [(number, name) for number, name in self._catalyst.references(project) if number in ids] if ids else []
+        return (
+            [(number, name) for number, name in self._catalyst.list_references(project) if number in ids] if ids else []
+        )
 
     def _add_columns(self, attributes: Iterable[tuple[int, str]]) -> None:
         for number, name in attributes:
@@ -112,16 +114,16 @@ class _UseReader:
 
     def _read_aggregate(self, node: Node, below: set[int]) -> None:
         for key in to_list(node.groupingExpressions()):
-            for number, name in self._catalyst.references(key):
+            for number, name in self._catalyst.list_references(key):
                 for mark in self._find_marks(number, name, below):
                     self._grouping[mark][name] = None
         for aggregate in self._list_aggregates(to_list(node.aggregateExpressions())):
             function = aggregate.aggregateFunction()
             values = to_list(function.children())
-            is_column = len(values) == 1 and self._catalyst.kind(values[0]) == "AttributeReference"
-            (number, name) = next(iter(self._catalyst.references(values[0]))) if is_column else (0, "")
+            is_column = len(values) == 1 and self._catalyst.find_kind(values[0]) == "AttributeReference"
+            (number, name) = next(iter(self._catalyst.list_references(values[0]))) if is_column else (0, "")
             for mark in self._find_marks(number, name, below) if is_column else below:
-                self._aggregates[mark][_FUNCTIONS.get(self._catalyst.kind(function), _OTHER), name] = None
+                self._aggregates[mark][_FUNCTIONS.get(self._catalyst.find_kind(function), _OTHER), name] = None
 
     def _list_aggregates(self, outputs: list[Node]) -> Iterator[Node]:
         """Yield the aggregates in the outputs of an aggregation."""
@@ -129,9 +131,9 @@ class _UseReader:
         while waiting and expressions_left:
             expression = waiting.pop()
             expressions_left -= 1
-            if self._catalyst.kind(expression) == "AggregateExpression":
+            if self._catalyst.find_kind(expression) == "AggregateExpression":
                 yield expression
-            elif self._catalyst.kind(expression) != "AttributeReference":
+            elif self._catalyst.find_kind(expression) != "AttributeReference":
                 waiting += to_list(expression.children())[::-1]
 
     def _find_marks(self, number: int, name: str, below: set[int]) -> set[int]:

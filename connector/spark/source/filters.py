@@ -46,7 +46,7 @@ class _Unfit(Exception):
     pass
 
 
-def expression_of(spark_filter: spark.Filter, schema: Schema) -> Expression | None:
+def build_expression(spark_filter: spark.Filter, schema: Schema) -> Expression | None:
     """Return the filter as an expression that is bound to the schema, or None if it is left to Spark."""
     try:
         return bind(_read(spark_filter, schema, negated=False), schema, (), case_sensitive=True)

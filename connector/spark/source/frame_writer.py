@@ -75,7 +75,7 @@ def _dispatch(original: Callable[..., None], replacement: Callable[..., None]) -
         if str(writer._jwrite.source()).lower() != FORMAT:
             original(writer, *arguments, **named)
             return
-        with refusals_as_analysis_exceptions():
+        with convert_refusals():
             replacement(writer, *arguments, **named)
 
     method.seamark = True  # type: ignore[attr-defined]
@@ -83,7 +83,7 @@ def _dispatch(original: Callable[..., None], replacement: Callable[..., None]) -
 
 
 @contextmanager
-def refusals_as_analysis_exceptions() -> Iterator[None]:
+def convert_refusals() -> Iterator[None]:
     """Convert refusals of Seamark to an AnalysisException with the same message."""
     try:
         yield
@@ -253,7 +253,7 @@ def _create(df: DataFrame, target: _Target, options: Mapping[str, str], partitio
 # Names
 
 
-def catalogs(spark: SparkSession) -> list[str]:
+def list_catalogs(spark: SparkSession) -> list[str]:
     """Return the names of the session's catalogs that have a server."""
     return sorted(match[1] for name in spark.conf.getAll if (match := _CATALOG.fullmatch(name)))
 
@@ -263,18 +263,20 @@ def _find_target(spark: SparkSession, name: str | None, options: Mapping[str, st
     if not name:
         raise InvalidRequest("Give the table: save('db.events'), or option('table', 'db.events')")
     levels = split_name(name.replace("`", ""))
-    catalog_names, uri = catalogs(spark), options.get("uri")
+    catalog_names, uri = list_catalogs(spark), options.get("uri")
     if uri is None and levels[0] in catalog_names:
         conf = f"spark.sql.catalog.{levels[0]}"
         token = options.get("token") or str(spark.conf.get(f"{conf}.token", "") or "")
         return _Target(SeamarkClient(str(spark.conf.get(f"{conf}.uri")), token=token or None), levels[1:])
     uri = uri or os.environ.get("SEAMARK_URL")
     if not uri:
-        raise InvalidRequest(f"{name!r} is in no catalog of this session: {catalog_hint(levels[0], catalog_names)}")
+        raise InvalidRequest(
+            f"{name!r} is in no catalog of this session: {make_catalog_hint(levels[0], catalog_names)}"
+        )
     return _Target(SeamarkClient(uri, token=options.get("token")), levels)
 
 
-def catalog_hint(first: str, catalog_names: Sequence[str]) -> str:
+def make_catalog_hint(first: str, catalog_names: Sequence[str]) -> str:
     """Return a hint for a table name that does not begin with the name of a catalog.
 
     Args:
@@ -289,7 +291,7 @@ def catalog_hint(first: str, catalog_names: Sequence[str]) -> str:
 
 
 def _explain_not_found(spark: SparkSession, target: _Target, message: str) -> str:
-    if target.table[0] in catalogs(spark):
+    if target.table[0] in list_catalogs(spark):
         table_name = join_name(target.table[1:])
         return (
             f"{message}. {target.table[0]} is a catalog of this session: with option('uri', …) the name is {table_name}"

@@ -1,5 +1,6 @@
-"""The writer of `writeStream.format("seamark").option("log", "true")`: each batch is one append to the log of a stream
-table.
+"""The writer of `writeStream.format("seamark").option("log", "true")`.
+
+Each batch is one append to the log of a stream table.
 
     stream.writeStream.format("seamark").option("uri", …).option("table", "db.t").option("log", "true").start()
 
@@ -24,7 +25,7 @@ from pyspark.sql.types import StructType
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import InvalidRequest, Refused
-from seamark.connector.spark.source.options import client_and_table, parse_flag
+from seamark.connector.spark.source.options import open_client_and_table, parse_flag
 from seamark.connector.spark.types import check_fits
 from seamark.connector.streams.writer import ARROW, send_rows
 from seamark.connector.write.appends import APPEND, open_destination
@@ -89,7 +90,7 @@ class LogSinkOptions:
             )
         if overwrite:
             raise InvalidRequest("The log takes rows of outputMode('append') only; write other modes with foreachBatch")
-        client, table = client_and_table(options)
+        client, table = open_client_and_table(options)
         into = open_destination(client, table, APPEND)
         if not parse_bool(into.target.properties, STREAM_ENABLED, False):
             raise InvalidRequest(f"{table} is not a stream table; set its property {STREAM_ENABLED} to true")

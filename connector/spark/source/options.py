@@ -9,7 +9,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import InvalidRequest
 
 
-def client_and_table(options: Mapping[str, str]) -> tuple[SeamarkClient, str]:
+def open_client_and_table(options: Mapping[str, str]) -> tuple[SeamarkClient, str]:
     """Return the client and the table for the options `uri`, `token` and `table`.
 
     The default of `uri` is SEAMARK_URL. The names of the options are in lower case.

@@ -41,9 +41,9 @@ from seamark.connector.read.tables import (
     plan_appends,
     restrict_to_rows,
 )
-from seamark.connector.spark.source.filters import expression_of
-from seamark.connector.spark.source.options import client_and_table, parse_flag
-from seamark.connector.spark.types import Convert, for_spark, spark_type
+from seamark.connector.spark.source.filters import build_expression
+from seamark.connector.spark.source.options import open_client_and_table, parse_flag
+from seamark.connector.spark.types import Convert, convert_to_spark_type, find_spark_conversion
 from seamark.formats.iceberg.expressions.expression import TRUE, Expression, join_by_and
 from seamark.formats.iceberg.metadata.replacement import is_replace
 
@@ -104,7 +104,7 @@ class Options:
         unknown = sorted(options.keys() - _OPTIONS)
         if unknown:
             raise InvalidRequest(f"Unknown options {', '.join(unknown)}; the options are {', '.join(sorted(_OPTIONS))}")
-        client, table = client_and_table(options)
+        client, table = open_client_and_table(options)
         selectors = [name for name in ("snapshot-id", "branch", "tag", "as-of") if name in options]
         if len(selectors) > 1:
             raise InvalidRequest(f"{' and '.join(selectors)} are both given; select the snapshot with one of them")
@@ -142,11 +142,11 @@ class Options:
     def incremental(self) -> bool:
         return self.changes or self.start is not None or self.end is not None
 
-    def reading_fresh_rows(self) -> Options:
+    def with_fresh_rows(self) -> Options:
         """Return the options of a reader that includes the rows that wait for a flush, if none names a snapshot."""
         if self.at != CURRENT or self.incremental:
             return self
-        return replace(self, client=self.client.reading_fresh_rows(self.after))
+        return replace(self, client=self.client.with_fresh_rows(self.after))
 
     def open(self) -> OpenTable:
         return open_table(self.client, self.table, self.at, history=self.incremental)
@@ -170,7 +170,7 @@ def _parse_milliseconds(text: str) -> int:
         ) from None
 
 
-def schema_of(table: OpenTable, options: Options) -> spark_types.StructType:
+def select_schema(table: OpenTable, options: Options) -> spark_types.StructType:
     """Return the schema of the columns that the options select.
 
     Raises:
@@ -184,7 +184,7 @@ def schema_of(table: OpenTable, options: Options) -> spark_types.StructType:
         if name not in by_name and name not in special:
             raise InvalidRequest(f"There is no column {name!r}; the table has {', '.join(by_name)}")
         try:
-            kind = special[name] if name not in by_name else spark_type(by_name[name].type)
+            kind = special[name] if name not in by_name else convert_to_spark_type(by_name[name].type)
         except ValueError as error:
             raise InvalidRequest(f"Column {name}: {error}; exclude it with option('columns', …)") from None
         required = name in special or by_name[name].required
@@ -207,7 +207,7 @@ def check_schema(schema: spark_types.StructType, table: OpenTable) -> spark_type
         expected = (
             _list_special_types(True).get(field.name)
             if field.name not in by_name
-            else spark_type(by_name[field.name].type)
+            else convert_to_spark_type(by_name[field.name].type)
         )
         if expected is None or expected.simpleString() != field.dataType.simpleString():
             problem = (
@@ -229,7 +229,9 @@ class RowReader:
         self._kinds = {name: kinds[name] for name in names if name in kinds}
 
     def read(self, snapshot_changes: Iterable[SnapshotChange]) -> Iterator[pa.RecordBatch]:
-        converts = {name: convert for name, kind in self._kinds.items() if (convert := for_spark(kind)) is not None}
+        converts = {
+            name: convert for name, kind in self._kinds.items() if (convert := find_spark_conversion(kind)) is not None
+        }
         reader = TaskReader(self._read_plan, self._storage, threads=False)
         for change in snapshot_changes:
             for batch in reader.read(change.task):
@@ -307,7 +309,7 @@ class FilteringReader(BatchReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         """Yield the filters that the reader leaves to Spark."""
         for spark_filter in filters:
-            expression = expression_of(spark_filter, self._table.schema)
+            expression = build_expression(spark_filter, self._table.schema)
             if expression is None:
                 yield spark_filter
             else:

@@ -23,7 +23,7 @@ from seamark.connector.parquet.projection import FileProjection
 from seamark.connector.read.changes import INSERT, SnapshotChange
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.spark.source.reader import CHANGE_TYPE, Options, ReadTask, RowReader, split_tasks
-from seamark.connector.spark.types import for_spark
+from seamark.connector.spark.types import find_spark_conversion
 from seamark.connector.streams.reader import EARLIEST, StreamReads, plan_step
 from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
@@ -65,14 +65,14 @@ class LogTask(InputPartition):
         """Return the rows with the columns that the query had at its start."""
         file_fields = [field for field in batch.schema if field.name != CHANGE_TYPE]
         projection = FileProjection(file_fields, self.fields, {})
-        columns = projection.columns(batch, [field.id for field in self.fields], batch.num_rows)
+        columns = projection.project_columns(batch, [field.id for field in self.fields], batch.num_rows)
         arrays = []
         by_name = {field.name: field for field in self.fields}
         for name in self.names:
             if name not in by_name:  # This column has the kind of the change.
                 arrays.append(batch.column(name))
                 continue
-            convert = for_spark(by_name[name].type)
+            convert = find_spark_conversion(by_name[name].type)
             column = columns[by_name[name].id]
             arrays.append(column if convert is None else convert(column))
         return pa.RecordBatch.from_arrays(arrays, list(self.names))
@@ -116,7 +116,7 @@ class RowStreamReader(DataSourceStreamReader):
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
         """Return the tasks of a batch, with the schema at the start of the stream."""
-        position, until = _position_of(start), _position_of(end)
+        position, until = _read_position(start), _read_position(end)
         tasks: list[InputPartition] = []
         columns = {field.name: field for field in self._table.schema.fields}
         names = self._schema.fieldNames()
@@ -138,7 +138,7 @@ class RowStreamReader(DataSourceStreamReader):
         return cast("ReadTask | LogTask", partition).read()
 
 
-def _position_of(offset: dict[str, str]) -> str:
+def _read_position(offset: dict[str, str]) -> str:
     """Return the position of an offset of Spark's checkpoint.
 
     Raises:

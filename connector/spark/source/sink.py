@@ -31,7 +31,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import Producer
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.spark.frames.writes import decode_files, encode_files
-from seamark.connector.spark.source.options import client_and_table, parse_flag
+from seamark.connector.spark.source.options import open_client_and_table, parse_flag
 from seamark.connector.spark.types import check_fits
 from seamark.connector.write.appends import APPEND, OVERWRITE, OVERWRITE_PARTITIONS, Destination, open_destination
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
@@ -71,7 +71,7 @@ class SinkOptions:
         supported = OPTIONS | ({"checkpointlocation", "queryname", _LOG} if streaming else frozenset())
         if unknown := sorted(options.keys() - supported):
             raise InvalidRequest(f"Unknown options {', '.join(unknown)}; the options are {', '.join(sorted(OPTIONS))}")
-        client, table = client_and_table(options)
+        client, table = open_client_and_table(options)
         partitions = parse_flag(options, "replace-partitions", False)
         if not overwrite and (partitions or "replace-where" in options):
             raise InvalidRequest("replace-where and replace-partitions require mode('overwrite')")

@@ -26,7 +26,7 @@ from seamark.connector.spark.source.reader import (
     Options,
     StreamReader,
     check_schema,
-    schema_of,
+    select_schema,
 )
 from seamark.connector.spark.source.row_stream import RowStreamReader, reads_rows
 from seamark.formats.runtime.lazy_module import LazyModule
@@ -50,10 +50,10 @@ class SeamarkSource(DataSource):
     def schema(self) -> spark_types.StructType:
         """Return the schema of the columns in the options. By default, it has all columns of the snapshot."""
         options = Options.of(self.options)
-        return schema_of(options.open(), options)
+        return select_schema(options.open(), options)
 
     def reader(self, schema: spark_types.StructType) -> DataSourceReader:
-        options = Options.of(self.options).reading_fresh_rows()
+        options = Options.of(self.options).with_fresh_rows()
         opened = options.open()
         reader_class = FilteringReader if options.push_filters else BatchReader
         return reader_class(options, opened, check_schema(schema, opened))

@@ -53,7 +53,7 @@ class CollectedRows:
         if self.spark_plan is not None:
             return self.spark_plan
         assert self.table is not None
-        local = self.build.local(self.table, self.schema)
+        local = self.build.build_local_rows(self.table, self.schema)
         outputs = zip(to_list(local.output()), to_list(self.outputs), self.names, strict=True)
         return self.build.project([self.build.as_attribute(one, by, name) for one, by, name in outputs], local)
 
@@ -72,7 +72,7 @@ def collect_rows(catalyst: Catalyst, build: PlanBuilder, plan: Node, role: str, 
     Raises:
         NotLocated: There are more than `rows_max` rows.
     """
-    attributes = catalyst.attributes(plan)
+    attributes = catalyst.list_attributes(plan)
     ids, names = tuple(number for number, _ in attributes), tuple(name for _, name in attributes)
     limited = build.limit(rows_max + 1, plan)
     distinct = limited
@@ -95,7 +95,7 @@ def _check_count(rows: int, role: str, rows_max: int) -> None:
         raise NotLocated(f"the {role} has more than {rows_max:,} rows")
 
 
-def ordinals_of(keys: BatchKeys, values: pa.Table, columns: Iterable[SparkColumn]) -> Longs:
+def find_ordinals(keys: BatchKeys, values: pa.Table, columns: Iterable[SparkColumn]) -> Longs:
     """Return the ordinal of the key that equals the values of each row, as int64[rows].
 
     It is -1 if no key is equal, for example if a value is null.

@@ -25,11 +25,11 @@ from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.arrow.predicates import bind_exactly
 from seamark.connector.client.errors import ClientError, Refused
 from seamark.connector.client.values import At
-from seamark.connector.plans.conditions import all_of, drop_functions, limit_text, sql_of
+from seamark.connector.plans.conditions import all_of, drop_functions, limit_text, write_sql
 from seamark.connector.read.tables import OpenTable, open_table
 from seamark.connector.spark.frames.writes import WriteReport
 from seamark.connector.spark.query.catalyst import Catalyst, Node
-from seamark.connector.spark.query.conditions import Conditions, SparkColumn, spark_kind
+from seamark.connector.spark.query.conditions import Conditions, SparkColumn, find_spark_kind
 from seamark.connector.spark.query.queries import run_text
 from seamark.connector.spark.statements.candidate_rows import (
     DEFAULT_LIMITS,
@@ -38,11 +38,11 @@ from seamark.connector.spark.statements.candidate_rows import (
     locate_by_filter,
     locate_by_keys,
 )
-from seamark.connector.spark.statements.collected_rows import CollectedRows, collect_rows, ordinals_of
-from seamark.connector.spark.statements.key_values import KeyValues, fitting_rows, keys_of_condition, keys_of_join
+from seamark.connector.spark.statements.collected_rows import CollectedRows, collect_rows, find_ordinals
+from seamark.connector.spark.statements.key_values import KeyValues, find_condition_keys, find_join_keys, fitting_rows
 from seamark.connector.spark.statements.overwrites import INSERT, OverwriteStatement
 from seamark.connector.spark.statements.plan_nodes import PlanBuilder
-from seamark.connector.spark.statements.row_changes import ChangedRows, ChangeQuery, deletion_of, write_changes
+from seamark.connector.spark.statements.row_changes import ChangedRows, ChangeQuery, build_deletion, write_changes
 from seamark.connector.spark.statements.row_statements import (
     DELETE,
     KINDS,
@@ -113,7 +113,7 @@ def execute(
         return ExecutedStatement(ICEBERG, str(why), None, run_text(spark, text, args))
     _log.info("%s; %s; %s", statement.path, statement.reason, report)
     statement.target.refresh(spark)
-    return ExecutedStatement(statement.path, statement.reason, report, PlanBuilder(spark).no_rows())
+    return ExecutedStatement(statement.path, statement.reason, report, PlanBuilder(spark).build_empty_frame())
 
 
 def explain(
@@ -134,7 +134,7 @@ def explain(
 
 def is_change(catalyst: Catalyst, parsed: Node) -> bool:
     """Return whether `execute` might not run a parsed statement as Spark would."""
-    kind = catalyst.kind(parsed)
+    kind = catalyst.find_kind(parsed)
     return kind in KINDS or (kind == INSERT and bool(parsed.overwrite()))
 
 
@@ -147,7 +147,9 @@ def _prepare(spark: SparkSession, text: str, args: Any, limits: StatementLimits)
         if not is_change(catalyst, parsed):
             raise NotLocated("the statement is not a MERGE, UPDATE, DELETE or INSERT OVERWRITE")
         return (
-            _Overwrite(spark, parsed) if catalyst.kind(parsed) == INSERT else _LocatedStatement(spark, parsed, limits)
+            _Overwrite(spark, parsed)
+            if catalyst.find_kind(parsed) == INSERT
+            else _LocatedStatement(spark, parsed, limits)
         )
 
 
@@ -176,7 +178,7 @@ class _Overwrite:
     def __init__(self, spark: SparkSession, parsed: Node) -> None:
         self._statement = OverwriteStatement(spark, parsed)
         self.target = self._statement.target
-        self._client = self.target.client(spark)
+        self._client = self.target.open_client(spark)
 
     def plan(self) -> StatementExplanation:
         with _unprepared():
@@ -198,7 +200,7 @@ class _Overwrite:
 
     def _read_options(self) -> Mapping[str, Any]:
         opened = open_table(self._client, self._statement.target.levels, At())
-        return self._statement.options(opened)
+        return self._statement.make_options(opened)
 
 
 class _LocatedStatement:
@@ -215,7 +217,7 @@ class _LocatedStatement:
         self._inserted = False
         self._statement: RowStatement = RowStatementReader(spark).read(parsed)
         self._query = ChangeQuery(spark, self._statement)
-        self._client = self.target.client(spark)
+        self._client = self.target.open_client(spark)
 
     @property
     def target(self) -> StatementTarget:
@@ -263,8 +265,8 @@ class _LocatedStatement:
             return
         self._subqueries = [
             (part, self._collect(part.query().plan(), "subquery"))
-            for part in self._catalyst.operands(condition, "And")
-            if self._catalyst.kind(part) == "InSubquery" and part.query().outerAttrs().isEmpty()
+            for part in self._catalyst.list_operands(condition, "And")
+            if self._catalyst.find_kind(part) == "InSubquery" and part.query().outerAttrs().isEmpty()
         ]
         if any(rows.table is None or not part.query().plan().deterministic() for part, rows in self._subqueries):
             self._insert_subqueries()
@@ -289,12 +291,12 @@ class _LocatedStatement:
             keys = self._make_batch_keys(opened, keys_or_filter, values, by)
             scope = read_scope(keys, opened)
             whole = keys_or_filter.whole and len(by) == len(keys_or_filter.names)
-            names = [] if whole and self._statement.kind == DELETE else self._query.names(opened.schema)
+            names = [] if whole and self._statement.kind == DELETE else self._query.list_names(opened.schema)
             located = locate_by_keys(self._client, opened, keys, names, self._limits)
             changes = self._change_all(located, opened, keys_or_filter, keys, values) if whole else None
         else:
             scope, changes = keys_or_filter, None
-            names = self._query.names(opened.schema)
+            names = self._query.list_names(opened.schema)
             located = locate_by_filter(self._client, opened, keys_or_filter, names, self._limits)
         if changes is None:
             changes = self._query.run(located, opened, self._evaluate_replacements())
@@ -308,12 +310,12 @@ class _LocatedStatement:
         The result is None if Spark has to compute a join.
         """
         if self._statement.kind == DELETE:
-            return deletion_of(located)
+            return build_deletion(located)
         if self._statement.kind == UPDATE:
             return self._query.run_on_all(located, opened)
         if self._source is None or not all(number in self._source.columns for number in key_values.numbers):
             return None
-        ordinals = ordinals_of(keys, values, key_values.columns)
+        ordinals = find_ordinals(keys, values, key_values.columns)
         return self._query.run_on_pairs(located, opened, self._source, ordinals, self._limits.rows)
 
     def _evaluate_replacements(self) -> list[tuple[Node, Node]]:
@@ -337,7 +339,7 @@ class _LocatedStatement:
         columns = self._match_columns(opened)
         condition = self._statement.condition
         if self._statement.kind == MERGE:
-            key_values = keys_of_join(
+            key_values = find_join_keys(
                 self._catalyst, self._build, condition, columns, self._list_source_ids(), self._read_source_plan
             )
             if key_values is None:
@@ -345,24 +347,26 @@ class _LocatedStatement:
                     "the ON clause does not compare a column of the table for equality with a value of the source"
                 )
             return self._explain_keys(opened, key_values)
-        candidates = keys_of_condition(self._catalyst, self._build, condition, columns)
+        candidates = find_condition_keys(self._catalyst, self._build, condition, columns)
         by_index = [candidate for candidate in candidates if self._find_index_columns(opened, candidate)]
         if by_index:
             return self._explain_keys(opened, by_index[0])
-        read = [Conditions(self._catalyst).read(part, columns) for part in self._catalyst.operands(condition, "And")]
+        read = [
+            Conditions(self._catalyst).read(part, columns) for part in self._catalyst.list_operands(condition, "And")
+        ]
         where = limit_text(drop_functions(all_of(read)))
         if where is not None:
             self.reason = "the server plans its condition"
-            return bind_exactly(sql_of(where), opened.schema)
+            return bind_exactly(write_sql(where), opened.schema)
         if candidates:
             return self._explain_keys(opened, candidates[0])
         raise NotLocated("the condition does not restrict the rows that it can change")
 
     def _match_columns(self, opened: OpenTable) -> dict[int, SparkColumn]:
         """Return the stored rows' columns that Spark compares as Iceberg does, by the ids of attributes."""
-        kinds = {field.name: spark_kind(field.type) for field in opened.schema.fields if "." not in field.name}
+        kinds = {field.name: find_spark_kind(field.type) for field in opened.schema.fields if "." not in field.name}
         columns = {}
-        for number, name in self._catalyst.attributes(self._statement.stored):
+        for number, name in self._catalyst.list_attributes(self._statement.stored):
             kind = kinds.get(name)
             if kind is not None:
                 columns[number] = SparkColumn(name, kind)
@@ -390,7 +394,7 @@ class _LocatedStatement:
         if self._source is not None:
             return self._source.ids
         source = self._statement.source
-        return [] if source is None else [number for number, _ in self._catalyst.attributes(source)]
+        return [] if source is None else [number for number, _ in self._catalyst.list_attributes(source)]
 
     def _read_source_plan(self) -> Node:
         return self._statement.source if self._source is None else self._source.plan

@@ -56,7 +56,7 @@ class KeyValues:
         return tuple(column.name for column in self.columns)
 
 
-def keys_of_join(
+def find_join_keys(
     catalyst: Catalyst,
     build: PlanBuilder,
     condition: Node,
@@ -74,12 +74,12 @@ def keys_of_join(
     """
     numbers = frozenset(outputs)
     pairs: dict[SparkColumn, Node] = {}
-    parts = catalyst.operands(condition, "And")
+    parts = catalyst.list_operands(condition, "And")
     for part in parts:
-        if catalyst.kind(part) != "EqualTo":
+        if catalyst.find_kind(part) != "EqualTo":
             continue
         for side, other in ((part.left(), part.right()), (part.right(), part.left())):
-            column, used = _find_column(catalyst, side, columns), catalyst.reference_ids(other)
+            column, used = _find_column(catalyst, side, columns), catalyst.list_reference_ids(other)
             if column is not None and used and used <= numbers and other.deterministic():
                 pairs.setdefault(column, other)
     if not pairs:
@@ -87,20 +87,20 @@ def keys_of_join(
     return _project_values(catalyst, build, pairs, source, whole=len(pairs) == len(parts))
 
 
-def keys_of_condition(
+def find_condition_keys(
     catalyst: Catalyst, build: PlanBuilder, condition: Node, columns: Mapping[int, SparkColumn]
 ) -> list[KeyValues]:
     """Return the values that each part of a condition requires in columns of the target."""
     key_values = []
-    parts = catalyst.operands(condition, "And")
+    parts = catalyst.list_operands(condition, "And")
     whole = len(parts) == 1
     for part in parts:
-        kind = catalyst.kind(part)
+        kind = catalyst.find_kind(part)
         if kind == "EqualTo":
             for side, other in ((part.left(), part.right()), (part.right(), part.left())):
                 column = _find_column(catalyst, side, columns)
                 if column is not None and catalyst.is_constant(other):
-                    key_values.append(_explode_constants(build, column, build.seq([other]), whole=whole))
+                    key_values.append(_explode_constants(build, column, build.build_seq([other]), whole=whole))
         elif kind == "In":
             column, values = _find_column(catalyst, part.value(), columns), part.list()
             if column is not None and build.are_constants(values):
@@ -135,7 +135,8 @@ def _project_values(
         return build.project([build.name_output(value, column.name) for column, value in pairs.items()], child())
 
     numbers = [
-        catalyst.id_of(value) if catalyst.kind(value) == "AttributeReference" else None for value in pairs.values()
+        catalyst.read_id(value) if catalyst.find_kind(value) == "AttributeReference" else None
+        for value in pairs.values()
     ]
     return KeyValues(tuple(pairs), plan, tuple(numbers), whole and _are_exact(pairs))
 
@@ -174,10 +175,10 @@ def fits_column(values: pa.ChunkedArray, column: SparkColumn) -> npt.NDArray[np.
 def _find_column(catalyst: Catalyst, node: Node, columns: Mapping[int, SparkColumn]) -> SparkColumn | None:
     """Return the target's column that a node represents, or None. The node may cast an int column to bigint."""
     node = catalyst.uncast(node)
-    kind = catalyst.type_of(node)
-    if catalyst.kind(node) == "Cast" and kind == "bigint" and catalyst.type_of(node.child()) == "int":
+    kind = catalyst.read_type(node)
+    if catalyst.find_kind(node) == "Cast" and kind == "bigint" and catalyst.read_type(node.child()) == "int":
         node, kind = catalyst.uncast(node.child()), "int"
-    if catalyst.kind(node) != "AttributeReference":
+    if catalyst.find_kind(node) != "AttributeReference":
         return None
-    column = columns.get(catalyst.id_of(node))
+    column = columns.get(catalyst.read_id(node))
     return column if column is not None and column.kind == kind else None

@@ -13,11 +13,11 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.plans.conditions import ColumnComparison, sql_of
+from seamark.connector.plans.conditions import ColumnComparison, write_sql
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.spark.frames.writes import WriteReport, write
 from seamark.connector.spark.query.catalyst import Catalyst, Node
-from seamark.connector.spark.query.conditions import Conditions, SparkColumn, spark_kind
+from seamark.connector.spark.query.conditions import Conditions, SparkColumn, find_spark_kind
 from seamark.connector.spark.scala import to_list
 from seamark.connector.spark.statements.plan_nodes import PlanBuilder
 from seamark.connector.spark.statements.targets import (
@@ -25,9 +25,9 @@ from seamark.connector.spark.statements.targets import (
     StatementTarget,
     check_session,
     commit_summary,
+    find_relation_target,
+    find_target_relation,
     reads_table,
-    target_of_relation,
-    target_relation,
 )
 from seamark.connector.write.appends import OVERWRITE, OVERWRITE_PARTITIONS
 from seamark.formats.iceberg.types.transforms import IDENTITY
@@ -49,25 +49,25 @@ class OverwriteStatement:
         check_session(spark)
         self._spark, self._catalyst, self._build = spark, Catalyst(spark), PlanBuilder(spark)
         command = self._catalyst.analyze(parsed)
-        if self._catalyst.kind(command) not in _KINDS:
+        if self._catalyst.find_kind(command) not in _KINDS:
             raise NotLocated("Spark does not rewrite it to an overwrite of a table")
         if not command.writeOptions().isEmpty():
             raise NotLocated("the statement has write options")
         self._command = command
-        self._relation = target_relation(spark, command.table())
-        self.target: StatementTarget = target_of_relation(self._catalyst, self._relation)
+        self._relation = find_target_relation(spark, command.table())
+        self.target: StatementTarget = find_relation_target(self._catalyst, self._relation)
         self.query: Node = command.query()
         if reads_table(self._catalyst, self.query, self.target):
             raise NotLocated("the statement also reads the table that it changes")
 
-    def options(self, opened: OpenTable) -> Mapping[str, Any]:
+    def make_options(self, opened: OpenTable) -> Mapping[str, Any]:
         """Return the mode and the filter of the write."""
         self.target.check(opened)
         if opened.metadata.format_version == 1:
             raise NotLocated("the table has format version 1")
         if not read_definitions(opened.metadata).enabled:
             raise NotLocated("the table has no index whose files Seamark's writers would build")
-        if self._catalyst.kind(self._command) == "OverwritePartitionsDynamic":
+        if self._catalyst.find_kind(self._command) == "OverwritePartitionsDynamic":
             if len(opened.metadata.partition_specs) > 1:
                 raise NotLocated("the table's files may have several partition specs")
             return {"mode": OVERWRITE_PARTITIONS}
@@ -75,18 +75,18 @@ class OverwriteStatement:
 
     def _read_condition(self, opened: OpenTable) -> str | bool:
         condition = self._command.deleteExpr()
-        if self._catalyst.kind(condition) == "Literal" and bool(condition.value()):
+        if self._catalyst.find_kind(condition) == "Literal" and bool(condition.value()):
             return True
         spec = opened.metadata.default_spec
         ids = {field.sources[0] for field in spec.fields if field.transform == IDENTITY}
-        kinds = {field.name: spark_kind(field.type) for field in opened.schema.fields if field.id in ids}
+        kinds = {field.name: find_spark_kind(field.type) for field in opened.schema.fields if field.id in ids}
         columns = {
             number: SparkColumn(name, kind)
-            for number, name in self._catalyst.attributes(self._relation)
+            for number, name in self._catalyst.list_attributes(self._relation)
             if (kind := kinds.get(name)) is not None
         }
         texts = []
-        for part in self._catalyst.operands(condition, "And"):
+        for part in self._catalyst.list_operands(condition, "And"):
             comparison = Conditions(self._catalyst).read(part, columns)
             # The condition that was read may be weaker than this part of the filter, but an equality of a column is
             # exact.
@@ -96,7 +96,7 @@ class OverwriteStatement:
                 or comparison.transform != IDENTITY
             ):
                 raise NotLocated("the PARTITION clause is not an equality of identity partitions")
-            texts.append(sql_of(comparison))
+            texts.append(write_sql(comparison))
         return " AND ".join(texts)
 
     def write(self, client: SeamarkClient, options: Mapping[str, Any]) -> WriteReport:

@@ -15,7 +15,7 @@ from pyspark.sql.classic.column import _to_seq
 from pyspark.sql.types import StructType
 
 from seamark.connector.spark.query.catalyst import Node
-from seamark.connector.spark.scala import OPTIMIZER, SPARK, statics_of, to_list
+from seamark.connector.spark.scala import OPTIMIZER, SPARK, find_statics, to_list
 
 _LOGICAL, _EXPRESSIONS = f"{SPARK}catalyst.plans.logical.", f"{SPARK}catalyst.expressions."
 
@@ -25,44 +25,46 @@ class PlanBuilder:
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-        self._statics = statics_of(spark)
+        self._statics = find_statics(spark)
 
     # Frames and plans
 
     def frame(self, plan: Node) -> DataFrame:
-        return DataFrame(self.class_of(f"{SPARK}classic.Dataset").ofRows(self._spark._jsparkSession, plan), self._spark)
+        return DataFrame(
+            self.find_class(f"{SPARK}classic.Dataset").ofRows(self._spark._jsparkSession, plan), self._spark
+        )
 
     def with_one_time(self, plan: Node) -> Node:
         """Return the plan with literals in place of the current time, so that its parts can run one after the other."""
         return self._load_object(OPTIMIZER, "ComputeCurrentTime").apply(plan)
 
-    def local(self, rows: pa.Table, schema: StructType) -> Node:
+    def build_local_rows(self, rows: pa.Table, schema: StructType) -> Node:
         """Return a plan whose rows are on the driver."""
         whole = pa.table([column.combine_chunks() for column in rows.columns], names=rows.column_names)
         return self._spark.createDataFrame(whole, schema)._jdf.queryExecution().analyzed()
 
     # Nodes
 
-    def seq(self, nodes: Iterable[Node]) -> Node:
+    def build_seq(self, nodes: Iterable[Node]) -> Node:
         return _to_seq(self._spark._sc, list(nodes))
 
     def project(self, outputs: Iterable[Node], child: Node) -> Node:
-        return self._construct(_LOGICAL, "Project", self.seq(outputs), child)
+        return self._construct(_LOGICAL, "Project", self.build_seq(outputs), child)
 
     def filter_rows(self, condition: Node, child: Node) -> Node:
         return self._construct(_LOGICAL, "Filter", condition, child)
 
     def limit(self, rows: int, child: Node) -> Node:
-        return self._load_object(_LOGICAL, "Limit").apply(self.literal(rows), child)
+        return self._load_object(_LOGICAL, "Limit").apply(self.build_literal(rows), child)
 
-    def literal(self, value: object) -> Node:
+    def build_literal(self, value: object) -> Node:
         return self._load_object(_EXPRESSIONS, "Literal").apply(value)
 
-    def default(self, kind: Node) -> Node:
+    def build_default(self, kind: Node) -> Node:
         """Return a literal of a type. The literal is not null."""
         return self._load_object(_EXPRESSIONS, "Literal").default(kind)
 
-    def no_rows(self) -> DataFrame:
+    def build_empty_frame(self) -> DataFrame:
         """Return a frame that has neither rows nor columns."""
         return self.frame(self.limit(0, self._make_one_row()))
 
@@ -121,14 +123,14 @@ class PlanBuilder:
         return self._construct(_EXPRESSIONS, "Alias", expression, name, number, no_items, none, no_items)
 
     def _construct(self, package: str, kind: str, *arguments: Any) -> Node:
-        return self._statics.class_of(f"{package}{kind}")(*arguments)
+        return self._statics.find_class(f"{package}{kind}")(*arguments)
 
     def _load_object(self, package: str, name: str) -> Any:
-        return self._statics.object_of(f"{package}{name}")
+        return self._statics.find_object(f"{package}{name}")
 
-    def class_of(self, name: str) -> Any:
+    def find_class(self, name: str) -> Any:
         """Return a class of the JVM."""
-        return self._statics.class_of(name)
+        return self._statics.find_class(name)
 
     # Replacement of nodes
 
@@ -143,5 +145,7 @@ class PlanBuilder:
                 return by
         children = to_list(plan.children())
         return (
-            plan.withNewChildren(self.seq([self.replace_nodes(child, new) for child in children])) if children else plan
+            plan.withNewChildren(self.build_seq([self.replace_nodes(child, new) for child in children]))
+            if children
+            else plan
         )

@@ -27,7 +27,7 @@ from seamark.connector.spark.statements.collected_rows import CollectedRows
 from seamark.connector.spark.statements.plan_nodes import PlanBuilder
 from seamark.connector.spark.statements.row_statements import RowStatement
 from seamark.connector.spark.statements.targets import OPERATION
-from seamark.connector.spark.types import for_spark, spark_type
+from seamark.connector.spark.types import convert_to_spark_type, find_spark_conversion
 from seamark.connector.write.delete_files import WrittenDeletes
 from seamark.connector.write.row_changes import Report, RowChange
 from seamark.connector.write.table_writer import discard_on_error, write_batches
@@ -43,7 +43,7 @@ _INNER, _RIGHT_OUTER, _LEFT_ANTI = "Inner", "RightOuter", "LeftAnti"
 The stored rows are on the left, but in an anti-join they are on the right.
 """
 _IS_STORED, _ROW = "is stored", "row"
-"""What such a join's side of the stored rows has besides their columns."""
+"""The further columns that the stored rows have in such a join."""
 
 
 @dataclass(frozen=True)
@@ -70,17 +70,21 @@ def find_needed_columns(catalyst: Catalyst, statement: RowStatement) -> list[str
     left = [statement.query]
     while left:
         node = left.pop()
-        if catalyst.kind(node) == "Project":
+        if catalyst.find_kind(node) == "Project":
             for output in to_list(node.projectList()):
-                used |= frozenset() if catalyst.kind(output) == "AttributeReference" else catalyst.reference_ids(output)
+                used |= (
+                    frozenset()
+                    if catalyst.find_kind(output) == "AttributeReference"
+                    else catalyst.list_reference_ids(output)
+                )
         else:
-            used |= catalyst.reference_ids(node)
+            used |= catalyst.list_reference_ids(node)
         # The source of a MERGE has no stored row, so only the other side of the join is searched.
         if statement.join is not None and node.fastEquals(statement.join):
             left.append(node.right() if statement.appends else node.left())
         else:
-            left += catalyst.children(node)
-    return [name for number, name in catalyst.attributes(statement.stored) if number in used]
+            left += catalyst.list_children(node)
+    return [name for number, name in catalyst.list_attributes(statement.stored) if number in used]
 
 
 class ChangeQuery:
@@ -95,7 +99,7 @@ class ChangeQuery:
     def _needed(self) -> list[str]:
         return find_needed_columns(self._catalyst, self._statement)
 
-    def names(self, schema: Schema) -> list[str]:
+    def list_names(self, schema: Schema) -> list[str]:
         """Return the columns of the stored rows that the query needs: columns of the table, and `_row_id`."""
         column_names = {field.name for field in schema.fields} | {ROW_ID_NAME}
         return [name for name in self._needed if name in column_names]
@@ -106,14 +110,14 @@ class ChangeQuery:
         Args:
             more: Pairs of another node of the query and the node that replaces it.
         """
-        return self._run_query(opened, [(self._statement.stored, self._plan_of_located(located, opened)), *more])
+        return self._run_query(opened, [(self._statement.stored, self._build_located_plan(located, opened)), *more])
 
     def run_on_all(self, located: CandidateRows, opened: OpenTable) -> ChangedRows:
         """Run an UPDATE whose condition is true for all located rows, without the condition."""
         condition = self._statement.filter
         assert condition is not None
         rows = self._build.replace_nodes(
-            condition.child(), [(self._statement.stored, self._plan_of_located(located, opened))]
+            condition.child(), [(self._statement.stored, self._build_located_plan(located, opened))]
         )
         return self._run_query(opened, [(condition, rows)])
 
@@ -165,7 +169,7 @@ class ChangeQuery:
         kinds = [field.dataType for field in fields] + [spark_types.BooleanType()]
         kinds += [field.dataType for field in source.schema.fields]
         names = [f"c{number}" for number in range(len(kinds))]
-        local = self._build.local(
+        local = self._build.build_local_rows(
             pa.table([*stored, *source_rows.columns], names=names),
             spark_types.StructType(list(map(spark_types.StructField, names, kinds))),
         )
@@ -190,19 +194,19 @@ class ChangeQuery:
 
         The result is None if the side of the join has any other column, such as a part of the ON in a filter.
         """
-        if self._catalyst.kind(side) != "Project" or not self._is_stored(side.child()):
+        if self._catalyst.find_kind(side) != "Project" or not self._is_stored(side.child()):
             return None
-        stored = {number for number, _ in self._catalyst.attributes(self._statement.stored)}
+        stored = {number for number, _ in self._catalyst.list_attributes(self._statement.stored)}
         marks = {}
-        for place, (number, _) in enumerate(self._catalyst.attributes(side)):
+        for place, (number, _) in enumerate(self._catalyst.list_attributes(side)):
             if number in stored:
                 continue
             output = side.projectList().apply(place)
-            if self._catalyst.kind(output) != "Alias":
+            if self._catalyst.find_kind(output) != "Alias":
                 return None
             if self._is_true(output.child()):
                 marks[number] = _IS_STORED
-            elif self._catalyst.kind(output.child()) == "MonotonicallyIncreasingID":
+            elif self._catalyst.find_kind(output.child()) == "MonotonicallyIncreasingID":
                 marks[number] = _ROW
             else:
                 return None
@@ -210,17 +214,17 @@ class ChangeQuery:
 
     def _is_stored(self, node: Node) -> bool:
         """Return whether the node has all stored rows. Spark may put a filter above them that is always true."""
-        if self._catalyst.kind(node) == "Filter" and self._is_true(node.condition()):
+        if self._catalyst.find_kind(node) == "Filter" and self._is_true(node.condition()):
             node = node.child()
         return bool(node.fastEquals(self._statement.stored))
 
     def _is_true(self, expression: Node) -> bool:
-        return self._catalyst.kind(expression) == "Literal" and expression.value() is True
+        return self._catalyst.find_kind(expression) == "Literal" and expression.value() is True
 
-    def _plan_of_located(self, located: CandidateRows, opened: OpenTable) -> Node:
+    def _build_located_plan(self, located: CandidateRows, opened: OpenTable) -> Node:
         """Return the located rows with the attributes of the stored rows."""
         fields, columns = self._convert_for_spark(located.values, opened.schema)
-        plan = self._build.local(
+        plan = self._build.build_local_rows(
             pa.table(columns, names=[field.name for field in fields]), spark_types.StructType(fields)
         )
         by_name = dict(zip((field.name for field in fields), to_list(plan.output()), strict=True))
@@ -232,7 +236,7 @@ class ChangeQuery:
         Args:
             by_name: The nodes by the names of these attributes.
         """
-        attributes = self._catalyst.attributes(self._statement.stored)
+        attributes = self._catalyst.list_attributes(self._statement.stored)
         return {number: by_name[name] for number, name in attributes if name in by_name}
 
     def _run_query(self, opened: OpenTable, new: Sequence[tuple[Node, Node]]) -> ChangedRows:
@@ -240,7 +244,7 @@ class ChangeQuery:
         names = [field.name for field in opened.schema.fields]
         if self._statement.appends:
             return ChangedRows(np.zeros(0, dtype=np.int64), self._build.frame(query).toArrow().rename_columns(names), 0)
-        outputs = {name: place for place, (_, name) in enumerate(self._catalyst.attributes(query))}
+        outputs = {name: place for place, (_, name) in enumerate(self._catalyst.list_attributes(query))}
         wanted = [OPERATION, *(name for name in (*names, PLACE, ROW_ID_NAME) if name in outputs)]
         output = query.output()
         plan = self._build.project([output.apply(outputs[name]) for name in wanted], query)
@@ -264,8 +268,8 @@ class ChangeQuery:
         fields, columns = [], []
         for name in values.column_names:
             field = by_name.get(name)
-            kind = spark_types.LongType() if field is None else spark_type(field.type)
-            convert = None if field is None else for_spark(field.type)
+            kind = spark_types.LongType() if field is None else convert_to_spark_type(field.type)
+            convert = None if field is None else find_spark_conversion(field.type)
             column = values[name] if convert is None else convert(values[name].combine_chunks())
             fields.append(spark_types.StructField(name, kind))
             columns.append(column)
@@ -283,14 +287,14 @@ class ChangeQuery:
         """
         attributes = node.output()
         outputs = []
-        for place, (number, name) in enumerate(self._catalyst.attributes(node)):
+        for place, (number, name) in enumerate(self._catalyst.list_attributes(node)):
             attribute = attributes.apply(place)
-            value = by_id[number] if number in by_id else self._build.default(attribute.dataType())
+            value = by_id[number] if number in by_id else self._build.build_default(attribute.dataType())
             outputs.append(self._build.as_attribute(value, attribute, name))
         return self._build.project(outputs, plan)
 
 
-def deletion_of(located: CandidateRows) -> ChangedRows:
+def build_deletion(located: CandidateRows) -> ChangedRows:
     """Return the changes of a DELETE whose condition is true for all located rows."""
     return ChangedRows(np.arange(len(located.positions)), pa.table({}), 0)
 

@@ -24,8 +24,8 @@ from seamark.connector.spark.statements.targets import (
     NotLocated,
     StatementTarget,
     check_session,
-    target_of_relation,
-    target_relation,
+    find_relation_target,
+    find_target_relation,
 )
 from seamark.connector.write.upserts import MERGE_ON_READ
 
@@ -83,7 +83,7 @@ class RowStatementReader:
         Raises:
             NotLocated: Iceberg has to run the statement.
         """
-        kind = KINDS[self._catalyst.kind(parsed)]
+        kind = KINDS[self._catalyst.find_kind(parsed)]
         check_session(self._spark)
         if kind == MERGE and bool(parsed.withSchemaEvolution()):
             raise NotLocated("the statement may change the table's schema")
@@ -91,8 +91,8 @@ class RowStatementReader:
             raise NotLocated("WHEN NOT MATCHED BY SOURCE can change every stored row")
         name = self._make_name_node(parsed.targetTable() if kind == MERGE else parsed.table())
         table = self._catalyst.analyze(name)
-        relation = target_relation(self._spark, table)
-        target = target_of_relation(self._catalyst, relation)
+        relation = find_target_relation(self._spark, table)
+        target = find_relation_target(self._catalyst, relation)
         # Spark replaces a node only if the new node is not equal to it, and tables with equal names are equal.
         copy = relation.copy(
             self._merge_on_read(relation.table()),
@@ -109,9 +109,9 @@ class RowStatementReader:
     # The target
 
     def _make_name_node(self, node: Node) -> Node:
-        while self._catalyst.kind(node) == "SubqueryAlias":
+        while self._catalyst.find_kind(node) == "SubqueryAlias":
             node = node.child()
-        if self._catalyst.kind(node) != "UnresolvedRelation":
+        if self._catalyst.find_kind(node) != "UnresolvedRelation":
             raise NotLocated("the target is not the name of a table")
         return node
 
@@ -122,7 +122,7 @@ class RowStatementReader:
         """
         iceberg = table.table()
         operations = iceberg.operations()
-        properties = self._build.class_of("java.util.HashMap")(operations.current().properties())
+        properties = self._build.find_class("java.util.HashMap")(operations.current().properties())
         for mode in _MODES:
             properties.put(mode, MERGE_ON_READ)
         metadata = operations.current().replaceProperties(properties)
@@ -134,14 +134,14 @@ class RowStatementReader:
         )
 
     def _load_iceberg_class(self, name: str) -> Any:
-        return self._build.class_of(f"org.apache.iceberg.{name}")
+        return self._build.find_class(f"org.apache.iceberg.{name}")
 
     # The query
 
     def _read_rewritten(self, kind: str, target: StatementTarget, plan: Node, copy: Node) -> RowStatement:
         catalyst = self._catalyst
         plan = self._build.with_one_time(catalyst.inline_with(plan))
-        command = catalyst.kind(plan)
+        command = catalyst.find_kind(plan)
         if command not in ("WriteDelta", "AppendData"):
             raise NotLocated(f"Spark does not rewrite it to changes of rows, but to {command or 'another command'}")
         query = plan.query()
@@ -164,7 +164,7 @@ class RowStatementReader:
         for leaf in self._catalyst.leaves(query):
             if not self._catalyst.is_relation(leaf):
                 continue
-            table, kind = leaf.table(), self._catalyst.class_of(leaf.table())
+            table, kind = leaf.table(), self._catalyst.read_class_name(leaf.table())
             if kind == _OPERATION_TABLE or leaf.fastEquals(copy):
                 stored_leaves.append(leaf)
             elif kind == SPARK_TABLE and str(table.table().uuid()) == target.uuid:
@@ -177,7 +177,7 @@ class RowStatementReader:
         """Return the lowest node of this kind above the leaf."""
         node, ancestor = query, None
         while not node.fastEquals(leaf):
-            if self._catalyst.kind(node) == kind:
+            if self._catalyst.find_kind(node) == kind:
                 ancestor = node
             for child in to_list(node.children()):
                 if any(one.fastEquals(leaf) for one in to_list(child.collectLeaves())):

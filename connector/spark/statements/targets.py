@@ -42,7 +42,7 @@ class StatementTarget:
     uuid: str
     schema_id: int
 
-    def client(self, spark: SparkSession) -> SeamarkClient:
+    def open_client(self, spark: SparkSession) -> SeamarkClient:
         uri, token = (spark.conf.get(f"spark.sql.catalog.{self.catalog}.{key}", "") for key in ("uri", "token"))
         return SeamarkClient(str(uri), token=token or None)
 
@@ -84,35 +84,35 @@ def commit_summary(spark: SparkSession) -> dict[str, str]:
     return {"engine-name": "spark", "engine-version": spark.version, **snapshot_properties}
 
 
-def target_relation(spark: SparkSession, table: Node) -> Node:
+def find_target_relation(spark: SparkSession, table: Node) -> Node:
     """Return the relation of a resolved table.
 
     Raises:
         NotLocated: The relation is not the current state of a table of a Seamark catalog.
     """
     catalyst = Catalyst(spark)
-    while catalyst.kind(table) == "SubqueryAlias":
+    while catalyst.find_kind(table) == "SubqueryAlias":
         table = table.child()
     if not catalyst.is_relation(table) or table.catalog().isEmpty() or table.identifier().isEmpty():
         raise NotLocated("the target is not a table of a Seamark catalog")
     catalog = table.catalog().get()
     uri = str(spark.conf.get(f"spark.sql.catalog.{catalog.name()}.uri", "") or "")
     if (
-        catalyst.class_of(catalog) != CATALOG_CLASS
+        catalyst.read_class_name(catalog) != CATALOG_CLASS
         or not uri.startswith("http")
-        or catalyst.class_of(table.table()) != SPARK_TABLE
+        or catalyst.read_class_name(table.table()) != SPARK_TABLE
         or table.timeTravelSpec().isDefined()
     ):
         raise NotLocated("the target is not a table of a Seamark catalog")
     if table.table().branch() is not None:
         raise NotLocated("the target is a branch")
-    if reserved := _RESERVED & {name for _, name in catalyst.attributes(table)}:
+    if reserved := _RESERVED & {name for _, name in catalyst.list_attributes(table)}:
         raise NotLocated(f"the table has a column {min(reserved)}, but Iceberg or Spark reserves this name")
     return table
 
 
-def target_of_relation(catalyst: Catalyst, relation: Node) -> StatementTarget:
-    levels, iceberg = catalyst.identifier_of(relation), relation.table().table()
+def find_relation_target(catalyst: Catalyst, relation: Node) -> StatementTarget:
+    levels, iceberg = catalyst.read_identifier(relation), relation.table().table()
     assert levels is not None
     return StatementTarget(
         str(relation.catalog().get().name()), levels, str(iceberg.uuid()), int(iceberg.schema().schemaId())
@@ -123,7 +123,7 @@ def reads_table(catalyst: Catalyst, plan: Node, target: StatementTarget) -> bool
     """Return whether a leaf of the plan is the target."""
     return any(
         catalyst.is_relation(leaf)
-        and catalyst.class_of(leaf.table()) == SPARK_TABLE
+        and catalyst.read_class_name(leaf.table()) == SPARK_TABLE
         and str(leaf.table().table().uuid()) == target.uuid
         for leaf in catalyst.leaves(plan)
     )

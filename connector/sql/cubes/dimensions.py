@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from sqlglot import exp
 
-from seamark.connector.cubes.attributes import ReplacedTable, TableReference, replace_tables
+from seamark.connector.cubes.attributes import DimensionTable, ReplacedTable, replace_tables
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.sql.scopes import NameScope, SqlValue, StoredTable, VisibleColumn
 from seamark.formats.index.definitions import IndexDefinition
@@ -34,7 +34,7 @@ def remove_tables(
     for number, node in sources.items():
         table = opened[number]
         assert not isinstance(table.name, str)
-        joined[number] = TableReference(node, tuple(table.name), table.snapshot_id, table.schema)
+        joined[number] = DimensionTable(node, tuple(table.name), table.snapshot_id, table.schema)
     return replace_tables(tree, joined, facts, cube, _Names(sources, tables).find)
 
 

@@ -30,14 +30,14 @@ from seamark.formats.index.kinds.kinds import KINDS
 
 _FEW_ROWS = 200_000
 """The number of rows up to which groups are used in each case, because reading the rows takes little time too."""
-_SMALL_SHARE = 0.05
+_SMALL_TABLE_MAX_FRACTION = 0.05
 """The share of the rows of the plan up to which groups are used in each case.
 
 To know how many rows joins leave out takes longer than to read a small share of the rows.
 """
-_ROWS_OF_GROUP = 4
+_ROWS_PER_GROUP_COST = 4
 """The number of rows that are read in the time in which a group is sent and read."""
-_PAYING_SHARE = 0.7
+_PAYING_MAX_FRACTION = 0.7
 """The maximum cost of groups and rows, as a share of the rows that are read without a cube."""
 
 
@@ -165,7 +165,8 @@ def _choose(
         NotFromCube: The query follows from no cube. The message has the reason for each cube.
     """
     ordered = sorted(
-        cubes, key=lambda one: (-tables[one[0]].bytes, len(one[1].terms), len(one[1].measures), one[1].name)
+        cubes,
+        key=lambda choice: (-tables[choice[0]].bytes, len(choice[1].terms), len(choice[1].measures), choice[1].name),
     )
     opened = [table.opened for table in tables]
     reasons = []
@@ -224,12 +225,12 @@ def _read_groups(
     )
     if row_tasks or deleted_tasks:
         deleted_rows = _count_removed_rows(deleted_tasks)
-        rows = sum(task.records for task in row_tasks) + _ROWS_OF_GROUP * groups.num_rows + deleted_rows
+        rows = sum(task.records for task in row_tasks) + _ROWS_PER_GROUP_COST * groups.num_rows + deleted_rows
         planned_rows = sum(task.records for task in facts.tasks)
-        if planned_rows > _FEW_ROWS and rows > _SMALL_SHARE * planned_rows:
+        if planned_rows > _FEW_ROWS and rows > _SMALL_TABLE_MAX_FRACTION * planned_rows:
             joined_reads = planner.plan() if len(reads) > 1 else reads
             rows_without_cube = sum(task.records for task in joined_reads[translated.facts].tasks)
-            if rows >= _PAYING_SHARE * rows_without_cube:
+            if rows >= _PAYING_MAX_FRACTION * rows_without_cube:
                 raise _RowsAreCheaper(
                     f"{cube.name}: rows of {len(row_tasks)} of {len(facts.tasks)} files"
                     f"{f', and {deleted_rows:,} rows for deletes,' if deleted_rows else ''} would be read besides "

@@ -47,9 +47,9 @@ from seamark.connector.sql.types import (
     ZONED,
     SqlType,
     as_decimal,
-    decimal,
-    duckdb_name,
     from_iceberg,
+    make_decimal,
+    name_duckdb_type,
 )
 from seamark.connector.sql.values import cast, check_args
 from seamark.formats.iceberg.types.schema import Field, Schema
@@ -309,7 +309,7 @@ class _CubeTranslation(Translation):
         columns = sorted(row_values, key=lambda column: (column[0], int(column[1:])))
         if not columns:
             raise NotFromCube("the query uses no column")
-        kinds = {column: duckdb_name(used.kind) for column, used in self._used.items()}
+        kinds = {column: name_duckdb_type(used.kind) for column, used in self._used.items()}
         rows = [f"CAST({row_values[one]} AS {kinds[one]})" if one in kinds else row_values[one] for one in columns]
         groups = [f"CAST({one} AS {kinds[one]})" if one in kinds else one for one in columns]
         source = self._source
@@ -343,20 +343,20 @@ class _CubeTranslation(Translation):
         used = dict(self._used)
         used[_COUNT_COLUMN] = _UsedPartial(COUNT_ROWS, _COUNT_COLUMN, "1", BIGINT, BIGINT)
         counts: dict[str, str] = {}
-        for column, one in self._used.items():
-            if one.partial.function == COUNT:
+        for column, used_partial in self._used.items():
+            if used_partial.partial.function == COUNT:
                 continue
-            count = self._find_count(one)
+            count = self._find_count(used_partial)
             if count is None:
                 return None
             counts[column] = count.column
             used.setdefault(count.column, count)
         keys = [column for column in columns if column not in used]
         partials = sorted(used, key=lambda column: int(column[1:]))
-        negated = [f"-CAST({used[column].row} AS {duckdb_name(used[column].kind)})" for column in partials]
+        negated = [f"-CAST({used[column].row} AS {name_duckdb_type(used[column].kind)})" for column in partials]
         stored = WITHOUT_PUSHDOWN.format(self._by_number[self._facts].name)
         deleted = source.replace(stored, WITHOUT_PUSHDOWN.format(DELETED_ROWS), 1)
-        kinds = {column: duckdb_name(used[column].kind) for column in partials}
+        kinds = {column: name_duckdb_type(used[column].kind) for column in partials}
         groups = [*keys, *(f"CAST({column} AS {kinds[column]}) AS {column}" for column in partials)]
         both = (
             f"SELECT {', '.join(groups)} FROM {WITHOUT_PUSHDOWN.format(GROUPS)} AS {GROUPS}"  # noqa: S608
@@ -444,10 +444,10 @@ class _CubeTranslation(Translation):
         if is_aggregate and any(column.name.lower() in outputs for column in node.find_all(exp.Column)):
             raise NotFromCube(f"{describe(node)} in ORDER BY names an output")
         if isinstance(node, exp.Filter) and type(node.this) in _FUNCTIONS and self._is_measure(node.this):
-            return self._combine(node.this, e.condition(node.expression.this, scope))
+            return self._combine(node.this, e.translate_condition(node.expression.this, scope))
         if isinstance(node, exp.CountIf):
             check_args(node)
-            return self._combine(exp.Count(this=exp.Star()), e.condition(node.this, scope))
+            return self._combine(exp.Count(this=exp.Star()), e.translate_condition(node.this, scope))
         if type(node) in _FUNCTIONS and self._is_measure(node):
             return self._combine(node)
         if isinstance(node, exp.Sum) and node.this == exp.Literal.number(1):
@@ -504,7 +504,7 @@ class _CubeTranslation(Translation):
         function, argument = _FUNCTIONS[type(node)], node.this
         measure = self._to_measure(node)
         assert measure is not None
-        value = None if isinstance(argument, exp.Star) else self._of_rows.value(argument, self._stored)
+        value = None if isinstance(argument, exp.Star) else self._of_rows.translate_value(argument, self._stored)
         used = [self._use_partial(partial, value) for partial in measure.partials]
         texts = [f"{_UNION}.{one.column}" for one in used]
         if condition is not None:
@@ -553,7 +553,7 @@ def _count_value(value: str) -> str:
 def _truncate(unit: str, value: SqlValue) -> str:
     """Return the truncated time in DuckDB's SQL, with the type of the value."""
     source = f"CAST({value.sql} AS TIMESTAMP)" if value.type == ZONED else value.sql
-    return f"CAST(date_trunc('{unit}', {source}) AS {duckdb_name(value.type)})"
+    return f"CAST(date_trunc('{unit}', {source}) AS {name_duckdb_type(value.type)})"
 
 
 def _is_plain_number(text: str) -> bool:
@@ -562,7 +562,7 @@ def _is_plain_number(text: str) -> bool:
 
 def _sum_type(kind: SqlType) -> SqlType:
     """Return the type of partial sums: every sum of rows of one file fits it."""
-    return DOUBLE if kind.is_float else decimal(PRECISION_MAX, 0 if kind.is_integer else kind.scale)
+    return DOUBLE if kind.is_float else make_decimal(PRECISION_MAX, 0 if kind.is_integer else kind.scale)
 
 
 def _combine_extremes(function: str, value: SqlValue) -> SqlValue:
@@ -578,7 +578,7 @@ def _combine_sum(partial: str, kind: SqlType) -> SqlValue:
         return SqlValue(f"CAST(sum({partial}) AS BIGINT)", BIGINT)
     if kind.name == "decimal":
         return sum_decimals(SqlValue(partial, _sum_type(kind)))
-    return SqlValue(f"CAST(sum({partial}) AS {duckdb_name(kind)})", kind)
+    return SqlValue(f"CAST(sum({partial}) AS {name_duckdb_type(kind)})", kind)
 
 
 def _combine_average(partial: str, count: str, kind: SqlType) -> SqlValue:

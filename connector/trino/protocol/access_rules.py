@@ -112,7 +112,7 @@ def check_access(answer: bytes, used: PlanInputs) -> RuleDecision:
     return RuleDecision.FORBIDDEN if used.explains else RuleDecision.NO_EFFECT
 
 
-def columns_read(answer: bytes) -> dict[TableName, frozenset[str]]:
+def parse_columns_read(answer: bytes) -> dict[TableName, frozenset[str]]:
     """Return the columns that a statement reads from each table. The result is empty if the response cannot be decoded.
 
     Args:

@@ -13,7 +13,7 @@ import structlog
 
 from seamark.connector.client.errors import ClientError
 from seamark.connector.plans.async_client import Name
-from seamark.connector.trino.protocol.access_rules import columns_read
+from seamark.connector.trino.protocol.access_rules import parse_columns_read
 from seamark.connector.trino.protocol.plan_withdrawal import PlanSnapshotRef
 
 _PENDING_MAX = 100
@@ -50,7 +50,7 @@ class ColumnReports:
         await asyncio.gather(*self._pending, return_exceptions=True)
 
     async def _report(self, answer: bytes, plans: Sequence[PlanSnapshotRef]) -> None:
-        read = {(schema, table): columns for (_, schema, table), columns in columns_read(answer).items()}
+        read = {(schema, table): columns for (_, schema, table), columns in parse_columns_read(answer).items()}
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 for name, plan_id in plans:

@@ -190,7 +190,7 @@ class Forwarder:
         headers = _drop_headers(request.headers, _NOT_UP)
         before = request.headers if self._trust else {}
         proto = before.get("X-Forwarded-Proto") or ("https" if request.secure else "http")
-        host = before.get("X-Forwarded-Host") or request.headers.get("Host") or _own_address(request)
+        host = before.get("X-Forwarded-Host") or request.headers.get("Host") or _make_own_address(request)
         port = before.get("X-Forwarded-Port") or _read_port(host, proto)
         chain = [*filter(None, [before.get("X-Forwarded-For")]), request.remote or "unknown"]
         headers["X-Forwarded-Proto"], headers["X-Forwarded-Host"], headers["X-Forwarded-Port"] = proto, host, port
@@ -232,21 +232,21 @@ class Forwarder:
                 unreached = error
                 continue
             except TimeoutError:
-                return error_response(504, f"{coordinator} has not answered in {_READ_S:g} s")
+                return make_error_response(504, f"{coordinator} has not answered in {_READ_S:g} s")
             except aiohttp.ClientError as error:
                 _log.warning("the coordinator did not respond", coordinator=str(coordinator), error=repr(error))
-                return error_response(502, f"{coordinator} did not answer: {error or type(error).__name__}")
+                return make_error_response(502, f"{coordinator} did not answer: {error or type(error).__name__}")
             async with answer:
                 if passing is None:
                     return await _pass_back(request, answer, extra_headers or {})
                 try:
-                    return await passing(coordinator, answer, response_headers(answer, extra_headers or {}))
+                    return await passing(coordinator, answer, make_response_headers(answer, extra_headers or {}))
                 except (aiohttp.ClientError, TimeoutError) as error:
-                    return error_response(502, f"The answer ended early: {error or type(error).__name__}")
-        return error_response(502, f"No coordinator can be reached: {unreached}")
+                    return make_error_response(502, f"The answer ended early: {error or type(error).__name__}")
+        return make_error_response(502, f"No coordinator can be reached: {unreached}")
 
 
-def response_headers(answer: aiohttp.ClientResponse, extra_headers: Mapping[str, str]) -> CIMultiDict[str]:
+def make_response_headers(answer: aiohttp.ClientResponse, extra_headers: Mapping[str, str]) -> CIMultiDict[str]:
     """Return the headers that the client receives: the coordinator's headers and `extra_headers`."""
     headers = _drop_headers(answer.headers, _HOP_BY_HOP)
     headers.update(extra_headers)
@@ -257,11 +257,13 @@ def response_headers(answer: aiohttp.ClientResponse, extra_headers: Mapping[str,
 async def _pass_back(
     request: web.BaseRequest, answer: aiohttp.ClientResponse, extra_headers: Mapping[str, str]
 ) -> web.StreamResponse:
-    headers = response_headers(answer, extra_headers)
+    headers = make_response_headers(answer, extra_headers)
     try:
         first = await answer.content.readany()
     except (aiohttp.ClientError, TimeoutError) as error:
-        return error_response(502, f"The coordinator's response ended before its body: {error or type(error).__name__}")
+        return make_error_response(
+            502, f"The coordinator's response ended before its body: {error or type(error).__name__}"
+        )
     if first and answer.content.at_eof():  # Most responses are small and arrive in one packet.
         headers.popall("Content-Length", None)
         return web.Response(status=answer.status, reason=answer.reason, headers=headers, body=first)
@@ -308,7 +310,7 @@ async def read_at_most(content: aiohttp.StreamReader | ClientBody, size_bytes: i
     return b"".join(parts), False
 
 
-def error_response(status: int, reason: str) -> web.Response:
+def make_error_response(status: int, reason: str) -> web.Response:
     """Return an error response of the proxy itself."""
     return web.Response(status=status, text=f"Seamark's proxy of Trino: {reason}\n", headers={"Server": "seamark"})
 
@@ -325,7 +327,7 @@ def _drop_headers(headers: CIMultiDictProxy[str], names: Iterable[str]) -> CIMul
     return left
 
 
-def _own_address(request: web.BaseRequest) -> str:
+def _make_own_address(request: web.BaseRequest) -> str:
     sock: Any = request.transport.get_extra_info("sockname") if request.transport is not None else None
     if not sock:
         raise asyncio.CancelledError  # The client has closed the connection.

@@ -265,6 +265,6 @@ def _may_retry_original(error: _Error) -> bool:
     return error.error_name not in _ENDED_BY_USERS and error.error_type != _RESOURCES
 
 
-def target_of(uri: str, prefix: str) -> str:
+def parse_target(uri: str, prefix: str) -> str:
     """Return the path and query of a URI from Trino, without the prefix that `X-Forwarded-Prefix` added."""
     return URL(uri, encoded=True).raw_path_qs.removeprefix(prefix)

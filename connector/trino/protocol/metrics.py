@@ -42,5 +42,5 @@ class ProxyMetrics:
             registry=registry,
         )
 
-    def exposition(self) -> bytes:
+    def render_text(self) -> bytes:
         return prometheus.generate_latest(self.registry)

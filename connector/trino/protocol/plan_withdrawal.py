@@ -29,7 +29,7 @@ IDLE_S = 1.0
 
 Until then, repeated statements share the plan, and the catalog writes nothing.
 """
-_AT_ONCE = 500
+_WITHDRAWN_PLANS_PER_REQUEST = 500
 _REMEMBERED_S = 60.0
 _KNOWN_MAX = 100_000
 """The maximum number of plans that are tracked. Further plans exist until their leases end."""
@@ -147,10 +147,10 @@ class PlanWithdrawal:
             if not state.statements and state.idle_since_s <= before_s:
                 idle[name].append(plan_id)
         for name, ids in idle.items():
-            for first in range(0, len(ids), _AT_ONCE):
-                await self._withdraw_of(name, ids[first : first + _AT_ONCE])
+            for first in range(0, len(ids), _WITHDRAWN_PLANS_PER_REQUEST):
+                await self._withdraw_plans(name, ids[first : first + _WITHDRAWN_PLANS_PER_REQUEST])
 
-    async def _withdraw_of(self, name: Name, ids: list[int]) -> None:
+    async def _withdraw_plans(self, name: Name, ids: list[int]) -> None:
         states = {plan: state for number in ids if (state := self._plans.get(plan := (name, number))) is not None}
         leaving = {plan: state for plan, state in states.items() if not state.statements}
         event = asyncio.Event()

@@ -52,7 +52,7 @@ class QueuedStatements:
         if query is not None and plans:
             self._waits.put(query, _Waits(plans, made_s), _BYTES_PER_PLAN * len(plans))
 
-    def plans_to_renew(self, target: str) -> Sequence[PlanSnapshotRef]:
+    def list_plans_to_renew(self, target: str) -> Sequence[PlanSnapshotRef]:
         """Return the plans to renew before the proxy forwards a client's request for `target`."""
         query = _find_query_id(target) if len(self._waits) else None
         waits = self._waits.get(query) if query is not None else None

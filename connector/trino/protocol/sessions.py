@@ -52,7 +52,7 @@ class Session:
     """A hash of the sender that the headers declare."""
 
 
-def session_of(headers: CIMultiDictProxy[str]) -> Session:
+def read_session(headers: CIMultiDictProxy[str]) -> Session:
     tags = headers.get("X-Trino-Client-Tags", "").split(",")
     transaction = headers.get("X-Trino-Transaction-Id", "").strip()
     zoned = any(_ZONE_PROPERTY.search(value) for value in headers.getall("X-Trino-Session", []))
@@ -70,7 +70,7 @@ def session_of(headers: CIMultiDictProxy[str]) -> Session:
 
 
 def count_prepared_characters(headers: CIMultiDictProxy[str]) -> int:
-    """Return the number of characters that `session_of` decodes."""
+    """Return the number of characters that `read_session` decodes."""
     return sum(map(len, headers.getall(_PREPARED, [])))
 
 

@@ -46,7 +46,7 @@ from seamark.connector.plans.quotes import quote_name
 from seamark.connector.trino.protocol.access_rules import PlanInputs, RuleDecision
 from seamark.connector.trino.protocol.coordinators import PROXY_PATH, Coordinator
 from seamark.connector.trino.protocol.forwarder import read_at_most
-from seamark.connector.trino.protocol.sessions import Session, session_of
+from seamark.connector.trino.protocol.sessions import Session, read_session
 from seamark.formats.protocol.wire import encode_json
 from seamark.formats.runtime.decoding import convert_json
 
@@ -169,7 +169,7 @@ class TableStatements:
             return None
         if statement is None or len(statement.table) > 3:
             return None
-        session = session_of(headers)
+        session = read_session(headers)
         if session.off:
             return None
         defaults = (session.catalog, session.schema)
@@ -245,7 +245,7 @@ class TableStatements:
         await asyncio.wait((statement.task,), timeout=_POLL_S)
         if number not in self._statements:  # The statement was cancelled while its job ran.
             return web.Response(status=404, text="The statement is unknown to this proxy\n")
-        return json_response(self._answer(number, base))
+        return make_json_response(self._answer(number, base))
 
     async def close(self) -> None:
         """Kill all jobs."""
@@ -399,11 +399,11 @@ def to_failed_answer(error: Json, base: str) -> Json:
     }
 
 
-def json_response(answer: Json) -> web.Response:
+def make_json_response(answer: Json) -> web.Response:
     return web.Response(body=encode_json(answer), content_type="application/json")
 
 
-def base_url(headers: CIMultiDict[str], coordinator: Coordinator) -> str:
+def find_base_url(headers: CIMultiDict[str], coordinator: Coordinator) -> str:
     """Return the URL at which the client reaches the proxy.
 
     Args:

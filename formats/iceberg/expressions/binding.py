@@ -362,7 +362,7 @@ def list_terms(
     Names are resolved as in `bind`.
     """
     binder = _Binder(_order_for_lookup(schema, schemas), case_sensitive)
-    return [(term.column_id, term.transform, term.kind) for term in binder.terms(expression)]
+    return [(term.column_id, term.transform, term.kind) for term in binder.bind_terms(expression)]
 
 
 def _order_for_lookup(schema: Schema, schemas: Iterable[Schema]) -> tuple[Schema, ...]:
@@ -379,7 +379,7 @@ class _Term(msgspec.Struct, frozen=True, gc=False):
     result: str
     never_null: bool
 
-    def predicate(self, op: Op, *values: Value) -> Bound:
+    def make_predicate(self, op: Op, *values: Value) -> Bound:
         return Bound(op, self.column_id, self.name, self.kind, self.transform, self.result, values)
 
 
@@ -406,15 +406,15 @@ class _Binder:
             case Bound():
                 return expression
 
-    def terms(self, expression: Expression) -> Iterator[_Term]:
+    def bind_terms(self, expression: Expression) -> Iterator[_Term]:
         match expression:
             case Unbound(_, name, transform):
                 yield self._bind_term(name, transform)
             case And(children) | Or(children):
                 for child in children:
-                    yield from self.terms(child)
+                    yield from self.bind_terms(child)
             case Not(child):
-                yield from self.terms(child)
+                yield from self.bind_terms(child)
 
     def _bind_term(self, name: str, transform: str) -> _Term:
         for position, schema in enumerate(self._schemas):
@@ -492,11 +492,11 @@ def _make_predicate(op: Op, term: _Term, literals: tuple[object, ...]) -> Expres
     if op in _NULLITY:
         if term.never_null or term.kind == "unknown":
             return Always((op == Op.NOT_NULL) == term.never_null)
-        return term.predicate(op)
+        return term.make_predicate(op)
     if op in _NANITY:
         if term.result not in FLOATS:
             raise BadRequest(f"Cannot bind {op} of {term.name}: only float and double have NaN, not {term.result}")
-        return term.predicate(op)
+        return term.make_predicate(op)
     if op in _PREFIXES and term.result != "string":
         raise BadRequest(f"Cannot bind {op} of {term.name}: the type must be string, not {term.result}")
     if None in literals:
@@ -512,7 +512,7 @@ def _make_predicate(op: Op, term: _Term, literals: tuple[object, ...]) -> Expres
 def _bind_null_literal(op: Op, term: _Term) -> Expression:
     if term.result not in FLOATS or term.transform != IDENTITY:
         raise BadRequest(f"Cannot bind {op} of {term.name}: null is not a literal; use is-null or not-null")
-    return Or((term.predicate(Op.IS_NULL), term.predicate(Op.NOT_NULL)))
+    return Or((term.make_predicate(Op.IS_NULL), term.make_predicate(Op.NOT_NULL)))
 
 
 def _find_domain(term: _Term) -> str:
@@ -537,9 +537,9 @@ def _set(op: Op, term: _Term, literals: list[Literal]) -> Expression:
             values[_order(literal)] = literal
     ordered = [values[key] for key in sorted(values)]
     if len(ordered) > 1:
-        predicates.append(term.predicate(op, *ordered))
+        predicates.append(term.make_predicate(op, *ordered))
     elif ordered:
-        predicates.append(term.predicate(single, *ordered))
+        predicates.append(term.make_predicate(single, *ordered))
     return join_by_or(*predicates) if op == Op.IN else join_by_and(*predicates)
 
 
@@ -549,14 +549,18 @@ def _order(value: Value) -> tuple[Value, float]:
 
 def _make_comparison(op: Op, term: _Term, literal: Literal) -> Expression:
     if not isinstance(literal, _PLACES):
-        return term.predicate(op, literal)
+        return term.make_predicate(op, literal)
     match literal:
         case Above() | Below() if term.result in FLOATS:
             return _compare_beyond_finite(op, term, literal)
         case Above() | Below() | Between() if op in (Op.EQ, Op.NOT_EQ):
             return Always(op == Op.NOT_EQ)
         case Between(lower, upper):
-            return term.predicate(Op.LT_EQ, lower) if op in (Op.LT, Op.LT_EQ) else term.predicate(Op.GT_EQ, upper)
+            return (
+                term.make_predicate(Op.LT_EQ, lower)
+                if op in (Op.LT, Op.LT_EQ)
+                else term.make_predicate(Op.GT_EQ, upper)
+            )
         case Above() | Below():
             towards = (Op.LT, Op.LT_EQ) if isinstance(literal, Above) else (Op.GT, Op.GT_EQ)
             return _make_predicate(Op.NOT_NULL, term, ()) if op in towards else FALSE
@@ -566,9 +570,9 @@ def _compare_beyond_finite(op: Op, term: _Term, literal: Above | Below) -> Expre
     """Return a comparison with an infinity, or with a value between an infinity and the largest finite value."""
     upwards = isinstance(literal, Above)
     limit = FINITE_MAX[term.result] if upwards else -FINITE_MAX[term.result]
-    finite = term.predicate(Op.LT_EQ if upwards else Op.GT_EQ, limit)
-    infinite = term.predicate(Op.GT if upwards else Op.LT, limit)
-    not_nan = term.predicate(Op.NOT_NAN)
+    finite = term.make_predicate(Op.LT_EQ if upwards else Op.GT_EQ, limit)
+    infinite = term.make_predicate(Op.GT if upwards else Op.LT, limit)
+    not_nan = term.make_predicate(Op.NOT_NAN)
     before, within = (Op.LT, Op.LT_EQ) if upwards else (Op.GT, Op.GT_EQ)
     if op == before or (op == within and not literal.infinite):
         return finite
@@ -581,10 +585,10 @@ def _compare_beyond_finite(op: Op, term: _Term, literal: Above | Below) -> Expre
     if op == Op.EQ:
         return join_by_and(infinite, not_nan) if literal.infinite else FALSE
     if op == Op.NOT_EQ:
-        null_or_nan = join_by_or(finite, _make_predicate(Op.IS_NULL, term, ()), term.predicate(Op.IS_NAN))
+        null_or_nan = join_by_or(finite, _make_predicate(Op.IS_NULL, term, ()), term.make_predicate(Op.IS_NAN))
         return null_or_nan if literal.infinite else TRUE
     # Only NaN is greater than infinity, and nothing is less than negative infinity.
     past_infinity = literal.infinite and op in (Op.GT, Op.LT)
     if past_infinity:
-        return term.predicate(Op.IS_NAN) if upwards else FALSE
+        return term.make_predicate(Op.IS_NAN) if upwards else FALSE
     return infinite

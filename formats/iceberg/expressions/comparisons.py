@@ -1,5 +1,6 @@
-"""Comparisons of columns with typed literals, as Iceberg predicates that are true for at least the same
-rows.
+"""Comparisons of columns with typed literals, as Iceberg predicates.
+
+A predicate is true for at least the same rows.
 
 Engines differ about NaN, and about literals that are not values of the column's type. A predicate keeps
 the rows that any engine would find. A comparison that engines evaluate in different ways is not used.
@@ -62,7 +63,7 @@ class ComparedTerm(NamedTuple):
     origin: int = 0
     """The value that the transform maps to 0: 1970 for years."""
 
-    def predicate(self, op: Op, *literals: object) -> Unbound:
+    def make_predicate(self, op: Op, *literals: object) -> Unbound:
         return Unbound(op, self.name, self.transform, literals)
 
     @property
@@ -85,7 +86,7 @@ class Comparisons:
         self.exact = True
         """Whether every literal is a value of its column's type."""
 
-    def term(self, name: str, transform: str = IDENTITY) -> ComparedTerm | None:
+    def make_term(self, name: str, transform: str = IDENTITY) -> ComparedTerm | None:
         """Return a column, or a transform of a column.
 
         Return None if the column is nested, or if the transform does not accept its type.
@@ -109,7 +110,7 @@ class Comparisons:
 
         The result is true for at least the same rows.
         """
-        term = self.term(predicate.name, predicate.transform)
+        term = self.make_term(predicate.name, predicate.transform)
         op = predicate.op
         if term is None:
             return TRUE
@@ -119,21 +120,21 @@ class Comparisons:
                     if (op is Op.IN) != negated:
                         return self.equals_any(term, literals)
                     exact = self.list_exact_values(term, literals)
-                    return term.predicate(Op.NOT_IN, *exact) if exact else TRUE
+                    return term.make_predicate(Op.NOT_IN, *exact) if exact else TRUE
                 case Op.STARTS_WITH | Op.NOT_STARTS_WITH:
                     if term.kind != "string" or literals[0].kind != "text":
                         return TRUE
                     within = (op is Op.STARTS_WITH) != negated
-                    return term.predicate(Op.STARTS_WITH if within else Op.NOT_STARTS_WITH, literals[0].text)
+                    return term.make_predicate(Op.STARTS_WITH if within else Op.NOT_STARTS_WITH, literals[0].text)
             op = OPPOSITE[op] if negated else op
             if op is Op.NOT_EQ:
                 value, is_exact = self.fit_literal(literals[0], term)
-                return term.predicate(op, value) if is_exact else TRUE
-            return self.comparison(op, term, literals[0], negated)
+                return term.make_predicate(op, value) if is_exact else TRUE
+            return self.make_comparison(op, term, literals[0], negated)
         except Inconvertible:
             return TRUE
 
-    def comparison(self, op: Op, term: ComparedTerm, literal: TypedLiteral, negated: bool) -> Expression:
+    def make_comparison(self, op: Op, term: ComparedTerm, literal: TypedLiteral, negated: bool) -> Expression:
         """Return a comparison of the term with the literal.
 
         Raises:
@@ -148,13 +149,13 @@ class Comparisons:
         if not exact:
             op = _OPERATOR_FOR_INEXACT.get(op, op)
         if op is Op.NOT_EQ:
-            return join_by_and(term.not_null, term.predicate(op, value)) if exact else term.not_null
-        predicate = term.predicate(op, value)
+            return join_by_and(term.not_null, term.make_predicate(op, value)) if exact else term.not_null
+        predicate = term.make_predicate(op, value)
         # NaN is greater than all numbers in Spark. In Trino it is unordered, so that the opposite of a comparison
         # is true for NaN.
         widened = negated and not self._nan_above
         if get_base_name(term.kind) in FLOATS and (op in (Op.GT, Op.GT_EQ) or widened):
-            return join_by_or(predicate, term.predicate(Op.IS_NAN))
+            return join_by_or(predicate, term.make_predicate(Op.IS_NAN))
         return predicate
 
     def equals_any(self, term: ComparedTerm, literals: Sequence[TypedLiteral]) -> Expression:
@@ -175,10 +176,10 @@ class Comparisons:
                 min(float(error.values[0]) for error in ambiguous),
                 max(float(error.values[-1]) for error in ambiguous),
             )
-            between = join_by_and(term.predicate(Op.GT_EQ, repr(low)), term.predicate(Op.LT_EQ, repr(high)))
-            return join_by_or(between, *([term.predicate(Op.IN, *values)] if values else []))
+            between = join_by_and(term.make_predicate(Op.GT_EQ, repr(low)), term.make_predicate(Op.LT_EQ, repr(high)))
+            return join_by_or(between, *([term.make_predicate(Op.IN, *values)] if values else []))
         values += [value for error in ambiguous for value in error.values]
-        return term.predicate(Op.EQ if len(values) == 1 else Op.IN, *values) if values else FALSE
+        return term.make_predicate(Op.EQ if len(values) == 1 else Op.IN, *values) if values else FALSE
 
     def list_exact_values(self, term: ComparedTerm, literals: Iterable[TypedLiteral]) -> list[object]:
         """Return the literals that are values of the term's type.

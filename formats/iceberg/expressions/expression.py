@@ -1,5 +1,6 @@
-"""Expressions of the REST protocol (Iceberg REST spec, schema `Expression`): trees of predicates over
-columns.
+"""Expressions of the REST protocol: trees of predicates over columns.
+
+The schema is `Expression` of the Iceberg REST specification.
 
 The same classes represent two forms. An *unbound* expression comes from the client: it has names and JSON
 literals. A *bound* expression refers to columns by id, has values in the form below, and has no `Not`:

@@ -77,7 +77,7 @@ def parse_expression(
     Raises:
         BadRequest: The expression is invalid; the message states the position of the error.
     """
-    return _Parser(depth_max, nodes_max, typed, unknown, functions).expression(json, (None, "filter"), 0)
+    return _Parser(depth_max, nodes_max, typed, unknown, functions).parse_expression(json, (None, "filter"), 0)
 
 
 class _Parser:
@@ -89,7 +89,7 @@ class _Parser:
         self._functions = functions
         self._nodes = 0
 
-    def expression(self, json: object, path: _Path, depth: int) -> Expression:
+    def parse_expression(self, json: object, path: _Path, depth: int) -> Expression:
         self._count(1)
         if depth > self._depth_max:
             raise BadRequest(f"Invalid expression: it is nested deeper than {self._depth_max} levels")
@@ -105,7 +105,7 @@ class _Parser:
             case "and" | "or":
                 return self._parse_junction(json, kind, path, depth)
             case "not":
-                return Not(self.expression(_require_field(json, "child", path), (path, ".child"), depth + 1))
+                return Not(self.parse_expression(_require_field(json, "child", path), (path, ".child"), depth + 1))
             case "true" | "false":
                 return TRUE if kind == "true" else FALSE
             case "literal" if isinstance(json.get("value"), bool):
@@ -124,7 +124,7 @@ class _Parser:
                 todo.append((_require_field(node, "right", at), (at, _RIGHT)))
                 todo.append((_require_field(node, "left", at), (at, _LEFT)))
             else:
-                children.append(self.expression(node, at, depth + 1))
+                children.append(self.parse_expression(node, at, depth + 1))
         return join_by_and(*children) if kind == "and" else join_by_or(*children)
 
     def _parse_predicate(self, op: Op, json: dict[str, object], path: _Path) -> Unbound:

@@ -1,5 +1,6 @@
-"""Mapping of value ranges through order-preserving transforms: forwards to partitions, backwards to source
-columns.
+"""Maps value ranges through order-preserving transforms.
+
+It maps them forwards to partitions, and backwards to source columns.
 
 Ranges are half open, with bounds in the form of `expression.py`. None means unbounded. Values are
 integers, strings or bytes. All of them have a successor, so half-open ranges can express closed ranges.

@@ -280,12 +280,12 @@ class _Reader(Comparisons):
                 term = self._parse_term(node.this)
                 if term is None or term.kind not in FLOATS:
                     return None
-                return term.predicate(Op.NOT_NAN if negated else Op.IS_NAN)
+                return term.make_predicate(Op.NOT_NAN if negated else Op.IS_NAN)
         if type(node) in _COMPARED:
             return self._compare_sides(_COMPARED[type(node)], node.this, node.expression, negated)
         term = self._parse_term(node)
         if term is not None and term.kind == "boolean":
-            return term.predicate(Op.EQ, not negated)
+            return term.make_predicate(Op.EQ, not negated)
         return None
 
     def _compare_sides(self, op: Op, left: exp.Expr, right: exp.Expr, negated: bool) -> Expression | None:
@@ -308,7 +308,7 @@ class _Reader(Comparisons):
         if other is not None:
             return _compare_literals(op, other, literal)
         term = self._parse_term(left)
-        return None if term is None else self.comparison(op, term, literal, negated)
+        return None if term is None else self.make_comparison(op, term, literal, negated)
 
     def _unify_number_types(self, operands: Sequence[exp.Expr]) -> Sequence[exp.Expr]:
         """Return the operands of one predicate; if one number is a double, all numbers become doubles.
@@ -342,11 +342,11 @@ class _Reader(Comparisons):
             if literal is None or term is None:
                 continue
             if literal.kind == "null":
-                return term.predicate(Op.NOT_NULL if unlike else Op.IS_NULL)
+                return term.make_predicate(Op.NOT_NULL if unlike else Op.IS_NULL)
             if not unlike:
                 return self.equals_any(term, (literal,))
             exact = self.list_exact_values(term, (literal,))
-            return term.predicate(Op.NOT_EQ, *exact) if exact else TRUE
+            return term.make_predicate(Op.NOT_EQ, *exact) if exact else TRUE
         return None
 
     def _parse_in(self, node: exp.In, negated: bool) -> Expression | None:
@@ -362,7 +362,7 @@ class _Reader(Comparisons):
         if not negated:
             return self.equals_any(term, values)
         exact = self.list_exact_values(term, values)
-        return join_by_and(term.not_null, term.predicate(Op.NOT_IN, *exact)) if exact else term.not_null
+        return join_by_and(term.not_null, term.make_predicate(Op.NOT_IN, *exact)) if exact else term.not_null
 
     def _is(self, node: exp.Is, negated: bool) -> Expression | None:
         if isinstance(node.expression, exp.Null):
@@ -378,7 +378,9 @@ class _Reader(Comparisons):
         term = self._parse_term(node.this)
         if term is None or term.kind != "boolean":
             return None
-        return term.predicate(Op.NOT_EQ, expected)  # Null also matches: IS NOT TRUE and IS NOT FALSE are true for null.
+        return term.make_predicate(
+            Op.NOT_EQ, expected
+        )  # Null also matches: IS NOT TRUE and IS NOT FALSE are true for null.
 
     def _parse_like(self, node: exp.Expr, negated: bool) -> Expression | None:
         escape = None
@@ -404,18 +406,18 @@ class _Reader(Comparisons):
                 return None
             prefix, tail = split_pattern(pattern.text, escape_text)
         if tail == "":
-            return self.comparison(Op.NOT_EQ if negated else Op.EQ, term, TypedLiteral("text", prefix), negated)
+            return self.make_comparison(Op.NOT_EQ if negated else Op.EQ, term, TypedLiteral("text", prefix), negated)
         if tail.strip("%") == "":
             if not prefix:
                 return FALSE if negated else term.not_null
             if negated:
-                return join_by_and(term.not_null, term.predicate(Op.NOT_STARTS_WITH, prefix))
-            return term.predicate(Op.STARTS_WITH, prefix)
+                return join_by_and(term.not_null, term.make_predicate(Op.NOT_STARTS_WITH, prefix))
+            return term.make_predicate(Op.STARTS_WITH, prefix)
         if negated or not prefix:
             return None
         # The prefix is used; the rest of the pattern is listed as unused.
         self._leave_out(node, explain_unused(node, self._is_column))
-        return term.predicate(Op.STARTS_WITH, prefix)
+        return term.make_predicate(Op.STARTS_WITH, prefix)
 
     def _parse_term(self, node: exp.Expr, *, any_type: bool = False) -> ComparedTerm | None:
         """Return a column or a transform of a column, or None if the node is something else.
@@ -494,7 +496,7 @@ class _Reader(Comparisons):
 
     def _apply_transform(self, transform: str, node: exp.Expr) -> ComparedTerm | None:
         name = _read_name(node)
-        return None if name is None else self.term(name, transform)
+        return None if name is None else self.make_term(name, transform)
 
 
 class _StrictReader(_Reader):
@@ -532,7 +534,7 @@ def _compare_literals(op: Op, left: TypedLiteral, right: TypedLiteral) -> Expres
         return FALSE
     if left.kind != right.kind or left.kind not in ("number", "text", "boolean"):
         return None
-    values = [literal.number() if literal.kind == "number" else literal.text for literal in (left, right)]
+    values = [literal.parse_number() if literal.kind == "number" else literal.text for literal in (left, right)]
     return Always(_CONSTANT[op](*values))
 
 

@@ -39,7 +39,7 @@ def tokenize_sql(dialect: Dialect, text: str) -> list[Any]:
     try:
         return list(dialect.tokenize(text))
     except _FAULTS:
-        raise SqlglotError("It has a part that cannot be read") from None
+        raise SqlglotError("The text has a part that cannot be read") from None
 
 
 def parse_statements(
@@ -63,7 +63,7 @@ def parse_statements(
             parser.parse(tokens, text) if into is None else parser.parse_into(into, tokens, text)
         )
     except _FAULTS:
-        raise SqlglotError("It has a part that cannot be parsed") from None
+        raise SqlglotError("The text has a part that cannot be parsed") from None
     return statements
 
 
@@ -94,6 +94,6 @@ def _limit_steps(parser: type) -> type:
             self.steps_left -= steps
             if self.steps_left < 0:
                 # The error is not a ParseError: after a ParseError, sqlglot would try the next reading.
-                raise TooManyReadings("It has nested parts that can be read in too many ways")
+                raise TooManyReadings("The text has nested parts that can be read in too many ways")
 
     return Limited

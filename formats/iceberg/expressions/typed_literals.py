@@ -74,7 +74,7 @@ class TypedLiteral:
         """The literal's Iceberg type, without parameters; null has no type."""
         return "long" if self.kind == "number" and "." not in self.text else _TYPE_OF[self.kind]
 
-    def number(self) -> Decimal:
+    def parse_number(self) -> Decimal:
         return Decimal(self.text)
 
 

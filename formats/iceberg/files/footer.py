@@ -38,7 +38,7 @@ _KNOWN = frozenset(range(1, 8))
 # Field ids of RowGroup.
 COLUMNS, TOTAL_BYTES, _GROUP_ROWS, SORTING, GROUP_OFFSET, PACKED_TOTAL, ORDINAL = range(1, 8)
 _METADATA, _ENCODINGS, _DICTIONARY_PAGE = 3, 2, 11
-"""In a ColumnChunk, and two in its ColumnMetaData."""
+"""The field ids of the metadata in a ColumnChunk, and of encodings and dictionary page in its ColumnMetaData."""
 _ORDINAL_MAX = 32_767
 _SHORT = 15
 
@@ -61,7 +61,7 @@ class RowGroup:
     def rows(self) -> int:
         return int(self.fields[_GROUP_ROWS][1])
 
-    def values(self, name: str) -> Longs:
+    def read_values(self, name: str) -> Longs:
         """Return a field of each chunk, int64[columns]; -1 if a chunk does not have the field."""
         values: Longs = self.chunks[:, COLUMN[name]]
         return values
@@ -77,19 +77,19 @@ class RowGroup:
 
         A chunk begins with its dictionary page, or with its first data page if it has no dictionary.
         """
-        first, dictionary = self.values("data_page"), self.values("dictionary_page")
+        first, dictionary = self.read_values("data_page"), self.read_values("dictionary_page")
         begins: Longs = np.where((dictionary > 0) & (dictionary < first), dictionary, first)
         return begins
 
     @cached_property
     def ends(self) -> Longs:
-        ends: Longs = self.begins + self.values("packed_bytes")
+        ends: Longs = self.begins + self.read_values("packed_bytes")
         return ends
 
     @property
     def size_bytes(self) -> int:
         """The number of bytes of all chunks in the file."""
-        return int(self.values("packed_bytes").sum())
+        return int(self.read_values("packed_bytes").sum())
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class ParquetFooter:
             raise ValueError("the metadata of a column chunk have another type")
         return dict(metadata)
 
-    def encodings(self, group: RowGroup, number: int) -> list[int]:
+    def read_encodings(self, group: RowGroup, number: int) -> list[int]:
         """Return the encodings of a column chunk, as numbers."""
         kind, values = self.read_column_metadata(group, number).get(_ENCODINGS, (LIST, (I32, [])))
         if kind != LIST or any(type(value) is not int for value in values[1]):
@@ -276,7 +276,7 @@ def encode_group(chunks: Sequence[bytes], fields: Fields) -> bytes:
     return bytes([1 << 4 | LIST]) + encode_structures(chunks) + bytes(other_fields)
 
 
-def group_fields(
+def make_group_fields(
     base: Fields, *, rows: int, plain_bytes: int, packed_bytes: int, offset: int, ordinal: int, sorting: object
 ) -> Fields:
     """Return the fields of a row group: the fields of `base`, with these values replaced.

@@ -1,5 +1,6 @@
-"""Locates the columns of a Parquet file by Iceberg field id (spec: "Column Projection"). The functions have no side
-effects.
+"""Locates the columns of a Parquet file by Iceberg field id (spec: "Column Projection").
+
+The functions have no side effects.
 
 A column is identified by its field id, under any name. If a file has no ids, the table's name mapping
 assigns them. If two columns have the id, or a path is ambiguous, `AmbiguousColumn` is raised, and the

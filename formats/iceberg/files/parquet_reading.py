@@ -60,7 +60,7 @@ While a batch is decoded, it exists twice, in buffers that double in size.
 """
 TAIL_BYTES = 64 << 10
 """The number of bytes at the file's end that pyarrow reads first."""
-_FOOTER_END = 8
+_FOOTER_END_BYTES = 8
 """The size of the footer's length and the magic number."""
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_2 = 0, 2, 3
 _ALGORITHM, _KEY_METADATA = 8, 9
@@ -121,7 +121,7 @@ class BoundedParquet:
     def schema(self) -> pa.Schema:
         return self._file.schema_arrow
 
-    def columns(self, column_paths: Mapping[int, ColumnPath]) -> dict[int, pa.ChunkedArray]:
+    def read_columns(self, column_paths: Mapping[int, ColumnPath]) -> dict[int, pa.ChunkedArray]:
         """Return whole columns by id. Strings are unified dictionaries.
 
         The memory of the columns stays charged to the budget.
@@ -140,7 +140,7 @@ class BoundedParquet:
 
         The memory of the columns stays charged to the budget.
         """
-        columns = self.columns(column_paths) if column_paths else {}
+        columns = self.read_columns(column_paths) if column_paths else {}
         plain = {
             column_id: [self._decode_dictionary(chunk) for chunk in column.chunks]
             for column_id, column in columns.items()
@@ -261,14 +261,16 @@ class BoundedParquet:
         if column.logical_type.type not in _WITH_DICTIONARIES:
             return False
         try:
-            return not any(_DELTAS.intersection(self._footer.encodings(group, number)) for group in self._footer.groups)
+            return not any(
+                _DELTAS.intersection(self._footer.read_encodings(group, number)) for group in self._footer.groups
+            )
         except ValueError as error:
             raise Unreadable(self._path, f"the footer is broken: {error}") from None
 
     def _read_pages(self, group: RowGroup, number: int) -> _Pages:
         if group.has("encrypted")[number]:
             raise EncryptedFile(self._path, "the file has encrypted columns, and no keys were given")
-        begin, size = int(group.begins[number]), int(group.values("packed_bytes")[number])
+        begin, size = int(group.begins[number]), int(group.read_values("packed_bytes")[number])
         if begin < 0 or size < 0:
             raise Unreadable(self._path, "the footer has a column of negative size")
         try:
@@ -277,7 +279,7 @@ class BoundedParquet:
             raise Unreadable(self._path, f"the footer is broken: {error}") from None
         data = self._source.read_at(size, begin)
         try:
-            return read_page_sizes(data, int(group.values("values")[number]))
+            return read_page_sizes(data, int(group.read_values("values")[number]))
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise Unreadable(self._path, f"the page headers cannot be read: {error}") from None
 
@@ -384,14 +386,14 @@ def _read_footer_bytes(source: pa.NativeFile, path: str, limit_bytes: int = FOOT
     tail = source.read_at(min(TAIL_BYTES, size), max(0, size - TAIL_BYTES))
     if tail[-4:] == ENCRYPTED_MAGIC:
         raise EncryptedFile(path, "the footer is encrypted, and no keys were given")
-    length = int.from_bytes(tail[-_FOOTER_END:-4], "little")
-    if tail[-4:] != MAGIC or length > size - _FOOTER_END:
+    length = int.from_bytes(tail[-_FOOTER_END_BYTES:-4], "little")
+    if tail[-4:] != MAGIC or length > size - _FOOTER_END_BYTES:
         return b""
     if length > limit_bytes:
         raise Unreadable(path, f"the footer has {length:,} bytes; the limit is {limit_bytes:,} bytes")
-    if length + _FOOTER_END <= len(tail):
-        return bytes(tail[-_FOOTER_END - length : -_FOOTER_END])
-    return bytes(source.read_at(length, size - _FOOTER_END - length))
+    if length + _FOOTER_END_BYTES <= len(tail):
+        return bytes(tail[-_FOOTER_END_BYTES - length : -_FOOTER_END_BYTES])
+    return bytes(source.read_at(length, size - _FOOTER_END_BYTES - length))
 
 
 def _estimate_footer_weight(footer: bytes, path: str, limit_bytes: int) -> int:

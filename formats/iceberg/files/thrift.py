@@ -1,5 +1,6 @@
-"""Reader and writer of Thrift's compact protocol (Apache Thrift, "Thrift Compact protocol encoding") without
-a schema.
+"""Reads and writes Thrift's compact protocol without a schema.
+
+Apache Thrift defines it in "Thrift Compact protocol encoding".
 
 Parquet's footers, page headers and page indexes are such structures. A structure is a dict of (type, value) by
 field id, in the order of the file. A list is (type, values). Therefore one field of a footer can be changed and all
@@ -140,7 +141,7 @@ def weigh(data: bytes | memoryview, weights: Weights, *, item: int, field: int, 
     """
     weighing = _Weighing(memoryview(data), weights, item, field, limit_bytes)
     try:
-        weighing.structure(0, 0)
+        weighing.weigh_structure(0, 0)
     except (IndexError, KeyError, struct.error) as error:
         raise ValueError(f"these bytes are not a Thrift structure: {error!r}") from None
     return weighing.total
@@ -151,7 +152,7 @@ class _Weighing:
         self._data, self._weights, self._item, self._field, self._limit_bytes = data, weights, item, field, limit_bytes
         self.total = 0
 
-    def structure(self, at: int, depth: int) -> int:
+    def weigh_structure(self, at: int, depth: int) -> int:
         """Add the weight of a structure, and return its end."""
         if depth > _DEPTH_MAX:
             raise ValueError("structures are nested too deeply")
@@ -174,7 +175,7 @@ class _Weighing:
                 at += 1
             return at + 1
         if kind == STRUCT:
-            return self.structure(at, depth + 1)
+            return self.weigh_structure(at, depth + 1)
         if kind == BINARY:
             size, at = _read_varint(data, at)
             return at + size

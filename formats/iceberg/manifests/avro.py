@@ -65,8 +65,8 @@ def read_container(data: bytes | memoryview, location: str, *, inflated_limit_by
     blocks: list[bytes | memoryview] = []
     edges, counts, size = [0], [], 0
     while not reader.is_at_end():
-        count = reader.length("a block's row count")
-        packed = reader.take(reader.length("a block's size"), "a block")
+        count = reader.read_length("a block's row count")
+        packed = reader.take(reader.read_length("a block's size"), "a block")
         if reader.take(_SYNC_BYTES, "a sync marker") != sync:
             raise reader.corrupt(f"block {len(blocks)} does not end with the file's sync marker")
         try:
@@ -127,7 +127,7 @@ class _Reader:
         self._at = end
         return piece
 
-    def long(self, field: str) -> int:
+    def read_long(self, field: str) -> int:
         """Return a zig-zag varint of at most 64 bits."""
         value = shift = 0
         for byte in self._data[self._at : self._at + 10]:
@@ -142,8 +142,8 @@ class _Reader:
             raise self.corrupt(f"{field} at {self._at} is not a 64-bit number")
         raise self.corrupt(f"ends in the middle of {field}")
 
-    def length(self, field: str) -> int:
-        value = self.long(field)
+    def read_length(self, field: str) -> int:
+        value = self.read_long(field)
         if value < 0:
             raise self.corrupt(f"{field} is negative: {value}")
         return value
@@ -155,13 +155,13 @@ def _read_metadata(reader: _Reader) -> dict[str, str]:
     Entries that are not text are omitted, because no caller uses them.
     """
     entries: dict[str, str] = {}
-    while count := reader.long("the header's entry count"):
+    while count := reader.read_long("the header's entry count"):
         if count < 0:  # The block's size in bytes follows, for readers that skip it.
             count = -count
-            reader.length("the header's size")
+            reader.read_length("the header's size")
         for _ in range(count):  # Each entry takes bytes, so the end of the file stops a loop with an invalid count.
-            key = bytes(reader.take(reader.length("a key's length"), "a key of the header"))
-            value = bytes(reader.take(reader.length("a value's length"), "a value of the header"))
+            key = bytes(reader.take(reader.read_length("a key's length"), "a key of the header"))
+            value = bytes(reader.take(reader.read_length("a value's length"), "a value of the header"))
             try:
                 entries[key.decode()] = value.decode()
             except UnicodeDecodeError:

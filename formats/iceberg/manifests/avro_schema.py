@@ -1,5 +1,6 @@
-"""Compiles a writer's Avro schema to a program that reads the requested fields of its rows and skips the
-others.
+"""Compiles a writer's Avro schema to a program that reads the requested fields.
+
+The program skips the other fields of the rows.
 
 Iceberg identifies fields by id (spec: Appendix A, "Avro"): a record's fields have `field-id`, under any
 name. Without ids the standard name is used. The request is a tree of the classes below. A field that the
@@ -37,8 +38,9 @@ class Long:
 
 @dataclass(frozen=True, slots=True)
 class RequestedValue:
-    """A number or boolean for which no value is reserved: it is read into a column of int64, with lengths of 1,
-    or -1 for null.
+    """A number or boolean for which no value is reserved.
+
+    It is read into a column of int64, with lengths of 1, or -1 for null.
     """
 
     name: str
@@ -133,7 +135,7 @@ def compile_schema(schema: str, requested: RecordReader) -> Compiled:
     except (msgspec.DecodeError, RecursionError) as error:
         raise Corrupt(f"the Avro schema is not JSON: {error}") from error
     compiler = _Compiler()
-    root = compiler.value(parsed, requested, _SchemaPosition("", "the row", 0))
+    root = compiler.add_value(parsed, requested, _SchemaPosition("", "the row", 0))
     if compiler.nodes[root][0] != "record" or not compiler.minimum_sizes[root]:
         raise Corrupt("the Avro schema: rows are not records with fields")
     if requested.status is not None and requested.status not in compiler.columns:
@@ -194,7 +196,7 @@ class _Compiler:
         self.minimum_sizes.append(minimum_size)
         return len(self.nodes) - 1
 
-    def column(self, name: str, kind: str, position: _SchemaPosition) -> int:
+    def add_column(self, name: str, kind: str, position: _SchemaPosition) -> int:
         """Return the column with a name, and create it on first use. The branches of a union share a column."""
         column = self.columns.setdefault(name, len(self.column_kinds))
         if column == len(self.column_kinds):
@@ -249,7 +251,7 @@ class _Compiler:
             return name, name.rpartition(".")[0]
         return (f"{namespace}.{name}" if namespace else name), namespace
 
-    def value(self, schema: Any, requested: Wanted | None, position: _SchemaPosition) -> int:
+    def add_value(self, schema: Any, requested: Wanted | None, position: _SchemaPosition) -> int:
         """Add the nodes of a value and of its children, and return the index of the value's node."""
         kind, schema, position = self.resolve(schema, position)
         if kind == "union":
@@ -257,7 +259,7 @@ class _Compiler:
         if kind == "null":
             return self.add("null", position, 0)
         if isinstance(requested, Leaf):
-            return self.leaf(kind, schema, requested, position)
+            return self.add_leaf(kind, schema, requested, position)
         if isinstance(requested, ByColumn | Elements):
             if kind != "array":
                 raise self.corrupt(position, f"a list is expected, not {kind}")
@@ -267,16 +269,16 @@ class _Compiler:
         if kind == "record":
             return self.record(schema, requested, position)
         if kind in ("array", "map"):
-            item = self.value(schema.get("items" if kind == "array" else "values"), None, position.descend())
+            item = self.add_value(schema.get("items" if kind == "array" else "values"), None, position.descend())
             if kind == "map":  # The length of the key precedes the value.
                 return self.add(kind, position, 1, size=1 + self.minimum_sizes[item], children=[item])
             return self.add(
                 kind, position, 1, size=self.minimum_sizes[item], children=[item] if self.minimum_sizes[item] else []
             )
-        size = self.size(kind, schema, position)
+        size = self.find_size(kind, schema, position)
         return self.add(kind, position, size if kind in _FIXED_WIDTH else 1, size=size)
 
-    def size(self, kind: str, schema: Any, position: _SchemaPosition) -> int:
+    def find_size(self, kind: str, schema: Any, position: _SchemaPosition) -> int:
         """Return the number of bytes of a fixed-width type or of symbols of an enum, otherwise 0."""
         if kind == "fixed":
             size = schema.get("size")
@@ -290,14 +292,14 @@ class _Compiler:
             return len(symbols)
         return _WIDTHS[kind] if kind in _FIXED_WIDTH else 0
 
-    def leaf(self, kind: str, schema: Any, requested: Leaf, position: _SchemaPosition) -> int:
+    def add_leaf(self, kind: str, schema: Any, requested: Leaf, position: _SchemaPosition) -> int:
         fitting = _FITTING[type(requested)]
         if kind not in fitting:
             raise self.corrupt(position, f"{' or '.join(fitting)} is expected, not {kind}")
-        size = self.size(kind, schema, position)
+        size = self.find_size(kind, schema, position)
         if kind == "fixed" and size == 0:
             raise self.corrupt(position, "a fixed type has size 0")
-        column = self.column(requested.name, _find_column_kind(requested), position)
+        column = self.add_column(requested.name, _find_column_kind(requested), position)
         return self.add(kind, position, size if kind in _FIXED_WIDTH else 1, slot=column, size=size)
 
     def union(self, branches: list[Any], requested: Wanted | None, position: _SchemaPosition) -> int:
@@ -308,17 +310,17 @@ class _Compiler:
         if len(kinds) - nulls > 1 and isinstance(requested, ByColumn | Elements | PartitionRecord | RecordReader):
             raise self.corrupt(position, "a union has several lists or records")
         children = [
-            -1 if kind == "null" else self.value(branch, requested, position.descend())
+            -1 if kind == "null" else self.add_value(branch, requested, position.descend())
             for branch, kind in zip(branches, kinds, strict=True)
         ]
         if nulls:  # The other branch has created the columns; null stores its value in them.
-            children[kinds.index("null")] = self.add("null", position, 0, children=self.columns_of(requested))
+            children[kinds.index("null")] = self.add("null", position, 0, children=self.list_columns(requested))
         return self.add("union", position, 1, children=children)
 
-    def columns_of(self, requested: Wanted | None) -> list[int]:
+    def list_columns(self, requested: Wanted | None) -> list[int]:
         """Return the existing columns to which a value of `requested` is written."""
         if isinstance(requested, RecordReader):
-            return [column for _, inner in requested.fields.values() for column in self.columns_of(inner)]
+            return [column for _, inner in requested.fields.values() for column in self.list_columns(inner)]
         if isinstance(requested, PartitionRecord):
             return [column.column for column in self.partition if column.column is not None]
         if requested is None or requested.name not in self.columns:
@@ -338,7 +340,7 @@ class _Compiler:
             if isinstance(requested, PartitionRecord):
                 child = self.partition_field(each, inner)
             else:
-                child = self.value(each["type"], matched.get(i), inner)
+                child = self.add_value(each["type"], matched.get(i), inner)
             if self.minimum_sizes[child]:
                 children.append(child)
         return self.add("record", position, sum(self.minimum_sizes[child] for child in children), children=children)
@@ -373,13 +375,13 @@ class _Compiler:
         field_id = field_id if isinstance(field_id, int) else None
         if not values:
             self.partition.append(PartitionFieldColumn(declared["name"], field_id, "null", None, None))
-            return self.value(declared["type"], None, position)
+            return self.add_value(declared["type"], None, position)
         kind, schema = values[0]
         leaf = next((leaf for leaf, kinds in _FITTING.items() if kind in kinds), None)
         if leaf is None:
             raise self.corrupt(position, f"partition values cannot have type {kind}")
         leaf_column = leaf(f"partition {len(self.partition)}")
-        node = self.value(declared["type"], leaf_column, position)
+        node = self.add_value(declared["type"], leaf_column, position)
         logical = schema.get("logicalType")
         self.partition.append(
             PartitionFieldColumn(
@@ -403,8 +405,8 @@ class _Compiler:
             fields = requested.fields
         first = len(self.column_kinds)
         for _, _, leaf in fields:
-            self.column(leaf.name, _find_column_kind(leaf), position)
-        counts = -1 if by_column else self.column(requested.name, "count", position)
+            self.add_column(leaf.name, _find_column_kind(leaf), position)
+        counts = -1 if by_column else self.add_column(requested.name, "count", position)
         slot = self.groups[requested.name] = len(self.group_rows)
         self.group_rows.append((by_column, first, len(fields), counts))
         items = schema.get("items")
@@ -415,7 +417,7 @@ class _Compiler:
         else:
             required = tuple(field_id for field_id, _, _ in fields) if by_column else ()
             element = RecordReader({field_id: (name, leaf) for field_id, name, leaf in fields}, required)
-        item = self.value(items, element, position.descend())
+        item = self.add_value(items, element, position.descend())
         if not self.minimum_sizes[item]:
             raise self.corrupt(position, "the values of a list are always null")
         return self.add("array", position, 1, slot=slot, size=self.minimum_sizes[item], children=[item])

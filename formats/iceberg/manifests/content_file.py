@@ -76,7 +76,7 @@ class ContentFile(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     spec_id: int
     partition: tuple[Value | None, ...]
     """The partition values in the form of `expression.py`, in the order of the spec's fields, with the types of
-    `partition_types`.
+    `list_partition_types`.
     """
     record_count: int
     file_size_in_bytes: int
@@ -101,7 +101,7 @@ class ContentFile(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.file_format == "PUFFIN"
 
 
-def partition_types(metadata: TableMetadata, spec: PartitionSpec) -> tuple[str, ...]:
+def list_partition_types(metadata: TableMetadata, spec: PartitionSpec) -> tuple[str, ...]:
     """Return the type of each value of the spec's tuples (spec: "Partition Transforms", result type).
 
     The type is derived from the source column in the current schema. For a dropped column, its last type is
@@ -293,7 +293,7 @@ def _parse_partition(parsed: _Json, metadata: TableMetadata) -> tuple[Value | No
         raise ValueError(
             f"partition: it has {len(parsed.partition)} values, but spec {spec.spec_id} has {len(spec.fields)} fields"
         )
-    types = partition_types(metadata, spec)
+    types = list_partition_types(metadata, spec)
     return tuple(map(_parse_partition_value, spec.fields, types, parsed.partition))
 
 

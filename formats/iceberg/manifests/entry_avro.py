@@ -89,7 +89,7 @@ class AvroField(NamedTuple):
         return {"name": self.name, "type": self.type, "field-id": self.id}
 
 
-_SMALL = 1 << 14
+_SMALL_COUNT_MAX = 1 << 14
 _LONG_BITS = 64
 
 
@@ -100,7 +100,7 @@ def encode_varint(value: int) -> bytes:
         ValueError: The value does not fit 64 bits.
     """
     bits = (value << 1) ^ (value >> 63)
-    if 0 <= bits < _SMALL:
+    if 0 <= bits < _SMALL_COUNT_MAX:
         return _VARINTS[bits]
     if not 0 <= bits < 1 << _LONG_BITS:
         raise ValueError(f"{value} does not fit 64 bits")
@@ -120,7 +120,7 @@ def _encode_long_varint(bits: int) -> bytes:
     return bytes(out)
 
 
-_VARINTS = tuple(map(_encode_long_varint, range(_SMALL)))
+_VARINTS = tuple(map(_encode_long_varint, range(_SMALL_COUNT_MAX)))
 """Precomputed encodings of nearly all keys and lengths, and of most counts."""
 
 
@@ -153,8 +153,8 @@ def _encode_counts(by_column: Mapping[int, int]) -> bytes:
         return b"\x00"
     parts, cached_varints = [encode_varint(len(by_column))], _VARINTS
     for column, count in by_column.items():
-        parts.append(cached_varints[2 * column] if 0 <= column < _SMALL // 2 else _encode_int(column))
-        parts.append(cached_varints[2 * count] if 0 <= count < _SMALL // 2 else encode_varint(count))
+        parts.append(cached_varints[2 * column] if 0 <= column < _SMALL_COUNT_MAX // 2 else _encode_int(column))
+        parts.append(cached_varints[2 * count] if 0 <= count < _SMALL_COUNT_MAX // 2 else encode_varint(count))
     parts.append(b"\x00")
     return b"".join(parts)
 
@@ -164,9 +164,9 @@ def _encode_bounds(by_column: Mapping[int, bytes]) -> bytes:
         return b"\x00"
     parts, cached_varints = [encode_varint(len(by_column))], _VARINTS
     for column, bound in by_column.items():
-        parts.append(cached_varints[2 * column] if 0 <= column < _SMALL // 2 else _encode_int(column))
+        parts.append(cached_varints[2 * column] if 0 <= column < _SMALL_COUNT_MAX // 2 else _encode_int(column))
         size = len(bound)
-        parts.append(cached_varints[2 * size] if size < _SMALL // 2 else encode_varint(size))
+        parts.append(cached_varints[2 * size] if size < _SMALL_COUNT_MAX // 2 else encode_varint(size))
         parts.append(bound)
     parts.append(b"\x00")
     return b"".join(parts)

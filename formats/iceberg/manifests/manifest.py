@@ -251,8 +251,8 @@ def decode_manifest(
         Corrupt: The manifest is damaged; the message names `location`.
     """
     rows = _decode(data, location, _ANY_ENTRY if with_deleted else _ENTRY, inflated_limit_bytes)
-    longs = {name: rows.long(name) for name in LONGS}
-    texts = {name: rows.text(name) for name in TEXTS}
+    longs = {name: rows.read_long(name) for name in LONGS}
+    texts = {name: rows.read_text(name) for name in TEXTS}
     for name in ("record_count", "file_size_in_bytes"):
         if (longs[name] == MISSING).any():
             raise Corrupt(f"{location}: an entry has no {name}")
@@ -266,10 +266,12 @@ def decode_manifest(
         metadata=rows.container.metadata,
         longs=longs,
         texts=texts,
-        lists={name: (rows.read_element_counts(name), rows.elements(name, 1)[0][0]) for name in _FILE_LISTS.values()},
+        lists={
+            name: (rows.read_element_counts(name), rows.read_elements(name, 1)[0][0]) for name in _FILE_LISTS.values()
+        },
         partition=rows.partition(),
-        counts={name: rows.group(name, {}) for name, _, _ in _FILE_COUNTS.values()},
-        bounds={name: rows.group(name, {}) for name, _, _ in _FILE_BOUNDS.values()},
+        counts={name: rows.read_group(name, {}) for name, _, _ in _FILE_COUNTS.values()},
+        bounds={name: rows.read_group(name, {}) for name, _, _ in _FILE_BOUNDS.values()},
         heap=rows.container.heap,
     )
 
@@ -314,8 +316,8 @@ def decode_list(
         Corrupt: The manifest list is damaged; the message names `location`.
     """
     rows = _decode(data, location, _LIST, inflated_limit_bytes)
-    paths = rows.text("manifest_path")
-    absent = (rows.long(name) == MISSING for name in ("manifest_length", "partition_spec_id"))
+    paths = rows.read_text("manifest_path")
+    absent = (rows.read_long(name) == MISSING for name in ("manifest_length", "partition_spec_id"))
     if (paths.lengths < 0).any() or any(missing.any() for missing in absent):
         raise Corrupt(f"{location}: an entry has no manifest_path, manifest_length or partition_spec_id")
     # Copy the columns, because they are parts of larger memory.
@@ -361,13 +363,13 @@ def _count_leading(truths: NDArray[np.bool_]) -> int:
 
 def _decode_manifests(rows: _DecodedRows, first: int, end: int) -> Iterator[ManifestFile]:
     """Yield the manifests of some rows of a list."""
-    longs = {name: rows.numbers(name, first, end) for name in _LIST_LONGS.values()}
+    longs = {name: rows.read_numbers(name, first, end) for name in _LIST_LONGS.values()}
     for name in ("content", "sequence_number", "min_sequence_number"):
         longs[name] = [value or 0 for value in longs[name]]
     columns = [longs[name] for name in _LIST_LONGS.values() if name != "first_row_id"]
-    raw_paths = rows.raw(rows.text("manifest_path"), first, end)
+    raw_paths = rows.read_raw(rows.read_text("manifest_path"), first, end)
     paths = [add_scheme(value.decode()) for value in raw_paths if value is not None]
-    key_metadata = rows.raw(rows.text("key_metadata"), first, end)
+    key_metadata = rows.read_raw(rows.read_text("key_metadata"), first, end)
     for each in zip(
         paths, *columns, _decode_summaries(rows, first, end), key_metadata, longs["first_row_id"], strict=True
     ):
@@ -376,7 +378,7 @@ def _decode_manifests(rows: _DecodedRows, first: int, end: int) -> Iterator[Mani
 
 def _decode_summaries(rows: _DecodedRows, first: int, end: int) -> Iterator[tuple[FieldSummary, ...] | None]:
     """Yield the partition summaries of some manifests of a list."""
-    nulls, nans, lowers, uppers = rows.elements("partitions", 4)
+    nulls, nans, lowers, uppers = rows.read_elements("partitions", 4)
     flags = {0: False, 1: True}
     counts = rows.read_element_counts("partitions")
     begin = int(np.maximum(counts[:first], 0).sum())
@@ -386,8 +388,8 @@ def _decode_summaries(rows: _DecodedRows, first: int, end: int) -> Iterator[tupl
         for null, nan, lower, upper in zip(
             nulls[0][begin:stop].tolist(),
             nans[0][begin:stop].tolist(),
-            rows.raw(Spans(*lowers), begin, stop),
-            rows.raw(Spans(*uppers), begin, stop),
+            rows.read_raw(Spans(*lowers), begin, stop),
+            rows.read_raw(Spans(*uppers), begin, stop),
             strict=True,
         )
     ]
@@ -435,12 +437,12 @@ class _DecodedRows:
     columns: list[tuple[NDArray[np.int64] | None, NDArray[np.int32] | None]]
     groups: list[Any]
 
-    def long(self, name: str) -> NDArray[np.int64]:
+    def read_long(self, name: str) -> NDArray[np.int64]:
         column = self.compiled.columns.get(name)
         values = None if column is None else self.columns[column][0]
         return np.full(self.count, MISSING, np.int64) if values is None else values
 
-    def text(self, name: str) -> Spans:
+    def read_text(self, name: str) -> Spans:
         column = self.compiled.columns.get(name)
         starts, lengths = (None, None) if column is None else self.columns[column]
         if starts is None or lengths is None:
@@ -452,12 +454,12 @@ class _DecodedRows:
         counts = None if column is None else self.columns[column][1]
         return np.full(self.count, -1, np.int32) if counts is None else counts
 
-    def group(self, name: str, default: Any) -> Any:
+    def read_group(self, name: str, default: Any) -> Any:
         group = self.compiled.groups.get(name)
         return default if group is None else self.groups[group]
 
-    def elements(self, name: str, width: int) -> _Elements:
-        return cast(_Elements, self.group(name, [(np.empty(0, np.int64), np.empty(0, np.int32))] * width))
+    def read_elements(self, name: str, width: int) -> _Elements:
+        return cast(_Elements, self.read_group(name, [(np.empty(0, np.int64), np.empty(0, np.int32))] * width))
 
     def partition(self) -> tuple[PartitionFieldValues, ...]:
         fields = self.compiled.partition
@@ -492,10 +494,10 @@ class _DecodedRows:
             _FIRST_PARTITION_FIELD_ID + i if each.field_id is None else each.field_id for i, each in enumerate(declared)
         ]
 
-    def numbers(self, name: str, first: int, end: int) -> list[int | None]:
-        return [None if value == MISSING else value for value in self.long(name)[first:end].tolist()]
+    def read_numbers(self, name: str, first: int, end: int) -> list[int | None]:
+        return [None if value == MISSING else value for value in self.read_long(name)[first:end].tolist()]
 
-    def raw(self, spans: Spans, first: int, end: int) -> list[bytes | None]:
+    def read_raw(self, spans: Spans, first: int, end: int) -> list[bytes | None]:
         heap = self.container.heap.data
         return [
             None if length < 0 else bytes(heap[start : start + length])

@@ -1,5 +1,6 @@
-"""Rows of a decoded manifest as content files (Iceberg spec: "Data File Fields"), with partition values in
-current types.
+"""Rows of a decoded manifest as content files, with partition values in current types.
+
+The specification defines them in "Data File Fields".
 
 A manifest has the types that its partition fields had when it was written. Since then columns may have
 been promoted or dropped. A value that is invalid for the current type is Corrupt: guessing could assign

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from seamark.formats.iceberg.manifests.content_file import DATA, ContentFile, partition_types
+from seamark.formats.iceberg.manifests.content_file import DATA, ContentFile, list_partition_types
 from seamark.formats.iceberg.manifests.entry_avro import build_entry_record, get_codec, list_record, write_container
 from seamark.formats.iceberg.manifests.manifest import DecodedManifest, FieldSummary, ManifestFile, decode_manifest
 from seamark.formats.iceberg.manifests.manifest_list import decode_content_files, read_numbers
@@ -111,7 +111,7 @@ def write_manifest(
     entry_list = tuple(entries)
     for entry in entry_list:
         _check(entry, spec_id, content, version)
-    types = partition_types(metadata, spec)
+    types = list_partition_types(metadata, spec)
     schema, write = build_entry_record(version, spec.fields, types)
     header = {
         "schema": msgspec.json.encode(metadata.current_schema).decode(),
@@ -297,7 +297,7 @@ def list_removals(decoded: DecodedManifest, manifest: ManifestFile, metadata: Ta
 def read_live_entries(decoded: DecodedManifest, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
     """Return the live entries of a manifest in the order of the file, with all inherited values.
 
-    Partition values have the types of `partition_types`, in the order of the table's spec.
+    Partition values have the types of `list_partition_types`, in the order of the table's spec.
 
     Raises:
         Corrupt: The manifest contradicts the manifest list or the table; the message names its path.
@@ -308,7 +308,7 @@ def read_live_entries(decoded: DecodedManifest, manifest: ManifestFile, metadata
         raise Corrupt(
             f"{path} has the partition spec {manifest.partition_spec_id}, which the table's metadata do not have"
         )
-    files = decode_content_files(decoded, spec, partition_types(metadata, spec))
+    files = decode_content_files(decoded, spec, list_partition_types(metadata, spec))
     status = decoded.longs["status"].tolist()
     snapshots = read_numbers(decoded, "snapshot_id", manifest.added_snapshot_id)
     data_numbers = _inherit_numbers(decoded, "sequence_number", manifest)

@@ -74,7 +74,7 @@ class ClusteringLayout:
         """The digest of the layout, 8 hexadecimal digits."""
         return hashlib.sha256(msgspec.json.encode([self.curve, *self.columns])).hexdigest()[:8]
 
-    def suffix(self, layer: str) -> str:
+    def make_suffix(self, layer: str) -> str:
         """Return the end of the names of a layer's files.
 
         Args:

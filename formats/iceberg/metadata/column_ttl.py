@@ -1,5 +1,6 @@
-"""The time to live of columns: the values of a column are removed from partitions that are older than an
-age.
+"""The time to live of columns.
+
+The values of a column are removed from partitions that are older than an age.
 
 The age of a row is the age of its value in the time column. The table is partitioned by this column: by
 the day, month, year or hour, or by the value itself. A partition has expired for a column when all times
@@ -74,7 +75,7 @@ class TtlPolicy:
             raise BadRequest(f"{COLUMNS} lists {len(ages_h):,} columns; the limit is {COLUMNS_MAX:,}")
         return TtlPolicy(ages_h, properties.get(TIME_COLUMN, "").strip() or None)
 
-    def rules(self, metadata: TableMetadata, now_ms: int) -> list[TtlRule]:
+    def list_rules(self, metadata: TableMetadata, now_ms: int) -> list[TtlRule]:
         """Return the rules that apply now.
 
         The rules of the oldest partitions are first, because these lose the most columns.
@@ -95,7 +96,7 @@ class TtlPolicy:
 
     def _find_time_column(self, metadata: TableMetadata) -> TimeColumn:
         """Return the time column of the table's partitions."""
-        times = time_columns(metadata, metadata.default_spec)
+        times = find_time_columns(metadata, metadata.default_spec)
         if self.time_column is not None:
             times = [time for time in times if time.name == self.time_column]
             if not times:
@@ -154,7 +155,7 @@ class TimeColumn(NamedTuple):
         return value * DAY_MS // UNITS_PER_DAY[self.kind]
 
 
-def time_columns(metadata: TableMetadata, spec: PartitionSpec) -> list[TimeColumn]:
+def find_time_columns(metadata: TableMetadata, spec: PartitionSpec) -> list[TimeColumn]:
     """Return the time columns by which a spec partitions the table, if the current schema has them."""
     ttls = []
     for field in spec.fields:
@@ -167,7 +168,7 @@ def time_columns(metadata: TableMetadata, spec: PartitionSpec) -> list[TimeColum
     return ttls
 
 
-def partition_end_ms(time: TimeColumn, value: int) -> int:
+def compute_partition_end_ms(time: TimeColumn, value: int) -> int:
     """Return the time at which a partition ends, in milliseconds since the epoch.
 
     Args:

@@ -1,5 +1,6 @@
-"""Partition specs (Iceberg spec: "Partitioning"): their JSON structs, field ids and compatibility with a
-schema.
+"""Partition specs: their JSON structs, field ids and compatibility with a schema.
+
+The specification defines them in "Partitioning".
 
 A spec refers to columns by id. It is validated against a schema when the spec is added, and when the spec
 or the schema becomes current. Old specs are kept even if their source columns are gone, so that old files

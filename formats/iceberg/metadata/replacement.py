@@ -1,5 +1,6 @@
-"""Snapshots of the operation `replace`: they have the rows of their parent in other files (Iceberg spec,
-"Snapshots").
+"""Snapshots of the operation `replace`, which have the rows of their parent in other files.
+
+The specification defines them in "Snapshots".
 
 Any client can write the operation into a summary. Iceberg's libraries do not compare numbers of rows, and
 a program can replace files by files with other rows through Java's `RewriteFiles` or Go's `ReplaceFiles`.

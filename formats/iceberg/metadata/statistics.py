@@ -1,5 +1,6 @@
-"""The statistics of a table: the snapshot that has them, later changes, and the policy that keeps them
-current.
+"""The statistics of a table.
+
+The module finds the snapshot that has them, later changes, and the policy that keeps them current.
 
 The metadata names statistics files with the numbers of distinct values. The numbers belong to one
 snapshot; later snapshots add and remove rows, which their summaries count.
@@ -95,7 +96,7 @@ class KnownStatistics:
     def rows(self) -> int:
         return parse_count(self.snapshot.build_summary_map(), "total-records", 0)
 
-    def blobs(self, metadata: TableMetadata) -> dict[int, BlobMetadata]:
+    def list_blobs(self, metadata: TableMetadata) -> dict[int, BlobMetadata]:
         """Return the blobs of the statistics by column.
 
         Columns whose type has changed since then are left out, because a wider type changes the hashes.
@@ -124,7 +125,7 @@ class KnownStatistics:
         """
         if self.rows == 0:
             return False
-        if not policy.list_column_types(metadata.current_schema).keys() <= self.blobs(metadata).keys():
+        if not policy.list_column_types(metadata.current_schema).keys() <= self.list_blobs(metadata).keys():
             return True
         changed = self.added + self.removed
         return bool(self.later_snapshots) and (changed == 0 or changed * 100 >= policy.changed_percent * self.rows)

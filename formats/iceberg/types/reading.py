@@ -1,5 +1,6 @@
-"""Conversion of JSON values from clients to typed structs: the single entry point of client input into this
-package.
+"""Converts JSON values from clients to typed structs.
+
+It is the single entry point of client input into this package.
 
 Any JSON becomes a value of the requested type, or raises `BadRequest` with the field. Therefore no other
 function of the package checks types again. Integers have the widths of the format (Iceberg spec, "int"

@@ -1,5 +1,6 @@
-"""Transforms (Iceberg spec: "Partition Transforms"): their names, the types that they accept, and their
-results.
+"""Transforms: their names, the types that they accept, and their results.
+
+The specification defines them in "Partition Transforms".
 
 An unknown transform is valid: it is kept and accepts any type, but cannot be applied (spec: readers must
 ignore it, writers must not use it). Values are in the form of `expression.py`. Results equal the results

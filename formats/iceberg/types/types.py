@@ -1,5 +1,6 @@
-"""Primitive type names and default values of Iceberg (spec: "Primitive Types", "Single-value
-serialization").
+"""Primitive type names and default values of Iceberg.
+
+The specification defines them in "Primitive Types" and "Single-value serialization".
 
 A type is represented by its canonical name, as Java prints it, so that all forms of a type compare equal
 and engines can read it. Defaults are validated as strictly as Java parses them, because Java could not

@@ -14,7 +14,7 @@ from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import FLOATS, TIMESTAMPS, get_decimal_scale
 from seamark.formats.index.keys.keys import (
     SIGN,
-    WIDE_DECIMAL,
+    WIDE_DECIMAL_BYTES,
     Bits,
     Bytes,
     Codes,
@@ -280,7 +280,7 @@ def _make_byte_keys(array: pa.Array, kind: str) -> _Piece:
         high, low = _split_halves(array, kind, valid)
         big = np.empty((rows, 2), dtype=">u8")
         big[:, 0], big[:, 1] = high.view(np.uint64) ^ np.uint64(SIGN), low
-        starts, heap = _make_even_starts(rows, WIDE_DECIMAL), big.view(np.uint8).reshape(-1)
+        starts, heap = _make_even_starts(rows, WIDE_DECIMAL_BYTES), big.view(np.uint8).reshape(-1)
     elif get_base_name(kind) != "decimal" and pa.types.is_fixed_size_binary(arrow):
         starts, heap = _make_even_starts(rows, arrow.byte_width), _view_numbers(array, "u1", arrow.byte_width)
     elif get_base_name(kind) != "decimal" and (reader := _OFFSETS.get(arrow)) is not None:

@@ -1,5 +1,6 @@
-"""Folded texts: if `lower` or `upper` of some engine returns the same for two texts, the texts have the same
-folded text.
+"""Folded texts.
+
+If `lower` or `upper` of some engine returns the same for two texts, the texts have the same folded text.
 
 Engines differ about case. Trino maps code points one by one. DuckDB has its own table. Spark uses ICU, with rules
 for several characters (`ß` becomes `SS`), for context (a sigma at the end of a word) and for the JVM's locale (in

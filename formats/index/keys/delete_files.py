@@ -37,7 +37,7 @@ _POSITION_BYTES = 40
 """The memory for one deleted row while positions are sorted."""
 _VECTOR_ROW_BYTES = 24
 """The memory for one row of a deletion vector while its rows are listed."""
-_ROARING_GROWTH = 16
+_ROARING_GROWTH_MAX_FACTOR = 16
 """The maximum ratio of a roaring bitmap's memory to its size in bytes: each of many small containers is an
 allocation.
 """
@@ -86,7 +86,7 @@ class Positions:
     starts: Longs
     positions: Longs
 
-    def of(self, path: str) -> Longs:
+    def get_positions(self, path: str) -> Longs:
         """Return the positions of one data file, ascending."""
         number = self.files.get(path)
         return self.positions[:0] if number is None else self.positions[self.starts[number] : self.starts[number + 1]]
@@ -172,7 +172,7 @@ def _decode_positions(data: bytes | memoryview, file: DeleteFile, budget: Budget
         opened = BoundedParquet(pa.BufferReader(data), file.path, budget)
         budget.take(_POSITION_BYTES * max(0, opened.rows), file.path)
         column_paths = {DELETED_PATH: ("file_path",), DELETED_POSITION: ("pos",)}
-        columns = opened.columns(column_paths | find_columns(opened.schema, column_paths))
+        columns = opened.read_columns(column_paths | find_columns(opened.schema, column_paths))
         paths, spots = columns[DELETED_PATH].combine_chunks(), columns[DELETED_POSITION].combine_chunks()
         if isinstance(paths, pa.ChunkedArray):  # The file has no rows.
             return Positions({}, np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64))
@@ -226,7 +226,7 @@ def _decode_vector(data: bytes | memoryview, file: DeleteFile, limit_bytes: int)
         raise Unreadable(file.path, f"the data at {file.offset} do not start with a deletion vector's magic bytes")
     if _CHECK.unpack_from(data, len(data) - _CHECK.size)[0] != isal_zlib.crc32(inside):
         raise Unreadable(file.path, f"the deletion vector at {file.offset} does not match its checksum")
-    if len(inside) * _ROARING_GROWTH > limit_bytes:
+    if len(inside) * _ROARING_GROWTH_MAX_FACTOR > limit_bytes:
         raise Unreadable(file.path, f"the deletion vector at {file.offset} is too long: {file.length:,} bytes")
     try:
         bitmap = pyroaring.BitMap64.deserialize(bytes(inside[4:]))

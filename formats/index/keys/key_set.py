@@ -24,7 +24,7 @@ from seamark.formats.index.keys.ranks import CLIPPED_BYTES, Distinct
 Words = npt.NDArray[np.uint64]
 
 _SIGN, _BIAS = 1 << 63, 1 << 127
-_WIDE_DECIMAL = 16
+_WIDE_DECIMAL_BYTES = 16
 """The size of the key of a decimal with many digits, in bytes (`keys.py`)."""
 _TABLE_BITS_MAX = 1 << 27
 """The maximum number of bits of a table of codes: 16 MiB."""
@@ -43,7 +43,7 @@ class KeySpan:
         """The table of bits; see `KeySet.table`."""
         self._low, self._high = np.uint64(low), np.uint64(high)
 
-    def marks(self, distinct: Distinct) -> Bytes:
+    def mark_keys(self, distinct: Distinct) -> Bytes:
         """Return uint8[n]: 1 if the span contains the key, for n ascending keys."""
         assert distinct.codes is not None
         mask: Bytes = ((distinct.codes >= self._low) & (distinct.codes <= self._high)).view(np.uint8)
@@ -98,10 +98,10 @@ class KeySet:
         """The range of all keys, or no range if the set is empty."""
         if not len(self):
             return KeyRanges(self.kind, ())
-        low, high = self.at(0), self.at(len(self) - 1)
+        low, high = self.get_key(0), self.get_key(len(self) - 1)
         return KeyRanges(self.kind, (KeyRange(low, high),))
 
-    def at(self, index: int) -> int | bytes:
+    def get_key(self, index: int) -> int | bytes:
         distinct = self.distinct
         if distinct.codes is not None:
             return int(distinct.codes[index])
@@ -127,13 +127,13 @@ class KeySet:
             return KeySet(kind, Distinct(codes))
         if codes is not None:
             spelled = b"".join(_encode_wide(code - _SIGN) for code in codes.tolist())
-            starts = np.arange(len(codes) + 1, dtype=np.int64) * _WIDE_DECIMAL
+            starts = np.arange(len(codes) + 1, dtype=np.int64) * _WIDE_DECIMAL_BYTES
             return KeySet(kind, Distinct(None, starts, np.frombuffer(spelled, dtype=np.uint8)))
-        numbers = (_narrow(self.at(index)) for index in range(len(self)))
+        numbers = (_narrow(self.get_key(index)) for index in range(len(self)))
         narrow = [number + _SIGN for number in numbers if -_SIGN <= number < _SIGN]
         return KeySet(kind, Distinct(np.array(narrow, dtype=np.uint64)))
 
-    def marks(self, distinct: Distinct) -> Bytes:
+    def mark_keys(self, distinct: Distinct) -> Bytes:
         """Return uint8[n]: 1 if the set contains the key, for n ascending keys."""
         if distinct.codes is not None:
             return self._mark_codes(distinct.codes)
@@ -154,8 +154,9 @@ class KeySet:
 
     @cached_property
     def table(self) -> tuple[Words | None, int, int] | None:
-        """The table of bits of a set of codes: (a bit for each code from the minimum on, the minimum, the number of
-        bits).
+        """The table of bits of a set of codes.
+
+        It is (a bit for each code from the minimum on, the minimum, the number of bits).
 
         It is None if the range is too wide, or the set is empty.
         """
@@ -183,7 +184,7 @@ def _mark_members(ascending: npt.NDArray[np.uint64], values: npt.NDArray[np.uint
 
 
 def _encode_wide(unscaled: int) -> bytes:
-    return (unscaled + _BIAS).to_bytes(_WIDE_DECIMAL, "big")
+    return (unscaled + _BIAS).to_bytes(_WIDE_DECIMAL_BYTES, "big")
 
 
 def _narrow(key: int | bytes) -> int:

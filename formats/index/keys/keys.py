@@ -56,7 +56,7 @@ _RAW = frozenset({"binary", "fixed", "uuid"})
 SIGN = 1 << 63
 _BIAS = 1 << 127
 _CODE_DIGITS_MAX, _DIGITS_MAX = 18, 38
-WIDE_DECIMAL = 16
+WIDE_DECIMAL_BYTES = 16
 _DOUBLE, _WORD = struct.Struct("<d"), struct.Struct("<Q")
 
 
@@ -258,7 +258,7 @@ def make_key(value: Value, kind: str) -> Key:
         case int() if has_codes(kind) and -SIGN <= value < SIGN:
             return value + SIGN
         case int() if not has_codes(kind) and get_base_name(kind) == "decimal" and -_BIAS <= value < _BIAS:
-            return (value + _BIAS).to_bytes(WIDE_DECIMAL, "big")
+            return (value + _BIAS).to_bytes(WIDE_DECIMAL_BYTES, "big")
         case str() if kind == "string":
             return value.encode()
         case bytes() if get_base_name(kind) in _RAW:

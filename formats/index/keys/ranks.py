@@ -27,7 +27,7 @@ An index file states its number of rows itself, and a run of any length takes on
 this limit bounds the memory of a reader.
 """
 
-_SPAN_A_ROW = 4
+_SPAN_PER_ROW_MAX = 4
 _SPAN_MIN = 1 << 16
 """The maximum size of a table of all codes in a range, in total or per row."""
 _NUMBERING_TABLE_BITS = 15
@@ -90,7 +90,7 @@ def rank_codes(codes: Codes) -> tuple[Distinct, Ranks]:
     low, high, ascending = _bitmap.extent(codes)
     if ascending:
         codes_found, ranks = _bitmap.rank_ascending(codes)
-    elif high - low < _SPAN_A_ROW * len(codes) or high - low < _SPAN_MIN:
+    elif high - low < _SPAN_PER_ROW_MAX * len(codes) or high - low < _SPAN_MIN:
         codes_found, ranks = _bitmap.rank_span(codes, low, high - low)
     else:
         numbered = _bitmap.number_codes(codes, _NUMBERING_TABLE_BITS)

@@ -1,5 +1,6 @@
-"""Terms, on which indexes are built. A term is a column, or an Iceberg transform, `lower` or `upper` of a
-column.
+"""Terms, on which indexes are built.
+
+A term is a column, or an Iceberg transform, `lower` or `upper` of a column.
 
 In text a term names its column: `a.b`, `lower(name)`, `bucket[16](id)`, `day(ts)`. `date_trunc('day', ts)` is another
 text of `day(ts)`. In all other places a term

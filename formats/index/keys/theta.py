@@ -24,7 +24,7 @@ from seamark.formats.runtime.errors import Corrupt
 Hashes = npt.NDArray[np.uint64]
 
 SEED = 9001
-NOMINAL = 4096
+NOMINAL_ENTRIES = 4096
 """The number of hashes of a sketch, which is the default of DataSketches, and of Spark and Trino."""
 HASHES_MAX = 1 << 20
 """The maximum number of hashes that are read from another writer's sketch."""
@@ -35,7 +35,7 @@ _VERSION, _FAMILY = 3, 3
 _READ_ONLY, _EMPTY, _COMPACT, _ORDERED = 2, 4, 8, 16
 _HEAD, _COUNT = struct.Struct("<BBBBBBH"), struct.Struct("<II")
 _NO_HASHES: Hashes = np.zeros(0, dtype=np.uint64)
-_BUFFER = 8 * NOMINAL
+_BUFFERED_HASHES_MAX = 8 * NOMINAL_ENTRIES
 """The number of hashes that are collected before a reduction. After the first reduction, most of the later
 hashes are above `theta` and are not collected.
 """
@@ -124,7 +124,7 @@ class SketchBuilder:
         below = hashes[hashes < self._sketch.theta] if self._sketch.theta < _ALL else hashes
         self._waiting.append(below)
         self._count += len(below)
-        if self._count >= _BUFFER:
+        if self._count >= _BUFFERED_HASHES_MAX:
             self._reduce()
 
     def _reduce(self) -> None:
@@ -140,7 +140,7 @@ def _keep_smallest(theta: int, parts: list[Hashes]) -> ThetaSketch:
     """Return a sketch of the smallest hashes of all parts that are below `theta`."""
     hashes = np.unique(np.concatenate([part for part in parts if len(part)] or [_NO_HASHES])).astype(np.uint64)
     hashes = hashes[(hashes > 0) & (hashes < theta)]
-    if len(hashes) > NOMINAL:
-        theta = int(hashes[NOMINAL])
-        hashes = hashes[:NOMINAL]
+    if len(hashes) > NOMINAL_ENTRIES:
+        theta = int(hashes[NOMINAL_ENTRIES])
+        hashes = hashes[:NOMINAL_ENTRIES]
     return ThetaSketch(theta, hashes)

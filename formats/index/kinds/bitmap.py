@@ -114,7 +114,7 @@ def merge(parts: Iterable[tuple[Bitmap, npt.NDArray[np.bool_]]]) -> list[bytes |
             raise ValueError(f"there are {len(keep)} marks for the {opened.files} files of an index")
         for file in np.flatnonzero(keep).tolist():
             start, length = opened.find_section_range(file)
-            opened.section(file).verify()
+            opened.open_section(file).verify()
             sections.append(opened.memory[start : start + length])
     return _assemble(sections)
 
@@ -208,7 +208,7 @@ class Bitmap:
         start, end = self._starts[file], self._starts[file + 1]
         return start, end - start
 
-    def section(self, file: int) -> Section:
+    def open_section(self, file: int) -> Section:
         """Open a file's section.
 
         Raises:
@@ -224,31 +224,31 @@ class Bitmap:
             self._sections[file] = section
         return section
 
-    def exact(self, ranges: KeyRanges) -> bool:
+    def is_exact_for(self, ranges: KeyRanges) -> bool:
         """Return whether answers to the predicate are exact; otherwise they may contain more rows.
 
         An answer is inexact only for bounds of more than 1 KiB, and only if the index has values of this length.
         """
         return self._read_bounds(ranges).exact or not (self._flags & CLIPPED).any()
 
-    def files_with(self, ranges: KeyRanges) -> Marks:
+    def mark_files(self, ranges: KeyRanges) -> Marks:
         """Return uint8[files]: 1 if a row of the file is in the ranges.
 
         Rows that are null or NaN count if the ranges include null or NaN.
         """
-        marks = self._postings.files_with(self._read_bounds(ranges), self._has_keys, self.section)
+        marks = self._postings.mark_files(self._read_bounds(ranges), self._has_keys, self.open_section)
         flags = (NULLS if ranges.nulls else 0) | (NANS if ranges.nans else 0)
         if flags:
             marks |= (self._flags & flags) != 0
         return marks
 
-    def files_with_keys(self, keys: KeySet) -> Marks:
+    def mark_files_with_keys(self, keys: KeySet) -> Marks:
         """Return uint8[files]: 1 if a row of the file has one of the keys.
 
         For byte keys, other files may also be marked.
         """
         self._check(keys)
-        return self._postings.files_with_keys(keys, self._has_keys, self.section)
+        return self._postings.mark_files_with_keys(keys, self._has_keys, self.open_section)
 
     def has_only(self, keys: WantedKeys) -> bool:
         """Return whether all rows of all files certainly have one of the keys."""
@@ -261,16 +261,16 @@ class Bitmap:
         For byte keys, other rows may also be returned.
         """
         self._check(keys)
-        section = self.section(file)
-        marks = keys.marks(read_distinct(section.dictionary))
+        section = self.open_section(file)
+        marks = keys.mark_keys(read_distinct(section.dictionary))
         return section.find_marked_rows(marks, among, partial(self._read_slices, file))
 
-    def column(self, file: int, table: tuple[Words | None, int, int]) -> _rows.Column | None:
+    def find_column(self, file: int, table: tuple[Words | None, int, int]) -> _rows.Column | None:
         """Return the input of `_rows.any_row` for a file, for codes in a table.
 
         Return None if the file is stored in another layout.
         """
-        section = self._sections.get(file) or self.section(file)
+        section = self._sections.get(file) or self.open_section(file)
         ready = section.ready
         if ready is None:
             dictionary = section.dictionary
@@ -296,7 +296,7 @@ class Bitmap:
             raise ValueError(f"a bitmap index of another form does not support keys of type {keys.kind}")
 
     def reads(self, ranges: KeyRanges) -> Iterator[list[tuple[int, int]]]:
-        """Yield (offset, length) of the parts that `files_with` reads after the first `read_header_size` bytes.
+        """Yield (offset, length) of the parts that `mark_files` reads after the first `read_header_size` bytes.
 
         Offsets are in the blob. The parts are yielded in steps: the caller loads each list into memory before it
         requests the next list.
@@ -309,15 +309,15 @@ class Bitmap:
             yield [self._locate_dictionary(number) for number in numbers]
 
     def _locate_dictionary(self, file: int) -> tuple[int, int]:
-        start, length = self.section(file).dictionary_spot
+        start, length = self.open_section(file).dictionary_spot
         return self._starts[file] + start, length
 
-    def rows(self, file: int, ranges: KeyRanges) -> Bits:
+    def find_rows(self, file: int, ranges: KeyRanges) -> Bits:
         """Return the rows of the file that are in the ranges.
 
         Rows that are null or NaN are returned if the ranges include null or NaN.
         """
-        section = self.section(file)
+        section = self.open_section(file)
         return section.find_rows_where(
             self._read_bounds(ranges), ranges.nulls, ranges.nans, partial(self._read_slices, file)
         )
@@ -330,7 +330,7 @@ class Bitmap:
         """
         self._postings.verify()
         for file in range(self.files):
-            self.section(file).verify()
+            self.open_section(file).verify()
 
     def _read_bounds(self, ranges: KeyRanges) -> Bounds:
         """Return the bounds of the ranges. They are cached, because a plan uses the same ranges for many files."""
@@ -343,7 +343,7 @@ class Bitmap:
         with self._lock:
             slices = self._decoded.get(file)
         if slices is None:
-            slices, size_bytes = self.section(file).decode_slices()
+            slices, size_bytes = self.open_section(file).decode_slices()
             with self._lock:
                 self._decoded.put(file, slices, size_bytes + _bitmap.SLICES_BYTES)
         return slices
@@ -355,9 +355,9 @@ class BitmapQuery:
 
     ranges: KeyRanges
 
-    def of(self, index: Bitmap) -> Flags:
-        """Return the files that may match, as `IndexQuery.of` does."""
-        return index.files_with(self.ranges)
+    def mark_files(self, index: Bitmap) -> Flags:
+        """Return the files that may match, as `IndexQuery.mark_files` does."""
+        return index.mark_files(self.ranges)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -366,9 +366,9 @@ class KeysQuery:
 
     keys: KeySet
 
-    def of(self, index: Bitmap) -> Flags:
-        """Return the files that may match, as `IndexQuery.of` does."""
-        return index.files_with_keys(self.keys)
+    def mark_files(self, index: Bitmap) -> Flags:
+        """Return the files that may match, as `IndexQuery.mark_files` does."""
+        return index.mark_files_with_keys(self.keys)
 
 
 class RemoteBitmap:
@@ -393,7 +393,7 @@ class RemoteBitmap:
         for byte_ranges in self.bitmap.reads(query.ranges):
             if not await self._load(byte_ranges):
                 return None
-        return await asyncio.to_thread(query.of, self.bitmap)
+        return await asyncio.to_thread(query.mark_files, self.bitmap)
 
     async def load_rows(self, files: Iterable[int]) -> bool:
         """Load the sections of these files, and return whether `bitmap` can return their rows.
@@ -403,10 +403,10 @@ class RemoteBitmap:
         return await self._load([self.bitmap.find_section_range(file) for file in files])
 
     def has_rows(self, file: int) -> bool:
-        return not self._sparse.missing([self.bitmap.find_section_range(file)])
+        return not self._sparse.list_missing([self.bitmap.find_section_range(file)])
 
     async def _load(self, ranges: Iterable[Range]) -> bool:
-        missing = self._sparse.missing(ranges)
+        missing = self._sparse.list_missing(ranges)
         if self._sparse.filled_bytes + sum(length for _, length in missing) > FILLED_MAX_BYTES:
             return False
         parts = await self._blob.read_all(missing)
@@ -446,7 +446,7 @@ class BitmapKind(IndexKind[FileBitmap, Bitmap]):
     def query(self, ranges: Sequence[KeyRanges]) -> BitmapQuery:
         return BitmapQuery(ranges[0])
 
-    def query_of_keys(self, keys: KeySet) -> KeysQuery:
+    def make_keys_query(self, keys: KeySet) -> KeysQuery:
         return KeysQuery(keys)
 
     def compare(self, index: Bitmap, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:
@@ -456,12 +456,12 @@ class BitmapKind(IndexKind[FileBitmap, Bitmap]):
         for row in sampled:
             key = _get_key(keys, row)
             ranges = KeyRanges(keys.kind, (KeyRange(key, key),))
-            indexed = list_positions(index.rows(number, ranges))
+            indexed = list_positions(index.find_rows(number, ranges))
             expected = present[hashes[present] == hashes[row]]  # This assumes that no two values have the same hash.
-            if index.exact(ranges) and not np.array_equal(indexed, expected):
+            if index.is_exact_for(ranges) and not np.array_equal(indexed, expected):
                 yield f"the bitmap has {len(indexed)} rows with the value of row {row}; there are {len(expected)}"
         nulls = 0 if keys.valid is None else keys.rows - int(unpack_bits(keys.valid, keys.rows).sum())
-        recorded = len(list_positions(index.rows(number, KeyRanges(keys.kind, (), nulls=True))))
+        recorded = len(list_positions(index.find_rows(number, KeyRanges(keys.kind, (), nulls=True))))
         if recorded != nulls:
             yield f"the bitmap has {recorded} nulls; there are {nulls}"
 

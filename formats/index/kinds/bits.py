@@ -1,5 +1,6 @@
-"""Sets of rows as *bits*: uint64[ceil(rows / 64)]. Row r is bit r % 64 of word r // 64. Bits after the last
-row are 0.
+"""Sets of rows as *bits*: uint64[ceil(rows / 64)].
+
+Row r is bit r % 64 of word r // 64. Bits after the last row are 0.
 
 numpy provides AND and OR. Bits are stored in the coding that is clearly smaller: flat words, which are
 the fastest to read; words compressed with zstd; roaring bitmaps for few rows or long runs; no data if all
@@ -18,7 +19,7 @@ from seamark.formats.index.kernels import _bitmap
 from seamark.formats.index.keys.keys import Bits, Longs
 from seamark.formats.index.kinds.pieces import Piece
 
-MARGIN = 0.75
+COMPRESSED_MAX_FRACTION = 0.75
 """The size of a compressed coding must be at most this fraction of the flat size."""
 _CHUNK_ROWS = 1 << 16
 _CHUNK_BYTES = 16
@@ -80,14 +81,14 @@ def encode(bits: Bits, rows: int) -> Piece:
         return Piece(Coding.ONES if set_rows else Coding.ZEROS, b"")
     best = Piece(Coding.FLAT, bits.view(np.uint8).data)
     packed = _ZSTD.compress(best.data, asbytes=True)
-    if len(packed) < MARGIN * len(best.data):
+    if len(packed) < COMPRESSED_MAX_FRACTION * len(best.data):
         best = Piece(Coding.ZSTD, packed)
     runs = count(bits & ~(bits << np.uint64(1)))
-    if min(2 * set_rows, 4 * runs) + _CHUNK_BYTES * -(-rows // _CHUNK_ROWS) < MARGIN * len(best.data):
+    if min(2 * set_rows, 4 * runs) + _CHUNK_BYTES * -(-rows // _CHUNK_ROWS) < COMPRESSED_MAX_FRACTION * len(best.data):
         sparse = to_roaring(bits)
         sparse.run_optimize()
         written = sparse.serialize()
-        if len(written) < MARGIN * len(best.data):
+        if len(written) < COMPRESSED_MAX_FRACTION * len(best.data):
             best = Piece(Coding.ROARING, written)
     return best
 

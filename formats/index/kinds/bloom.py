@@ -33,9 +33,9 @@ from seamark.formats.index.keys.hashing import Hashes, compute_checksum, hash_ke
 from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.keys.keys import CODE_MAX, Bytes, KeyRanges, Keys, Longs, Mask, make_key
 from seamark.formats.index.kinds.kind import BlobReader, IndexKind, IndexParameter
-from seamark.formats.index.kinds.queries import Flags, point_keys
+from seamark.formats.index.kinds.queries import Flags, list_point_keys
 
-FPP = 0.01
+FALSE_POSITIVE_PROBABILITY = 0.01
 FPP_MIN, FPP_MAX = 1e-6, 0.5
 HASHED_MAX = 2_000
 """The maximum number of keys of a join that are probed. With more keys, false positives would select every
@@ -53,7 +53,7 @@ would be too large.
 """
 _GROUPS_MAX = 255
 _HASH_COUNT_MAX = 32
-_MERGE_WORDS = 1 << 23
+_WORDS_PER_MERGE = 1 << 23
 
 _FIXED = struct.Struct("<4I")
 """The start of the header: the size of the header, bits set per key, number of files, number of groups."""
@@ -99,7 +99,7 @@ class FileBloom:
         return 64 * len(self.words)
 
 
-def build(keys: Keys, fpp: float = FPP) -> FileBloom:
+def build(keys: Keys, fpp: float = FALSE_POSITIVE_PROBABILITY) -> FileBloom:
     """Return the filter of a data file's values of one term."""
     hashes = hash_keys(keys, _SEED)
     present = keys.present
@@ -158,7 +158,7 @@ class _Group:
         start = page * (self.page + _SUM)
         return self.offset + start, min(self.page + _SUM, self.length - start)
 
-    def geometry(self, first_page: int = 0, first_member: int = 0) -> Longs:
+    def make_geometry(self, first_page: int = 0, first_member: int = 0) -> Longs:
         """Return the group in the form of the kernels (`Group` in `_bloom.pyx`)."""
         shape = [self.filter_bits, len(self.files), self.stride, self.page_shift, self.page]
         return np.array([*shape, self.offset, first_page, first_member], dtype=np.int64)
@@ -177,7 +177,7 @@ def encode(entries: Sequence[FileBloom]) -> list[Bytes]:
         )
 
     def fill(group: _Group, out: Bytes) -> None:
-        _bloom.slice_filters([entries[file].words for file in group.files.tolist()], group.geometry(), 0, out)
+        _bloom.slice_filters([entries[file].words for file in group.files.tolist()], group.make_geometry(), 0, out)
 
     return _encode_blob(counts.pop(), [entry.filter_bits for entry in entries], fill)
 
@@ -202,7 +202,7 @@ def merge(parts: Sequence[tuple[Bloom, Mask]]) -> list[Bytes]:
 
     def fill(group: _Group, out: Bytes) -> None:
         total = group.filter_bits // 64
-        step = max(1, _MERGE_WORDS // sum(bloom.files for bloom, _ in parts))
+        step = max(1, _WORDS_PER_MERGE // sum(bloom.files for bloom, _ in parts))
         for first in range(0, total, step):
             words = min(step, total - first)
             filters = [
@@ -210,7 +210,7 @@ def merge(parts: Sequence[tuple[Bloom, Mask]]) -> list[Bytes]:
                 for bloom, keep in parts
                 for file_filter in bloom.filters(group.filter_bits, keep, first, words)
             ]
-            _bloom.slice_filters(filters, group.geometry(), first, out)
+            _bloom.slice_filters(filters, group.make_geometry(), first, out)
 
     sizes = np.concatenate([bloom.filter_bits[keep] for bloom, keep in parts])
     return _encode_blob(counts.pop(), sizes.tolist(), fill)
@@ -231,7 +231,7 @@ def _encode_blob(k: int, bits_of_files: Sequence[int], fill: Callable[[_Group, B
         group = _Group(size, np.flatnonzero(number_of == number).astype(np.int32), offset)
         out = np.zeros(group.length + 8, dtype=np.uint8)  # The kernel writes whole words.
         fill(group, out)
-        _bloom.seal(group.geometry(), out)
+        _bloom.seal(group.make_geometry(), out)
         entries[number] = (size, len(group.files), offset, group.length)
         pieces.append(out[: group.length])
         offset += group.length
@@ -275,7 +275,7 @@ class Bloom:
         self._groups = _decode_groups(text, self.files, groups, size)
         pages, members, rows = 0, 0, []
         for group in self._groups:
-            rows.append(group.geometry(pages, members))
+            rows.append(group.make_geometry(pages, members))
             pages += group.pages
             members += len(group.files)
         self._geometry = np.array(rows, dtype=np.int64).reshape(-1, 8)
@@ -356,7 +356,7 @@ class Bloom:
         for group in self._groups:
             if group.filter_bits == size and keep[group.files].any():
                 filters = np.empty((len(group.files), words), dtype=np.uint64)
-                bad = _bloom.unslice(self._data, group.geometry(), first, filters)
+                bad = _bloom.unslice(self._data, group.make_geometry(), first, filters)
                 if bad >= 0:
                     raise _make_damage_error(bad)
                 return [filters[number] for number in np.flatnonzero(keep[group.files]).tolist()]
@@ -427,8 +427,8 @@ class BloomQuery:
 
     hashes: Hashes
 
-    def of(self, index: Bloom) -> Flags:
-        """Return the files that may match, as `IndexQuery.of` does."""
+    def mark_files(self, index: Bloom) -> Flags:
+        """Return the files that may match, as `IndexQuery.mark_files` does."""
         return index.probe(self.hashes)
 
 
@@ -448,10 +448,10 @@ class RemoteBloom:
 
 class BloomKind(IndexKind[FileBloom, Bloom]):
     name = "bloom"
-    parameters = (IndexParameter("fpp", "the share of false positives", FPP, FPP_MIN, FPP_MAX),)
+    parameters = (IndexParameter("fpp", "the share of false positives", FALSE_POSITIVE_PROBABILITY, FPP_MIN, FPP_MAX),)
 
     def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> FileBloom:
-        return build(columns[0], parameters.get("fpp", FPP))
+        return build(columns[0], parameters.get("fpp", FALSE_POSITIVE_PROBABILITY))
 
     def encode(self, entries: Sequence[FileBloom]) -> list[Bytes]:
         return encode(entries)
@@ -468,7 +468,7 @@ class BloomKind(IndexKind[FileBloom, Bloom]):
         return RemoteBloom(blob, Bloom(start[:head], blob.length), 16 * head)
 
     def query(self, ranges: Sequence[KeyRanges]) -> BloomQuery | None:
-        columns = point_keys(ranges)
+        columns = list_point_keys(ranges)
         if columns is None:
             return None
         hashes = hash_keys(columns[0], _SEED)
@@ -476,7 +476,7 @@ class BloomKind(IndexKind[FileBloom, Bloom]):
             hashes = hashes[hashes != _hash_unknown_case()]
         return BloomQuery(hashes)
 
-    def query_of_keys(self, keys: KeySet) -> BloomQuery | None:
+    def make_keys_query(self, keys: KeySet) -> BloomQuery | None:
         return None if len(keys) > HASHED_MAX else BloomQuery(hash_keys(keys.keys, _SEED))
 
     def compare(self, index: Bloom, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:

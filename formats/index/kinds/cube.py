@@ -64,8 +64,8 @@ whose chunks have the same dictionary.
 """
 _NO_ATTRIBUTES: Attributes = {}
 
-SHRINK = 20.0
-SMALL_GROUPS = 1000
+ROWS_PER_GROUP_MIN = 20.0
+SMALL_CUBE_MAX_GROUPS = 1000
 """An entry with at most this number of groups is kept even if it is not smaller than its rows."""
 ENTRY_GROUPS_MAX = 1_000_000
 """The maximum number of groups of an entry."""
@@ -180,8 +180,8 @@ class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
     parameters = (
         IndexParameter(
             "shrink",
-            f"the minimum number of rows for each group, in data files with more than {SMALL_GROUPS:,} groups",
-            SHRINK,
+            f"the minimum number of rows for each group, in data files with more than {SMALL_CUBE_MAX_GROUPS:,} groups",
+            ROWS_PER_GROUP_MIN,
             1,
             1_000_000,
         ),
@@ -220,7 +220,7 @@ class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
                 f"maximum is {ENTRY_GROUPS_MAX:,} groups and {ENTRY_BYTES_MAX:,} bytes"
             )
         rows = len(next(iter(columns.values())))
-        if entry.num_rows > SMALL_GROUPS and entry.num_rows * parameters["shrink"] > rows:
+        if entry.num_rows > SMALL_CUBE_MAX_GROUPS and entry.num_rows * parameters["shrink"] > rows:
             raise ValueError(describe_size(entry.num_rows, rows, parameters["shrink"]))
         return entry
 
@@ -242,7 +242,7 @@ class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
     def query(self, ranges: Sequence[KeyRanges]) -> None:
         return None
 
-    def query_of_keys(self, keys: KeySet) -> None:
+    def make_keys_query(self, keys: KeySet) -> None:
         return None
 
     def check_rows(self, index: CubeEntries, rows: int) -> str | None:

@@ -78,7 +78,7 @@ class Bounds:
         self._above: Bytes = np.array(above, dtype=np.uint8)
         self._upto: Bytes = np.array(upto, dtype=np.uint8)
 
-    def edges(self, width: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    def list_edges(self, width: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return (the lowest key, the greatest key) of each range, inclusive.
 
         Byte keys are truncated or padded with zeros to `width` bytes.
@@ -90,7 +90,7 @@ class Bounds:
         highs += [b"\xff" * width] * (self.count - len(highs))
         return np.array(lows, dtype=f"S{width}"), np.array(highs, dtype=f"S{width}")
 
-    def intervals(self, dictionary: _ordered.Numbers | _ordered.Strings) -> Intervals:
+    def find_intervals(self, dictionary: _ordered.Numbers | _ordered.Strings) -> Intervals:
         """Return the intervals of ranks of the keys in the ranges.
 
         Raises:

@@ -125,7 +125,7 @@ class RemoteIndex(Protocol):
         ...
 
     async def probe(self, query: Any) -> Flags | None:
-        """Return the answer that `query.of` returns for a local blob, or None if it would take too many reads.
+        """Return the answer that `query.mark_files` returns for a local blob, or None if it would take too many reads.
 
         The method also raises the errors of the storage.
 
@@ -251,7 +251,7 @@ class IndexKind(ABC, Generic[Entry, Opened]):
         """
 
     @abstractmethod
-    def query_of_keys(self, keys: KeySet) -> IndexQuery | None:
+    def make_keys_query(self, keys: KeySet) -> IndexQuery | None:
         """Return a query for files with a row that has one of the keys of a join.
 
         Return None if the index would not prune.

@@ -113,12 +113,12 @@ class Pieces:
 
     def spot(self, number: int) -> tuple[int, int]:
         """Return offset and length of a piece."""
-        return self._starts[number], self.length(number)
+        return self._starts[number], self.get_length(number)
 
-    def coding(self, number: int) -> int:
+    def get_coding(self, number: int) -> int:
         return int(self._table[number, 1])
 
-    def length(self, number: int) -> int:
+    def get_length(self, number: int) -> int:
         """Return the size of a piece in bytes."""
         return int(self._table[number, 0])
 

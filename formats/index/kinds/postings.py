@@ -32,7 +32,7 @@ from seamark.formats.index.keys.key_set import KeySet, WantedKeys
 from seamark.formats.index.keys.keys import Bytes
 from seamark.formats.index.keys.ranks import Distinct, Ranks, rank_bytes, rank_codes
 from seamark.formats.index.kinds import bits
-from seamark.formats.index.kinds.bits import MARGIN, Coding
+from seamark.formats.index.kinds.bits import COMPRESSED_MAX_FRACTION, Coding
 from seamark.formats.index.kinds.dictionary import (
     CODES,
     Bounds,
@@ -56,7 +56,7 @@ SHARED_MAX_FRACTION, UNSHARED_MAX_FRACTION = 1.0, 0.25
 and if they are not."""
 SMALL_INDEX_MAX_BYTES = 1 << 16
 """The maximum size of postings in a small index. In a larger index, the size of the sections limits them."""
-SHARED_BY = 4
+SHARED_KEY_MIN_FILES = 4
 """The average number of files per key from which keys count as shared."""
 KEYS_MAX = 1 << 22
 HEAP_MAX = 1 << 28
@@ -65,7 +65,7 @@ treated as not shared.
 """
 _NEVER = (1 << 32) - 1
 """The lowest rank of a file without keys. No interval of ranks contains it."""
-_BATCH_KEYS = 1 << 22
+_KEYS_PER_BATCH = 1 << 22
 _WIDE_MAX = 32
 """The maximum number of wide ranges (of several keys) that are first compared with the lowest and greatest
 rank of each file.
@@ -103,7 +103,7 @@ def build_postings(sections: Sequence[Searchable], form: int, section_bytes: int
     distinct = _union_keys(sections, form, budget) if len(sections) < 1 << 32 else None
     if distinct is not None:
         limit = budget
-        if SHARED_BY * len(distinct) > total:
+        if SHARED_KEY_MIN_FILES * len(distinct) > total:
             limit = max(UNSHARED_MAX_FRACTION * section_bytes, SMALL_INDEX_MAX_BYTES)
         by_key = _encode_by_key(sections, form, distinct, total, limit)
         if by_key is not None:
@@ -112,14 +112,14 @@ def build_postings(sections: Sequence[Searchable], form: int, section_bytes: int
 
 
 def _batch_files(sections: Sequence[Searchable]) -> list[list[int]]:
-    """Return the file numbers in batches of at most `_BATCH_KEYS` keys.
+    """Return the file numbers in batches of at most `_KEYS_PER_BATCH` keys.
 
     A file with more keys is a separate batch.
     """
     batches: list[list[int]] = [[]]
     batch_keys = 0
     for number, section in enumerate(sections):
-        if batches[-1] and batch_keys + section.cardinality > _BATCH_KEYS:
+        if batches[-1] and batch_keys + section.cardinality > _KEYS_PER_BATCH:
             batches.append([])
             batch_keys = 0
         batches[-1].append(number)
@@ -238,7 +238,7 @@ def _pack(array: npt.NDArray[Any]) -> Piece:
     if len(data) > _INFLATED_MAX:
         return Piece(Coding.FLAT, data)
     packed = len(data).to_bytes(8, "little") + _ZSTD.compress(data, asbytes=True)
-    return Piece(Coding.ZSTD, packed) if len(packed) < MARGIN * len(data) else Piece(Coding.FLAT, data)
+    return Piece(Coding.ZSTD, packed) if len(packed) < COMPRESSED_MAX_FRACTION * len(data) else Piece(Coding.FLAT, data)
 
 
 def _is_wide(begins: RankArray, ends: RankArray) -> bool:
@@ -281,7 +281,7 @@ class Postings:
     def verify(self) -> None:
         self._pieces.verify()
 
-    def files_with(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_], section: Sections) -> Marks:
+    def mark_files(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_], section: Sections) -> Marks:
         """Return uint8[files]: 1 if a file contains a key within the bounds.
 
         Args:
@@ -294,7 +294,7 @@ class Postings:
         return self._mark_by_key(bounds)
 
     def reads(self, bounds: Bounds) -> Iterator[list[tuple[int, int]]]:
-        """Yield (offset, length) of the pieces that `files_with` reads.
+        """Yield (offset, length) of the pieces that `mark_files` reads.
 
         The pieces are yielded in steps: the caller loads each list into memory before it requests the next list.
         The sections of the files (`list_undecided_files`) are not included.
@@ -305,7 +305,7 @@ class Postings:
             yield [self._pieces.spot(0), self._pieces.spot(1)]
             return
         yield [self._pieces.spot(_DICTIONARY)]
-        begins, ends = bounds.intervals(self._open_dictionary())
+        begins, ends = bounds.find_intervals(self._open_dictionary())
         if _is_wide(begins, ends):
             yield [self._pieces.spot(_LOWEST_RANKS), self._pieces.spot(_GREATEST_RANKS)]
             _, begins, ends = self._mark_by_extremes(begins, ends)
@@ -313,12 +313,12 @@ class Postings:
             yield [self._pieces.spot(number) for number in range(_FILES, self._pieces.count)]
 
     def list_undecided_files(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
-        """Return the numbers of the files whose section dictionaries `files_with` searches."""
+        """Return the numbers of the files whose section dictionaries `mark_files` searches."""
         if not bounds.count or self.layout != EDGES:
             return np.empty(0, dtype=np.intp)
         return self._mark_by_edge_keys(bounds, has_keys)[1]
 
-    def files_with_keys(self, keys: KeySet, has_keys: npt.NDArray[np.bool_], section: Sections) -> Marks:
+    def mark_files_with_keys(self, keys: KeySet, has_keys: npt.NDArray[np.bool_], section: Sections) -> Marks:
         """Return uint8[files]: 1 if a file contains one of many keys.
 
         The keys of the index are looked up in `keys`.
@@ -336,7 +336,7 @@ class Postings:
         bounds = Bounds(keys.extremes, self._form)
         if bounds.count:
             for number in np.flatnonzero(self._mark_possible_files(bounds, has_keys)).tolist():
-                file_marks[number] = keys.marks(read_distinct(section(number).dictionary)).any()
+                file_marks[number] = keys.mark_keys(read_distinct(section(number).dictionary)).any()
         return file_marks
 
     def has_only(self, keys: WantedKeys) -> bool:
@@ -356,7 +356,7 @@ class Postings:
         """
         marked = self._marked
         if marked is None or marked[0] is not keys:
-            self._marked = marked = (keys, keys.marks(read_distinct(self._open_dictionary())))
+            self._marked = marked = (keys, keys.mark_keys(read_distinct(self._open_dictionary())))
         return marked[1]
 
     def _mark_possible_files(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -372,7 +372,7 @@ class Postings:
         return self._dictionary
 
     def _mark_by_key(self, bounds: Bounds) -> Marks:
-        begins, ends = bounds.intervals(self._open_dictionary())
+        begins, ends = bounds.find_intervals(self._open_dictionary())
         marks = np.zeros(self._files, dtype=np.uint8)
         if _is_wide(begins, ends):
             marks, begins, ends = self._mark_by_extremes(begins, ends)
@@ -423,7 +423,7 @@ class Postings:
         """Return (the marks that the lowest and greatest keys decide, the numbers of the files that are undecided)."""
         dtype = "<u8" if self._form == CODES else f"S{EDGE_BYTES}"
         lowest_keys, greatest_keys = self._read_array(0, dtype, self._files), self._read_array(1, dtype, self._files)
-        lows, highs = bounds.edges(EDGE_BYTES)
+        lows, highs = bounds.list_edges(EDGE_BYTES)
         # If a range contains a key of the file, this is the first range that does not end before the file's
         # lowest key.
         first = np.searchsorted(highs, lowest_keys, side="left")
@@ -444,7 +444,7 @@ class Postings:
             marks[numbers] = _ordered.holding(cast("list[_ordered.Numbers]", dictionaries), bounds.lows, bounds.highs)
             return marks
         for number in numbers.tolist():
-            marks[number] = len(bounds.intervals(section(number).dictionary).begins) > 0
+            marks[number] = len(bounds.find_intervals(section(number).dictionary).begins) > 0
         return marks
 
     def _read_array(self, number: int, dtype: str, count: int) -> npt.NDArray[Any]:

@@ -29,7 +29,7 @@ COMBINATIONS_MAX = 10_000
 class IndexQuery(Protocol):
     """A query of the index files of one kind. It is immutable."""
 
-    def of(self, index: Any) -> Flags:
+    def mark_files(self, index: Any) -> Flags:
         """Return uint8[files]: 1 if a file may contain a matching row.
 
         Args:
@@ -58,7 +58,7 @@ def make_predicate_key(predicate: Bound) -> PredicateKey:
     )
 
 
-def point_keys(ranges_of_terms: Sequence[KeyRanges]) -> list[Keys] | None:
+def list_point_keys(ranges_of_terms: Sequence[KeyRanges]) -> list[Keys] | None:
     """Return the keys that a matching row can have, as a column for each term.
 
     For several terms, the result has all combinations.

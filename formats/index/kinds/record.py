@@ -40,7 +40,7 @@ from seamark.formats.index.keys.hashing import Hashes, compute_checksum, hash_ha
 from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.keys.keys import KeyRanges, Keys
 from seamark.formats.index.kinds.kind import BlobReader, IndexKind
-from seamark.formats.index.kinds.queries import KEYS_MAX, Flags, point_keys
+from seamark.formats.index.kinds.queries import KEYS_MAX, Flags, list_point_keys
 
 Words = npt.NDArray[np.uint64]
 Longs = npt.NDArray[np.int64]
@@ -65,7 +65,7 @@ Its fields are the magic, the numbers of entries, pages and data files, the byte
 and counts, and zeros. The XXH64 of the trailer follows.
 """
 _SUM = struct.Struct("<Q")
-_PAGES_AT_ONCE = 256
+_PAGES_PER_READ_MAX = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,7 +132,7 @@ def _write_parts(merger: Merger, files: int) -> Iterator[Part]:
     fences = [np.empty(0, dtype="<u8")]
     pages = 0
     while True:
-        chunk, first = np.empty(_PAGES_AT_ONCE * PAGE_BYTES, np.uint8), np.empty(_PAGES_AT_ONCE, dtype="<u8")
+        chunk, first = np.empty(_PAGES_PER_READ_MAX * PAGE_BYTES, np.uint8), np.empty(_PAGES_PER_READ_MAX, dtype="<u8")
         filled = merger.fill(chunk, pages, first, counts)
         if not filled:
             break
@@ -159,7 +159,7 @@ class Fences:
         """Read the directory.
 
         Args:
-            tail: At least the last `directory_bytes` of a blob.
+            tail: At least the last `compute_directory_bytes` of a blob.
             blob_bytes: The size of the blob.
 
         Raises:
@@ -181,7 +181,7 @@ class Fences:
             raise ValueError("the directory's fences are out of order, or its counts do not add up")
 
     @staticmethod
-    def directory_bytes(tail: Part, blob_bytes: int) -> int:
+    def compute_directory_bytes(tail: Part, blob_bytes: int) -> int:
         """Return the size of the directory at a blob's end, in bytes.
 
         Args:
@@ -197,9 +197,9 @@ class Fences:
         Adjacent pages are joined. For one hash this is one page, or two pages if its entries may cross the
         boundary. Only a key of hundreds of rows needs more pages.
         """
-        return [(start * PAGE_BYTES, (end - start) * PAGE_BYTES) for start, end in self._spans(hi).tolist()]
+        return [(start * PAGE_BYTES, (end - start) * PAGE_BYTES) for start, end in self._find_page_spans(hi).tolist()]
 
-    def _spans(self, hi: Words) -> Longs:
+    def _find_page_spans(self, hi: Words) -> Longs:
         """Return (the first page, the page after the last) of each range of pages, int64[n, 2]."""
         return stretches(self.first, np.sort(hi))
 
@@ -209,7 +209,7 @@ class Fences:
         Args:
             pages: The bytes of `list_page_ranges` for the same hashes, in the same order.
         """
-        spans = self._spans(hi)
+        spans = self._find_page_spans(hi)
         if len(pages) != len(spans):
             raise ValueError(f"{len(pages)} ranges of pages were read instead of {len(spans)}")
         numbers = np.concatenate([np.empty(0, np.int64), *(np.arange(start, end) for start, end in spans)])
@@ -311,8 +311,8 @@ class RecordQuery:
         """Return the query for keys in rows; each part of the key is a column."""
         return RecordQuery(*hash_halves(columns))
 
-    def of(self, index: RecordBlob) -> Flags:
-        """Return the files that may match, as `IndexQuery.of` does."""
+    def mark_files(self, index: RecordBlob) -> Flags:
+        """Return the files that may match, as `IndexQuery.mark_files` does."""
         return mark_files(index.lookup(self.high, self.low), index.files)
 
 
@@ -327,10 +327,10 @@ class RemoteRecord:
         self.data_files = fences.files
 
     async def probe(self, query: RecordQuery) -> Flags | None:
-        matches = await self.rows(query.high, query.low)
+        matches = await self.look_up_rows(query.high, query.low)
         return None if matches is None else mark_files(matches, self.data_files)
 
-    async def rows(self, high: Hashes, low: Hashes) -> Found | None:
+    async def look_up_rows(self, high: Hashes, low: Hashes) -> Found | None:
         """Look up hashes as `Record.lookup` does. Return None if the lookup would take too many reads."""
         pages = await self._blob.read_all(self._fences.list_page_ranges(high, low))
         return None if pages is None else self._fences.lookup_bytes(high, low, pages)
@@ -356,17 +356,17 @@ class RecordKind(IndexKind[FileRecords, RecordBlob]):
         return RecordBlob(blob)
 
     async def open_remote(self, blob: BlobReader) -> RemoteRecord:
-        def size_of(tail: bytes) -> int:
-            return Fences.directory_bytes(tail, blob.length)
+        def find_directory_bytes(tail: bytes) -> int:
+            return Fences.compute_directory_bytes(tail, blob.length)
 
-        tail = await blob.read_tail(size_of)
-        return RemoteRecord(blob, Fences(tail[-size_of(tail) :], blob.length))
+        tail = await blob.read_tail(find_directory_bytes)
+        return RemoteRecord(blob, Fences(tail[-find_directory_bytes(tail) :], blob.length))
 
     def query(self, ranges: Sequence[KeyRanges]) -> RecordQuery | None:
-        columns = point_keys(ranges)
+        columns = list_point_keys(ranges)
         return None if columns is None else RecordQuery.from_keys(columns)
 
-    def query_of_keys(self, keys: KeySet) -> RecordQuery | None:
+    def make_keys_query(self, keys: KeySet) -> RecordQuery | None:
         return None if len(keys) > KEYS_MAX else RecordQuery.from_keys([keys.keys])
 
     def check_rows(self, index: RecordBlob, rows: int) -> str | None:

@@ -150,7 +150,7 @@ class Section:
     @property
     def bitmaps_bytes(self) -> int:
         """The stored size of the slices, or of the bitmaps of values."""
-        return sum(self._pieces.length(FIRST + number) for number in range(self.bitmaps))
+        return sum(self._pieces.get_length(FIRST + number) for number in range(self.bitmaps))
 
     @property
     def dictionary_spot(self) -> tuple[int, int]:
@@ -159,10 +159,10 @@ class Section:
 
     @property
     def dictionary_bytes(self) -> int:
-        return self._pieces.length(DICTIONARY)
+        return self._pieces.get_length(DICTIONARY)
 
-    def intervals(self, bounds: Bounds) -> Intervals:
-        return bounds.intervals(self.dictionary)
+    def find_intervals(self, bounds: Bounds) -> Intervals:
+        return bounds.find_intervals(self.dictionary)
 
     def find_rows_where(self, bounds: Bounds, nulls: bool, nans: bool, slices: Callable[[], _bitmap.Slices]) -> Bits:
         """Return the rows whose key is within the bounds.
@@ -172,7 +172,7 @@ class Section:
             nans: Whether NaN rows are also returned.
             slices: Returns the first result of `decode_slices`, which may be cached.
         """
-        rows = self._select_ranks(self.intervals(bounds), slices)
+        rows = self._select_ranks(self.find_intervals(bounds), slices)
         null_rows = self._read_marks(NULL_ROWS, NULLS)
         nan_rows = self._read_marks(NAN_ROWS, NANS)
         for marks, included in ((null_rows, nulls), (nan_rows, nans)):
@@ -204,7 +204,7 @@ class Section:
     @property
     def is_flat(self) -> bool:
         """Whether the slices are read in place, without decoding, and every row has a key."""
-        codings = {self._pieces.coding(FIRST + number) for number in range(self.bitmaps)}
+        codings = {self._pieces.get_coding(FIRST + number) for number in range(self.bitmaps)}
         return not self.flags & (NULLS | NANS) and codings <= {Coding.FLAT, Coding.ZEROS, Coding.ONES}
 
     @property
@@ -233,7 +233,7 @@ class Section:
     def decode_slices(self) -> tuple[_bitmap.Slices, int]:
         """Return the slices, ready for comparisons, and their memory in bytes in addition to the stored section."""
         inflated = _count_decoded_bytes(
-            (self._pieces.coding(FIRST + number) for number in range(self.bitmaps)), self.rows
+            (self._pieces.get_coding(FIRST + number) for number in range(self.bitmaps)), self.rows
         )
         if inflated > DECODED_MAX_BYTES:
             raise ValueError(
@@ -243,7 +243,7 @@ class Section:
         size_bytes = sum(
             words.nbytes
             for number, words in enumerate(slices)
-            if not isinstance(words, bool) and self._pieces.coding(FIRST + number) != Coding.FLAT
+            if not isinstance(words, bool) and self._pieces.get_coding(FIRST + number) != Coding.FLAT
         )
         return _bitmap.Slices(slices, self.rows), size_bytes
 

@@ -25,7 +25,7 @@ class SparseMemory:
         self.filled_bytes = 0
         """The bytes that have been filled, plus a memory page per range."""
 
-    def missing(self, ranges: Iterable[Range]) -> list[Range]:
+    def list_missing(self, ranges: Iterable[Range]) -> list[Range]:
         """Return (offset, length) of the parts of `ranges` that have not been read, ascending.
 
         Adjacent parts are joined.

@@ -110,7 +110,7 @@ def _list_alternative_names(leaf: x509.Certificate) -> dict[str, list[str]]:
     except x509.ExtensionNotFound:
         return {"uri": [], "dns": [], "email": []}
     if len(alternatives) > _NAMES_MAX:
-        raise ValueError(f"it has more than {_NAMES_MAX} names")
+        raise ValueError(f"the certificate has more than {_NAMES_MAX} names")
     return {
         "uri": alternatives.get_values_for_type(x509.UniformResourceIdentifier),
         "dns": [name.lower() for name in alternatives.get_values_for_type(x509.DNSName) if _WILDCARD not in name],

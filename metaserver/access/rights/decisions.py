@@ -37,7 +37,7 @@ WAREHOUSE = Securable()
 THE_SERVER = Securable((), SERVER)
 
 
-def securable_of(grant: Grant) -> Securable:
+def get_securable(grant: Grant) -> Securable:
     """Return the object of a grant."""
     return Securable(grant.namespace, grant.kind, grant.name)
 
@@ -110,7 +110,7 @@ def _list_browsing(grants: Sequence[Grant]) -> list[Grant]:
     browsing = [grant for grant in grants if not grant.deny and ALLOWED.get(grant.role, 0) & BROWSE]
     if not any(grant.deny for grant in grants):  # A login may have a thousand grants: compare them only with denials.
         return browsing
-    return [grant for grant in browsing if holds(grants, securable_of(grant), BROWSE)]
+    return [grant for grant in browsing if holds(grants, get_securable(grant), BROWSE)]
 
 
 def sees(grants: Sequence[Grant], namespace: NamespacePath) -> bool:
@@ -159,8 +159,8 @@ def list_namespaces_with(grants: Sequence[Grant], bits: int) -> list[NamespacePa
 
 def select_read_grants(grants: Sequence[Grant]) -> list[Grant]:
     """Return the fewest grants and denials of `read` that give the same rights to read in the warehouse."""
-    allows = {_place_of(grant) for grant in grants if not grant.deny and ALLOWED.get(grant.role, 0) & READ}
-    denials = {_place_of(grant) for grant in grants if grant.deny and DENIED.get(grant.role, ALL) & READ}
+    allows = {_locate_grant(grant) for grant in grants if not grant.deny and ALLOWED.get(grant.role, 0) & READ}
+    denials = {_locate_grant(grant) for grant in grants if grant.deny and DENIED.get(grant.role, ALL) & READ}
     return [
         Grant("", "read", *securable, deny=deny)
         for securables, deny in ((allows, False), (denials, True))
@@ -219,9 +219,9 @@ def _is_below(grant: Grant, depth: int) -> bool:
     return len(grant.namespace) + bool(grant.name) > depth
 
 
-def _place_of(grant: Grant) -> Securable:
+def _locate_grant(grant: Grant) -> Securable:
     """Return the object of a grant in the warehouse. A grant on the server counts for the whole warehouse."""
-    return WAREHOUSE if grant.kind == SERVER else securable_of(grant)
+    return WAREHOUSE if grant.kind == SERVER else get_securable(grant)
 
 
 def list_above(securable: Securable) -> list[Securable]:

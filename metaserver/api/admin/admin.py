@@ -21,15 +21,15 @@ from seamark.metaserver.access.rights.decisions import (
     THE_SERVER,
     WAREHOUSE,
     Securable,
+    get_securable,
     list_above,
-    securable_of,
 )
 from seamark.metaserver.access.rights.privileges import Privilege
 from seamark.metaserver.access.tokens import TTL_S_MAX, create_token, is_live, revoke_token
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.parameters.paging import PAGING
-from seamark.metaserver.api.http.parameters.requests import boolean_query
+from seamark.metaserver.api.http.parameters.requests import read_boolean_query
 from seamark.metaserver.store.model import (
     FUNCTION,
     NAMESPACE,
@@ -66,7 +66,7 @@ _GRANTS_MAX = 1000
 """The maximum number of grants in a request that creates a token."""
 _LIMITS = GrantLimits(of_object=1000, of_principal=2000, of_principal_below=500, below=5000)
 """The limits for who manages the grants of some objects but not those of the whole catalog."""
-_GRANTS_READ = 500
+_GRANTS_PER_PAGE = 500
 """The number of grants that a listing reads from the database at a time."""
 _GRANTS_READ_MAX = 5000
 """The maximum number of grants that one page of a listing looks at. So a page can be short or empty."""
@@ -163,7 +163,7 @@ class AddGrantRequest(msgspec.Struct, forbid_unknown_fields=True):
 async def list_tokens(call: Call) -> TokenPage:
     now_ms = call.components.clock.now_ms()
     # A name contains no space, so the pairs have the same order as the texts.
-    tokens = {f"{token.name} {token.id}": token for token in await call.components.store.tokens()}
+    tokens = {f"{token.name} {token.id}": token for token in await call.components.store.list_tokens()}
     page, next_page_token = _select_page(call, tokens)
     return TokenPage([_describe_token(token, now_ms) for token in page], next_page_token)
 
@@ -225,13 +225,13 @@ async def list_grants(call: Call) -> GrantPage:
     grants: list[Grant] = []
     count = 0
     while count < _GRANTS_READ_MAX:
-        stored = await call.components.store.grants_page(principal, after, _GRANTS_READ)
+        stored = await call.components.store.grants_page(principal, after, _GRANTS_PER_PAGE)
         grants += await _select_visible(call, stored)
         if len(grants) > size:
             grants = grants[:size]
             after = grants[-1]
             break
-        after = stored[-1] if len(stored) == _GRANTS_READ else None
+        after = stored[-1] if len(stored) == _GRANTS_PER_PAGE else None
         if after is None:
             break
         count += len(stored)
@@ -244,14 +244,14 @@ async def _select_visible(call: Call, grants: Sequence[Grant]) -> list[Grant]:
     names = set(call.principal.names)
     foreign_grants = [grant for grant in grants if grant.principal not in names]
     managed = set(
-        await call.select([grant for grant in foreign_grants if grant.kind != SERVER], securable_of, "addGrant")
+        await call.select([grant for grant in foreign_grants if grant.kind != SERVER], get_securable, "addGrant")
     )
     if any(grant.kind == SERVER for grant in foreign_grants) and await call.may(THE_SERVER, "addGrant"):
         managed.update(grant for grant in foreign_grants if grant.kind == SERVER)
     denials = [grant for grant in foreign_grants if grant.deny and grant not in managed]
-    levels = list(dict.fromkeys(above for grant in denials for above in list_above(securable_of(grant))))
+    levels = list(dict.fromkeys(above for grant in denials for above in list_above(get_securable(grant))))
     managed_levels = set(await call.select(levels, lambda level: level, "removeGrant"))
-    managed.update(grant for grant in denials if not managed_levels.isdisjoint(list_above(securable_of(grant))))
+    managed.update(grant for grant in denials if not managed_levels.isdisjoint(list_above(get_securable(grant))))
     return [grant for grant in grants if grant.principal in names or grant in managed]
 
 
@@ -285,7 +285,7 @@ async def add_grant(call: Call, body: AddGrantRequest) -> None:
     await _check_may_manage(call, grant)
     if grant.deny and grant.principal != call.principal.name:
         # The owner of a table may leave its rights to others, but not take theirs: these belong to the namespace.
-        await call.allow(securable_of(grant).container)
+        await call.allow(get_securable(grant).container)
     limits = None
     if grant.kind != SERVER and not await call.may(WAREHOUSE):
         limits = _LIMITS
@@ -321,11 +321,11 @@ async def remove_grant(call: Call) -> None:
             table=query.get(TABLE, ""),
             view=query.get(VIEW, ""),
             function=query.get(FUNCTION, ""),
-            server=boolean_query(query, SERVER),
-            deny=boolean_query(query, "deny"),
+            server=read_boolean_query(query, SERVER),
+            deny=read_boolean_query(query, "deny"),
         )
     )
-    if not (grant.deny and await _manages_above(call, securable_of(grant))):
+    if not (grant.deny and await _manages_above(call, get_securable(grant))):
         await _check_may_manage(call, grant)
     await call.components.store.transact([RemoveGrant(grant)])
 
@@ -383,8 +383,8 @@ async def _check_may_manage(call: Call, grant: Grant) -> None:
     if grant.role.startswith(ROLE_PREFIX):
         await call.allow(THE_SERVER if is_of_server else WAREHOUSE)
         return
-    await call.allow(securable_of(grant))
-    if is_of_server and grant.role == SERVER_ADMIN and securable_of(grant) == WAREHOUSE:
+    await call.allow(get_securable(grant))
+    if is_of_server and grant.role == SERVER_ADMIN and get_securable(grant) == WAREHOUSE:
         await call.allow(THE_SERVER)
 
 
@@ -401,7 +401,7 @@ async def _check_entry_exists(call: Call, grant: Grant) -> None:
         return
     kinds = (EntryKind.FUNCTION,) if grant.kind == FUNCTION else (EntryKind.TABLE, EntryKind.VIEW)
     for kind in kinds:  # A table and a view have different names, so a grant names either.
-        if await store.entry(kind, path, grant.name) is not None:
+        if await store.load_entry(kind, path, grant.name) is not None:
             return
     error = {TABLE: NoSuchTable, VIEW: NoSuchView, FUNCTION: NoSuchFunction}[grant.kind]
     raise error(f"{grant.kind.capitalize()} does not exist: {show(path, grant.name)}")
@@ -435,7 +435,7 @@ def _describe_grant(grant: Grant) -> GrantAnswer:
 
 def _read_paging(call: Call) -> tuple[str | None, int]:
     """Return the position before the page, and the size of the page."""
-    token, size = call.paging()
+    token, size = call.read_paging()
     return call.components.catalog.pages.decode(token or ""), size
 
 

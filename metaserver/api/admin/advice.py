@@ -101,10 +101,10 @@ async def advise_table(call: Call) -> Advice:
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     assert loaded.entry is not None
     history = call.components.history
-    shapes = await history.of_table(loaded.entry.uuid, days) if history.is_on else []
+    shapes = await history.list_table_shapes(loaded.entry.uuid, days) if history.is_on else []
     applied = await _list_applied(history, loaded.entry.uuid)
     statements = sum(shape.sums.statements for shape in shapes)
-    async with call.components.worker_limits.advising.of(call.principal.name):
+    async with call.components.worker_limits.advising.hold(call.principal.name):
         build = await read_state(call, loaded, shapes)
         if isinstance(build, str):
             return Advice(statements, days, None, [], applied, build)
@@ -129,8 +129,8 @@ async def record_applied_advice(call: Call, body: ReportedProposal) -> AppliedPr
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     assert loaded.entry is not None
     uuid, history = loaded.entry.uuid, call.components.history
-    shapes = await history.of_table(uuid, DAYS) if history.is_on else []
-    async with call.components.worker_limits.advising.of(call.principal.name):
+    shapes = await history.list_table_shapes(uuid, DAYS) if history.is_on else []
+    async with call.components.worker_limits.advising.hold(call.principal.name):
         build = await read_state(call, loaded, shapes)
         measured = None if isinstance(build, str) else await simulate(call, lambda: measure(build()))
     now_ms = call.components.clock.now_ms()
@@ -192,8 +192,8 @@ async def read_state(
             name=".".join((*call.namespace, call.name)),
             metadata=metadata,
             files=files,
-            total_bytes=max(1, int(files.longs("file_size_in_bytes").sum())),
-            rows=int(np.maximum(files.longs("record_count"), 0).sum()),
+            total_bytes=max(1, int(files.read_longs("file_size_in_bytes").sum())),
+            rows=int(np.maximum(files.read_longs("record_count"), 0).sum()),
             sample=whole_sample,
             statements=draw_statements(recorded, whole_sample, seed=_SEED),
             statements_per_day=_count_per_day(shapes),
@@ -268,7 +268,7 @@ async def _add_recorded(
     """Return the proposals with what an average statement has read since each was applied."""
     with_reads = []
     for applied in applied_proposals:
-        sums = await history.sums_since(uuid, applied.applied_ms)
+        sums = await history.compute_sums_since(uuid, applied.applied_ms)
         with_reads.append(msgspec.structs.replace(applied, recorded=_to_reads(sums), timed=sums.timed))
     return with_reads
 

@@ -85,8 +85,8 @@ async def _find_proposal(call: Call, chosen: ChosenProposal) -> Proposal:
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     assert loaded.entry is not None
     history = call.components.history
-    shapes = await history.of_table(loaded.entry.uuid, chosen.days) if history.is_on else []
-    async with call.components.worker_limits.advising.of(call.principal.name):
+    shapes = await history.list_table_shapes(loaded.entry.uuid, chosen.days) if history.is_on else []
+    async with call.components.worker_limits.advising.hold(call.principal.name):
         build = await read_state(call, loaded, shapes)
         proposals = [] if isinstance(build, str) else (await simulate(call, lambda: make_proposals(build())))[1]
     for proposal in proposals:

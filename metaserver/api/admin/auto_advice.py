@@ -41,7 +41,7 @@ from seamark.metaserver.planner.advice.trials import (
     find_columns,
     find_properties,
     judge,
-    own_properties,
+    list_own_properties,
     record_shapes,
     refuse,
 )
@@ -194,7 +194,7 @@ class _Trials:
         """
         call, tables = self._call, self._call.components.catalog.tables
         current = (await tables.load(call.namespace, call.name)).metadata.properties
-        own = own_properties(self.applied)
+        own = list_own_properties(self.applied)
         changed = {name: value for name, value in updates.items() if current.get(name) != value}
         for name in changed:
             if name in current and own.get(name) != current[name]:
@@ -290,8 +290,8 @@ async def finish_advice_step(call: Call, body: FinishedStep) -> AppliedProposal:
     else:
         # The statements of the prediction are replayed over the changed table.
         since_ms = stored.trial.since_ms - (await _load_policy(call, trials.loaded.metadata))[1].measure_ms
-        shapes = await call.components.history.since(trials.uuid, since_ms)
-        async with call.components.worker_limits.advising.of(call.principal.name):
+        shapes = await call.components.history.list_shapes_since(trials.uuid, since_ms)
+        async with call.components.worker_limits.advising.hold(call.principal.name):
             loaded = await call.components.catalog.tables.load(call.namespace, call.name)
             build = await read_state(call, loaded, shapes)
             measured = None if isinstance(build, str) else await simulate(call, lambda: measure(build()))
@@ -331,7 +331,7 @@ async def _judge_trials(call: Call, trials: _Trials, policy: AutoAdvicePolicy) -
         if trials.now_ms - stored.trial.since_ms < policy.measure_ms:
             continue
         # The hour in which the change was applied has statements from before the change.
-        shapes = await call.components.history.since(trials.uuid, stored.trial.since_ms + 3_600_000)
+        shapes = await call.components.history.list_shapes_since(trials.uuid, stored.trial.since_ms + 3_600_000)
         verdict = judge(stored.trial, shapes)
         if verdict.pays is None:
             continue
@@ -346,10 +346,10 @@ async def _judge_trials(call: Call, trials: _Trials, policy: AutoAdvicePolicy) -
 
 async def _start_trial(call: Call, trials: _Trials, effective: TableMetadata, policy: AutoAdvicePolicy) -> AdviceStep:
     """Begin the first proposal that may be applied."""
-    shapes = await call.components.history.since(trials.uuid, trials.now_ms - policy.measure_ms)
+    shapes = await call.components.history.list_shapes_since(trials.uuid, trials.now_ms - policy.measure_ms)
     if not shapes:
         return AdviceStep("none", "the history has no statements of the measuring period")
-    async with call.components.worker_limits.advising.of(call.principal.name):
+    async with call.components.worker_limits.advising.hold(call.principal.name):
         build = await read_state(call, trials.loaded, shapes)
         if isinstance(build, str):
             return AdviceStep("none", build)

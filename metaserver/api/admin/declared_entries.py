@@ -155,13 +155,15 @@ async def put_view(call: Call, body: DeclaredView) -> DeclaredEntry:
             if not await views.exists(call.namespace, call.name):
                 raise
         else:
-            return DeclaredEntry(created.entry.uuid, created.entry.metadata_location, _shown(created.metadata))
+            return DeclaredEntry(
+                created.entry.uuid, created.entry.metadata_location, _select_shown_properties(created.metadata)
+            )
         loaded = await views.load(call.namespace, call.name)
     updates = _compute_view_updates(body, version, loaded.metadata)
     if updates:
         requirements = [{"type": "assert-view-uuid", "uuid": loaded.metadata.view_uuid}]
         loaded = await views.replace(call.caller, call.namespace, call.name, requirements, updates)
-    return DeclaredEntry(loaded.entry.uuid, loaded.entry.metadata_location, _shown(loaded.metadata))
+    return DeclaredEntry(loaded.entry.uuid, loaded.entry.metadata_location, _select_shown_properties(loaded.metadata))
 
 
 def _compute_view_updates(body: DeclaredView, version: dict[str, Any], metadata: ViewMetadata) -> list[dict[str, Any]]:
@@ -208,8 +210,8 @@ def _set_properties(wanted: Mapping[str, str], present: Mapping[str, str]) -> li
 
 
 def _describe_table(location: str, metadata: TableMetadata) -> DeclaredEntry:
-    return DeclaredEntry(metadata.table_uuid or "", location, _shown(metadata))
+    return DeclaredEntry(metadata.table_uuid or "", location, _select_shown_properties(metadata))
 
 
-def _shown(metadata: TableMetadata | ViewMetadata) -> dict[str, str]:
+def _select_shown_properties(metadata: TableMetadata | ViewMetadata) -> dict[str, str]:
     return {name: value for name, value in metadata.properties.items() if name != SETTERS}

@@ -17,7 +17,7 @@ from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.api.admin.readiness import Readiness
 from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import ResponseSpec
-from seamark.metaserver.api.http.dispatch import Route, json_answer
+from seamark.metaserver.api.http.dispatch import Route, make_json_answer
 
 PING_TIMEOUT_S = 2.0
 """The time limit of a ping. It is below one second, because most probes fail after about one second."""
@@ -85,7 +85,7 @@ async def _check(part: str, ping: Callable[[], Awaitable[None]]) -> str:
 
 
 def _make_json_response(status: int, value: object) -> web.Response:
-    response = json_answer(value, status)
+    response = make_json_answer(value, status)
     response.headers["Cache-Control"] = "no-store"
     return response
 

@@ -168,7 +168,7 @@ def _read_credentials(request: web.Request, form: dict[str, str]) -> tuple[str |
 
 async def _issue_login(authenticator: Authenticator, name: str | None, secret: str) -> Login:
     try:
-        login = await authenticator.login_secret(secret)
+        login = await authenticator.find_token_holder(secret)
     except Unauthenticated as error:
         raise _Refusal("invalid_client", error.message) from None
     if name is not None and name != login.principal.name:
@@ -204,11 +204,11 @@ async def _exchange(request: web.Request, subject: str, client: tuple[str | None
 async def _log_in_subject(authenticator: Authenticator, subject: str, holder: Login | None) -> Login:
     try:
         if holder is None:
-            return await authenticator.login(subject)
+            return await authenticator.find_login(subject)
         try:
-            login = await authenticator.login(subject)
+            login = await authenticator.find_login(subject)
         except Unauthenticated:
-            login = await authenticator.login_expired(subject)
+            login = await authenticator.find_expired_login(subject)
     except Unauthenticated as error:
         raise _Refusal("invalid_grant", error.message) from None
     if login.token is not None and holder.token is not None and login.token.id != holder.token.id:

@@ -111,7 +111,7 @@ async def load_query_history(call: Call) -> TableHistory:
     history = call.components.history
     if not history.is_on:
         return TableHistory(days, [], "the setting query_history_days is 0, so no statements are recorded")
-    shapes = await history.of_table(loaded.entry.uuid, days)
+    shapes = await history.list_table_shapes(loaded.entry.uuid, days)
     reason = "" if shapes else "the server has not seen a statement that reads this table yet"
     return TableHistory(days, [_to_shape(shape, loaded.metadata) for shape in shapes[:limit]], reason)
 
@@ -132,7 +132,7 @@ async def list_query_history(call: Call) -> ReadTables:
     days = read_number(call, "days", DAYS, DAYS_MAX)
     history = call.components.history
     readable = call.components.authorizer.list_readable_namespaces(call.principal)
-    totals_of_tables = await history.of_tables(days, _TABLES_MAX, readable) if history.is_on else []
+    totals_of_tables = await history.list_table_totals(days, _TABLES_MAX, readable) if history.is_on else []
     readable_totals = await call.select(
         totals_of_tables, lambda totals: Securable(totals.namespace, TABLE, totals.name)
     )

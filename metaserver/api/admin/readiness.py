@@ -1,4 +1,4 @@
-"""Whether this server can write: the expensive part of GET /readyz, cached for some seconds.
+"""Checks whether this server can write: the expensive part of GET /readyz, cached for some seconds.
 
 A server with a full disk answers reads and fails every commit, so a load balancer must not send requests to it.
 Readiness therefore includes a write to the database, and free space on the disks of the home and of a local warehouse.
@@ -86,7 +86,7 @@ class Readiness:
 def _list_folders(settings: Settings) -> list[Path]:
     """Return the folders on local disks that the server writes to."""
     folders = [settings.home]
-    for url in (settings.warehouse_uri(), settings.database_url()):
+    for url in (settings.make_warehouse_uri(), settings.make_database_url()):
         parts = urlsplit(url)
         if parts.scheme in ("file", "sqlite"):
             path = Path(unquote(parts.path))

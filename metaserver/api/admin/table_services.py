@@ -11,10 +11,10 @@ import msgspec
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
-from seamark.metaserver.api.indexes.index_state import view_of
+from seamark.metaserver.api.indexes.index_state import load_view
 from seamark.metaserver.catalog.policies import load_policies, with_policies
-from seamark.metaserver.services.health import measure_health, problems_of_services
-from seamark.metaserver.services.policy import TablePolicy, policy_of
+from seamark.metaserver.services.health import find_service_problems, measure_health
+from seamark.metaserver.services.policy import TablePolicy, build_policy
 from seamark.metaserver.services.proposer import Problem, TableHealth
 from seamark.metaserver.services.running import (
     RunningJob,
@@ -93,7 +93,7 @@ async def list_running_table_jobs(call: Call) -> JobList:
 async def load_table_health(call: Call) -> TableHealth:
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     metadata = loaded.metadata
-    view = await view_of(call, metadata, metadata.current_snapshot_id)
+    view = await load_view(call, metadata, metadata.current_snapshot_id)
     policies = await load_policies(call.components.catalog.context.store, call.namespace)
     metadata = with_policies(metadata, policies)
     settings, clock = call.components.settings, call.components.clock
@@ -101,7 +101,7 @@ async def load_table_health(call: Call) -> TableHealth:
     health = await asyncio.to_thread(partial(measure_health, metadata, view, settings, clock, now_ms))
     state = state_of_services(await load_jobs(call.components.store, now_ms), call.components.services_status)
     failed = await find_failed_runs(call.components.timeline, metadata.table_uuid, now_ms - FAILED_MS)
-    problems = problems_of_services(metadata, health, state, failed)
+    problems = find_service_problems(metadata, health, state, failed)
     streaming: tuple[Problem, ...] = ()
     if loaded.entry is not None and loaded.entry.flushed:
         streaming = tuple(stream_problems(loaded.entry.uuid, metadata, call.components.streams, settings, now_ms))
@@ -127,4 +127,4 @@ async def load_policy(call: Call) -> TablePolicy:
     """Return the policy of the table of a request."""
     catalog = call.components.catalog
     metadata = (await catalog.tables.load(call.namespace, call.name)).metadata
-    return policy_of(metadata, await load_policies(catalog.context.store, call.namespace), call.components.settings)
+    return build_policy(metadata, await load_policies(catalog.context.store, call.namespace), call.components.settings)

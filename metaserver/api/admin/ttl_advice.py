@@ -14,14 +14,14 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import numpy as np
 
-from seamark.formats.iceberg.metadata.column_ttl import TimeColumn, time_columns, why_kept
+from seamark.formats.iceberg.metadata.column_ttl import TimeColumn, find_time_columns, why_kept
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.index.packing import MISSING, Longs
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.http.describe import ResponseSpec
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.indexes.index_state import view_of
+from seamark.metaserver.api.indexes.index_state import load_view
 from seamark.metaserver.catalog.column_usage import DAY_MS
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, lookup
 from seamark.metaserver.planner.lookup.partition_times import find_partition_ends_ms, group_by_block
@@ -87,8 +87,8 @@ async def advise_ttl(call: Call) -> TtlAdvice:
     unread_days = _parse_unread_days(call.query.get("unread-days", str(UNREAD_DAYS)))
     loaded = await catalog.tables.load(call.namespace, call.name)
     assert loaded.entry is not None
-    reads = await catalog.column_usage.of_table(loaded.entry.uuid) if catalog.column_usage.is_on else []
-    view = await view_of(call, loaded.metadata, loaded.metadata.current_snapshot_id)
+    reads = await catalog.column_usage.list_table_reads(loaded.entry.uuid) if catalog.column_usage.is_on else []
+    view = await load_view(call, loaded.metadata, loaded.metadata.current_snapshot_id)
     reader = _Advisor(loaded.metadata, view, reads, call.components.clock.now_ms(), (*call.namespace, call.name))
     return await asyncio.to_thread(reader.advise, unread_days, is_on=catalog.column_usage.is_on)
 
@@ -111,7 +111,7 @@ class _Advisor:
         column_reads, unknown = self._count_reads(NAMED_COLUMNS), self._count_reads(UNKNOWN_COLUMNS)
         first_day = min((one.first_day for one in self.reads), default=self.today)
         days = self.today - first_day
-        times = time_columns(self.metadata, self.metadata.default_spec)
+        times = find_time_columns(self.metadata, self.metadata.default_spec)
         reason = ""
         if not is_on:
             reason = "the setting column_usage_days is 0, so no reads are counted"
@@ -124,7 +124,7 @@ class _Advisor:
             reason = "the table is not partitioned by one time column, so its partitions have no age"
         advice = () if reason else tuple(self._advise(times[0], unread_days, first_day))
         confidence = column_reads / (column_reads + unknown) if column_reads + unknown else 0.0
-        ordered = tuple(sorted(advice, key=lambda one: -one.size_in_bytes))
+        ordered = tuple(sorted(advice, key=lambda proposal: -proposal.size_in_bytes))
         return TtlAdvice(column_reads + unknown, column_reads, round(confidence, 3), days, ordered, reason)
 
     @property
@@ -136,7 +136,7 @@ class _Advisor:
 
     def _advise(self, time: TimeColumn, unread_days: int, first_day: int) -> Iterator[ColumnAdvice]:
         files, schema = lookup(self.view), self.metadata.current_schema
-        ends = self._ends(files.entry_ids())
+        ends = self._ends(files.list_entry_ids())
         for field in schema.fields:
             if why_kept(self.metadata, field):
                 continue
@@ -182,7 +182,9 @@ class _Advisor:
         at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=self.now_ms) - timedelta(days=age_d)
         at = at.replace(hour=0, minute=0, second=0, microsecond=0)
         transforms = {
-            field.transform for spec in self.metadata.partition_specs for field in time_columns(self.metadata, spec)
+            field.transform
+            for spec in self.metadata.partition_specs
+            for field in find_time_columns(self.metadata, spec)
         }
         if "month" in transforms or "year" in transforms:
             at = at.replace(day=1)
@@ -199,11 +201,11 @@ def _find_columns_inside(schema: Schema, column_id: int) -> set[int]:
 def _measure_column(files: FoundFiles, schema: Schema, column_id: int) -> Longs:
     """Return int64[files]: the bytes of the column; 0 if they are unknown, or if the column is null in all rows."""
     total = np.zeros(files.files, dtype=np.int64)
-    rows = files.longs("record_count")
+    rows = files.read_longs("record_count")
     for leaf_id in {column_id, *_find_columns_inside(schema, column_id)}:
         leaf = schema.index.by_id[leaf_id]
         if isinstance(leaf.type, str):
-            stats = files.stats(RequestedColumn(leaf_id, leaf.type))
+            stats = files.find_statistics(RequestedColumn(leaf_id, leaf.type))
             sizes = np.maximum(stats.counts("column_sizes"), 0)
             total += np.where(stats.counts("null_value_counts") == rows, 0, sizes)
     return total

@@ -11,7 +11,7 @@ import msgspec
 
 from seamark.formats.runtime.errors import AlreadyExists, BadRequest, ConfigError, NoSuchWarehouse
 from seamark.formats.storage.locations import parse_location
-from seamark.metaserver.api.http.components import warehouse_path
+from seamark.metaserver.api.http.components import make_warehouse_path
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.store.model import StoredWarehouse
@@ -183,7 +183,7 @@ def _describe(stored: StoredWarehouse) -> WarehouseAnswer:
         location=stored.location,
         settings=stored.settings,
         has_credentials=stored.credentials is not None,
-        path=warehouse_path(stored.name),
+        path=make_warehouse_path(stored.name),
         created_ms=stored.created_ms,
         created_by=stored.principal_name,
         version=stored.version,

@@ -14,12 +14,12 @@ import msgspec
 from aiohttp import web
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.index.definitions import of_id
+from seamark.formats.index.definitions import parse_definition
 from seamark.formats.protocol.wire import INDEX_FOLDER
 from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest, NotFound
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec
-from seamark.metaserver.api.http.dispatch import Call, Route, json_answer
+from seamark.metaserver.api.http.dispatch import Call, Route, make_json_answer
 from seamark.metaserver.api.http.idempotency import run_idempotent
 from seamark.metaserver.api.http.parameters.requests import IDEMPOTENCY_KEY
 from seamark.metaserver.api.indexes.index_state import READER
@@ -31,7 +31,7 @@ from seamark.metaserver.commit.publication import make_pointer_moved
 from seamark.metaserver.index.files.registration import read_index_file
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath, RegisteredIndexFile
 
-_READ_AT_ONCE = 8
+_CONCURRENT_READS_MAX = 8
 """The number of index files of one change that are read concurrently."""
 _LOCATION = "metadata-location"
 _KEY = Parameter(
@@ -71,7 +71,7 @@ async def commit_change(call: Call, body: ChangeBody) -> web.Response:
     read = partial(read_request, body, files_max=call.components.settings.commit_files_limit)
     change = read() if call.caller.request_bytes <= LARGE_BYTES else await asyncio.to_thread(read)
     if change.reads and change.operation != REPLACE and call.components.streams.has_log:
-        entry = await call.components.store.entry(EntryKind.TABLE, namespace, name)
+        entry = await call.components.store.load_entry(EntryKind.TABLE, namespace, name)
         if entry is not None:
             await call.components.streams.flush_for_removal(entry, change.read_snapshot_id)
 
@@ -80,7 +80,7 @@ async def commit_change(call: Call, body: ChangeBody) -> web.Response:
         lambda caller: call.components.commits.commit(
             caller, namespace, name, change, partial(_index_files, call, change)
         ),
-        lambda result: json_answer({**msgspec.to_builtins(result.committed), _LOCATION: result.metadata_location}),
+        lambda result: make_json_answer({**msgspec.to_builtins(result.committed), _LOCATION: result.metadata_location}),
     )
     return await _add_location(call, response, namespace, name)
 
@@ -94,12 +94,12 @@ async def _add_location(call: Call, response: web.Response, namespace: Namespace
     if _LOCATION in recorded:
         return response
     try:
-        entry = await call.components.catalog.tables.entry(namespace, name)
+        entry = await call.components.catalog.tables.load_entry(namespace, name)
     except NotFound:
         entry = None
     if entry is None or entry.uuid != recorded["table-uuid"]:
         raise make_pointer_moved(namespace, name)
-    return json_answer({**recorded, _LOCATION: entry.metadata_location})
+    return make_json_answer({**recorded, _LOCATION: entry.metadata_location})
 
 
 async def _index_files(
@@ -111,7 +111,7 @@ async def _index_files(
         BadRequest: A file does not belong to the table.
     """
     folder = f"{metadata.location.rstrip('/')}/{INDEX_FOLDER}"
-    slots = asyncio.Semaphore(_READ_AT_ONCE)
+    slots = asyncio.Semaphore(_CONCURRENT_READS_MAX)
 
     async def read_file(location: str, size_bytes: int) -> RegisteredIndexFile:
         async with slots:
@@ -125,7 +125,7 @@ async def _index_files(
                 now_ms=call.components.clock.now_ms(),
             )
         try:
-            of_id(file.definition, metadata.current_schema, metadata.schemas)
+            parse_definition(file.definition, metadata.current_schema, metadata.schemas)
         except BadRequest as error:
             raise BadRequest(f"Cannot register {location}: {error.message}") from None
         return file

@@ -12,7 +12,7 @@ from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.parameters.paging import PAGING
-from seamark.metaserver.api.http.parameters.requests import boolean_query
+from seamark.metaserver.api.http.parameters.requests import read_boolean_query
 from seamark.metaserver.catalog.dropped import make_no_such_dropped
 from seamark.metaserver.store.model import DroppedEntry, EntryKind
 
@@ -83,8 +83,8 @@ async def list_dropped(call: Call) -> DroppedPage:
     path = parse_namespace(namespace) if namespace is not None else None
     await call.allow(Securable(path or ()))
     dropped = call.components.catalog.dropped
-    listing = dropped.list_retained if boolean_query(call.query, "retained") else dropped.list
-    page = await listing(path, *call.paging())
+    listing = dropped.list_retained if read_boolean_query(call.query, "retained") else dropped.list
+    page = await listing(path, *call.read_paging())
     return DroppedPage([_to_answer(row) for row in page.items], page.next_token)
 
 
@@ -136,7 +136,7 @@ async def purge_dropped(call: Call) -> None:
     dropped = call.components.catalog.dropped
     row = await _find_dropped_entry(call)
     await call.allow(Securable(row.entry.namespace))
-    if boolean_query(call.query, "release"):
+    if read_boolean_query(call.query, "release"):
         await dropped.release(row.id)
     else:
         await dropped.purge(call.caller, row.id)
@@ -155,7 +155,7 @@ async def purge_dropped(call: Call) -> None:
     ),
 )
 async def list_table_metrics(call: Call) -> MetricsReportPage:
-    page = await call.components.catalog.metrics.list(call.namespace, call.name, *call.paging())
+    page = await call.components.catalog.metrics.list(call.namespace, call.name, *call.read_paging())
     return MetricsReportPage([convert_attributes(row, MetricsReportAnswer) for row in page.items], page.next_token)
 
 

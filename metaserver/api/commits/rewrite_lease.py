@@ -1,5 +1,6 @@
-"""The route of the lease that a job holds while it rewrites files of a table, so that no two jobs rewrite the same
-files.
+"""The route of the lease that a job holds while it rewrites files of a table.
+
+The lease keeps two jobs from rewriting the same files.
 
 The lease only avoids wasted work. Commits do not need it, and without it two rewrites of the same files conflict.
 """

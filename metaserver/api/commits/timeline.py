@@ -22,8 +22,8 @@ from seamark.formats.runtime.errors import BadRequest, Forbidden, NoSuchTable, S
 from seamark.metaserver.access.rights.decisions import WAREHOUSE, Securable
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Answer, Call, Check, Route
-from seamark.metaserver.api.http.errors import error_body
-from seamark.metaserver.api.http.parameters.paging import page_size
+from seamark.metaserver.api.http.errors import encode_error_body
+from seamark.metaserver.api.http.parameters.paging import parse_page_size
 from seamark.metaserver.store.model import POSITION, EntryKind, Instant, InstantState, NamespacePath
 from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.events import InstantAnswer
@@ -38,8 +38,8 @@ HEARTBEAT_S = 15.0
 
 The comments keep proxies from closing the stream, and detect closed connections.
 """
-DEFAULT_LIMIT = 100
-_SSE_BATCH = 100
+INSTANTS_PER_PAGE_DEFAULT = 100
+_SSE_INSTANTS_PER_BATCH = 100
 
 
 class InstantPage(msgspec.Struct, frozen=True, rename="kebab"):
@@ -61,7 +61,10 @@ _FILTERS = (
         {"type": "string"},
     ),
     Parameter(
-        "limit", "query", f"Maximum number of instants; default {DEFAULT_LIMIT}.", {"type": "integer", "minimum": 1}
+        "limit",
+        "query",
+        f"Maximum number of instants; default {INSTANTS_PER_PAGE_DEFAULT}.",
+        {"type": "integer", "minimum": 1},
     ),
     Parameter("action", "query", "Only this action.", {"type": "string"}),
     Parameter("state", "query", "Only this state.", {"enum": [state.value for state in InstantState]}),
@@ -118,11 +121,11 @@ async def _filter_by_entry(store: PointerStore, namespace: NamespacePath, name: 
     The filter has the UUID if the name resolves, so that the history includes earlier names. Otherwise it has the name.
     """
     for kind in (EntryKind.TABLE, EntryKind.VIEW):
-        entry = await store.entry(kind, namespace, name)
+        entry = await store.load_entry(kind, namespace, name)
         if entry is not None:
             return InstantFilter(uuid=entry.uuid)
     where = InstantFilter(namespace=namespace, name=name)
-    if not await store.instants(where, 1):
+    if not await store.list_instants(where, 1):
         raise NoSuchTable(f"Table does not exist: {show(namespace, name)}")
     return where
 
@@ -196,7 +199,7 @@ def _read_query(call: Call, where: InstantFilter) -> tuple[InstantFilter, int, f
     wait_s = _parse_number(query.get("wait", "0"), "wait")
     if order == "desc" and (wait_s > 0 or stream):
         raise BadRequest("order=desc cannot wait for new instants; omit it")
-    limit = page_size(query.get("limit", str(DEFAULT_LIMIT)), "limit", settings.page_limit)
+    limit = parse_page_size(query.get("limit", str(INSTANTS_PER_PAGE_DEFAULT)), "limit", settings.page_limit)
     where = msgspec.structs.replace(
         where,
         since=since,
@@ -246,7 +249,9 @@ async def _stream_instants(
         except (Unauthenticated, Forbidden) as error:
             _log.info("event stream ends", error=error.message, request_id=call.request_id)
             with suppress(ConnectionError):
-                await response.write(b"event: error\ndata: %b\n\n" % error_body(error.code, error.type, error.message))
+                await response.write(
+                    b"event: error\ndata: %b\n\n" % encode_error_body(error.code, error.type, error.message)
+                )
         except SeamarkError as error:
             # The status has been sent already. The client reconnects with Last-Event-ID and then receives the error.
             _log.warning("event stream ends", error=error.message, request_id=call.request_id)
@@ -266,7 +271,7 @@ async def _await_instants(call: Call, timeline: Timeline, watcher: Watcher, secu
     while not instants and (left_s := until_s - clock.monotonic()) > 0:
         with suppress(TimeoutError):
             async with asyncio.timeout(min(pause_s, left_s)):
-                instants = await timeline.read_next(watcher, _SSE_BATCH)
+                instants = await timeline.read_next(watcher, _SSE_INSTANTS_PER_BATCH)
         await call.recheck(securable)
         if call.components.drain.is_set():
             break

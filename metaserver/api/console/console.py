@@ -19,9 +19,9 @@ from seamark.formats.runtime.errors import NotFound
 from seamark.metaserver.api.http.dispatch import Route
 
 FOLDER = Path(__file__).parent / "assets"
-_PAGE = "index.html"
+_PAGE_NAME = "index.html"
 _MODULES, _ROOT = "<!-- modules -->", "console/assets/"
-"""What `index.html` has in place of the list of modules, and of the folder of the assets."""
+"""The texts of `index.html` that the list of modules and the folder of the assets replace."""
 _TYPES = {
     ".html": "text/html",
     ".css": "text/css",
@@ -79,7 +79,7 @@ def load_assets() -> Assets:
     contents = {
         str(path.relative_to(FOLDER)): path.read_bytes() for path in sorted(FOLDER.rglob("*")) if path.suffix in _TYPES
     }
-    page = contents.pop(_PAGE).decode()
+    page = contents.pop(_PAGE_NAME).decode()
     whole = hashlib.sha256()
     for name, content in contents.items():
         whole.update(f"{name} {len(content)}\n".encode() + content)
@@ -90,7 +90,7 @@ def load_assets() -> Assets:
     links = "\n".join(f'    <link rel="modulepreload" href="{_ROOT}{name}">' for name in modules)
     page = page.replace(f"    {_MODULES}", links).replace(_ROOT, f"console/{digest}/")
     files = {name: _make_asset(name, content) for name, content in contents.items()}
-    return Assets(digest, files, _make_asset(_PAGE, page.encode()))
+    return Assets(digest, files, _make_asset(_PAGE_NAME, page.encode()))
 
 
 def _make_asset(name: str, content: bytes) -> Asset:

@@ -99,12 +99,12 @@ def make_text_array(strings: Strings, kind: pa.DataType | None = None) -> pa.Arr
             array.validate(full=True)
         except pa.ArrowInvalid:  # A writer has truncated a value within a character.
             return pa.array(
-                [None if string is None else string.decode("utf-8", "replace") for string in strings.values()]
+                [None if string is None else string.decode("utf-8", "replace") for string in strings.list_values()]
             )
     return array
 
 
-def arrow_type(kind: str) -> pa.DataType:
+def find_arrow_type(kind: str) -> pa.DataType:
     """Return the Arrow type for the bounds of an Iceberg type; null for types without an order.
 
     Bounds may be shorter than values, so this type may differ from the Arrow type of the values.
@@ -124,7 +124,7 @@ def is_integer(kind: pa.DataType) -> bool:
 
 def make_bound_array(values: Longs | npt.NDArray[np.float64] | Strings, kind: str) -> pa.Array:
     """Return the bounds from `Stats.bounds` as an array of the column's type."""
-    arrow = arrow_type(kind)
+    arrow = find_arrow_type(kind)
     if pa.types.is_null(arrow):
         return pa.nulls(len(values.present if isinstance(values, Strings) else values))
     if isinstance(values, Strings):

@@ -18,7 +18,7 @@ import pyarrow as pa
 from seamark.metaserver.planner.lookup import _lookup
 from seamark.metaserver.planner.lookup.lookup import IntegerColumn
 
-_ALIGNMENT = 8
+_ALIGNMENT_BYTES = 8
 _CONTINUATION = b"\xff\xff\xff\xff"
 _END = _CONTINUATION + bytes(4)
 _VERSION_5, _RECORD_BATCH = 4, 3
@@ -57,7 +57,7 @@ class RecordBatchWriter:
         at = 0
         for size in (size for column in sizes for size in column):
             offsets.append((at, size))
-            at += size + -size % _ALIGNMENT
+            at += size + -size % _ALIGNMENT_BYTES
         head_size = 8 + _NODES + 4 + 16 * len(sizes) + 8 + 16 * len(offsets)
         body_at = len(schema) + head_size
         buffer = _lookup.buffer(body_at + at + len(_END))
@@ -91,7 +91,7 @@ class RecordBatchWriter:
                     if buffer is not None:
                         _slice_body(body, span)[:] = memoryview(buffer).cast("B")
         for at, size in offsets:
-            padding = -size % _ALIGNMENT
+            padding = -size % _ALIGNMENT_BYTES
             if padding:
                 body[at + size : at + size + padding] = bytes(padding)
         return nulls

@@ -108,16 +108,18 @@ class FileListing:
 
     def stream(self, names: Sequence[str], start: int, end: int, about: Mapping[str, str]) -> bytes:
         pages = [_FilesPage(self._metadata, files, scan) for files, scan in self._write_page(start, end)]
-        return arrow.stream({name: pa.concat_arrays([page.array(name) for page in pages]) for name in names}, about)
+        return arrow.stream(
+            {name: pa.concat_arrays([page.build_array(name) for page in pages]) for name in names}, about
+        )
 
     def lists(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
         pages = [_FilesPage(self._metadata, files, scan) for files, scan in self._write_page(start, end)]
-        return [[value for page in pages for value in page.values(name)] for name in names]
+        return [[value for page in pages for value in page.list_values(name)] for name in names]
 
     def _write_page(self, start: int, end: int) -> list[tuple[FoundFiles, ScanPlan | None]]:
         data, deletes = self._parts
         delete_range = (max(0, start - data.files), max(0, end - data.files))
-        return [(data.part(start, end), self._scan), (deletes.part(*delete_range), None)]
+        return [(data.slice_files(start, end), self._scan), (deletes.slice_files(*delete_range), None)]
 
 
 class _FilesPage:
@@ -127,10 +129,10 @@ class _FilesPage:
         self._scan = scan
         self._grouped: FilesByPartition | None = None
 
-    def array(self, name: str) -> pa.Array:
+    def build_array(self, name: str) -> pa.Array:
         match name:
             case "file-path":
-                return arrow.make_text_array(self._files.texts("file_path"))
+                return arrow.make_text_array(self._files.read_texts("file_path"))
             case "content":
                 return _encode_dictionary(self._read_contents(), CONTENTS)
             case "file-format" | "partition":
@@ -139,10 +141,10 @@ class _FilesPage:
                 return _encode_dictionary(numbers, texts)
         return arrow.make_integer_array(self._read_longs(name))
 
-    def values(self, name: str) -> list[Any]:
+    def list_values(self, name: str) -> list[Any]:
         match name:
             case "file-path":
-                return _decode_strings(self._files.texts("file_path"))
+                return _decode_strings(self._files.read_texts("file_path"))
             case "content":
                 return [CONTENTS[number] for number in self._read_contents().tolist()]
             case "file-format" | "partition":
@@ -156,20 +158,23 @@ class _FilesPage:
             case "spec-id":
                 return files.repeat_by_segment([segment.block.spec_id for segment in files.segments])
             case "sequence-number":
-                return files.sequence_numbers()
+                return files.read_sequence_numbers()
             case "snapshot-id":
-                return files.snapshot_ids()
+                return files.read_snapshot_ids()
             case "delete-files":
                 return self._delete_files()
-        return files.longs(name.replace("-", "_"))
+        return files.read_longs(name.replace("-", "_"))
 
     def _read_contents(self) -> Longs:
         """Return the content type of each file. Manifests of format version 1 do not have it."""
-        return np.clip(self._files.longs("content"), 0, len(CONTENTS) - 1)
+        return np.clip(self._files.read_longs("content"), 0, len(CONTENTS) - 1)
 
     def _read_formats(self) -> tuple[Longs, list[str]]:
         number_of: dict[str, int] = {}
-        names = [(text or b"").decode("utf-8", "replace").lower() for text in self._files.texts("file_format").values()]
+        names = [
+            (text or b"").decode("utf-8", "replace").lower()
+            for text in self._files.read_texts("file_format").list_values()
+        ]
         return np.array([number_of.setdefault(name, len(number_of)) for name in names], dtype=np.int64), list(number_of)
 
     def _read_partitions(self) -> tuple[Longs, list[dict[str, object]]]:
@@ -184,7 +189,7 @@ class _FilesPage:
             return np.full(files, MISSING, dtype=np.int64)
         if self._scan is None:
             return np.zeros(files, dtype=np.int64)
-        applying = self._scan.find_deletes_by_file(self._files.entry_ids())
+        applying = self._scan.find_deletes_by_file(self._files.list_entry_ids())
         return np.array([len(deletes) for deletes in applying], dtype=np.int64)
 
 
@@ -197,15 +202,15 @@ class ColumnStats:
         self.total = files.files
 
     def stream(self, names: Sequence[str], start: int, end: int, about: Mapping[str, str]) -> bytearray:
-        files = self._files.part(start, end)
-        stats = files.stats(self._column)
+        files = self._files.slice_files(start, end)
+        stats = files.find_statistics(self._column)
         columns = RecordBatchWriter(files.files)
         for name in names:
             column_name = name.replace("-", "_")
             if name == "file-path":
-                columns.add(column_name, pa.string(), arrow.make_text_array(files.texts("file_path")))
+                columns.add(column_name, pa.string(), arrow.make_text_array(files.read_texts("file_path")))
             elif name == "file":
-                rows = pa.py_buffer(files.entry_ids())
+                rows = pa.py_buffer(files.list_entry_ids())
                 columns.add(column_name, pa.int64(), pa.Array.from_buffers(pa.int64(), files.files, [None, rows]))
             elif side := _SIDES.get(name):
                 self._add_bounds(columns, column_name, stats, side)
@@ -214,25 +219,27 @@ class ColumnStats:
         return columns.stream(about)
 
     def _add_bounds(self, columns: RecordBatchWriter, name: str, stats: FoundStatistics, side: str) -> None:
-        kind = arrow.arrow_type(self._column.kind)
+        kind = arrow.find_arrow_type(self._column.kind)
         packed = stats.read_integer_bounds(side) if arrow.is_integer(kind) else None
         if packed is not None:
             columns.add(name, kind, packed)
         else:
-            values = arrow.make_bound_array(stats.bounds(side), self._column.kind)
+            values = arrow.make_bound_array(stats.read_bounds(side), self._column.kind)
             columns.add(name, values.type, values)
 
     def lists(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
-        files = self._files.part(start, end)
-        stats = files.stats(self._column)
+        files = self._files.slice_files(start, end)
+        stats = files.find_statistics(self._column)
         columns: list[list[Any]] = []
         for name in names:
             if name == "file-path":
-                columns.append(_decode_strings(files.texts("file_path")))
+                columns.append(_decode_strings(files.read_texts("file_path")))
             elif side := _SIDES.get(name):
-                columns.append(_decode_values(stats.bounds(side), self._column.kind))
+                columns.append(_decode_values(stats.read_bounds(side), self._column.kind))
             else:
-                columns.append(_make_nullable(files.entry_ids() if name == "file" else stats.counts(_COUNTS[name])))
+                columns.append(
+                    _make_nullable(files.list_entry_ids() if name == "file" else stats.counts(_COUNTS[name]))
+                )
         return columns
 
 
@@ -284,11 +291,14 @@ class PartitionListing:
         counted = (
             np.ones(within_files.files, dtype=np.int64)
             if only is None
-            else (within_files.longs("content") == only).astype(int)
+            else (within_files.read_longs("content") == only).astype(int)
         )
         items = [self._make_item(partition) for partition in within.partitions]
-        records, files = within.sums(within_files.longs("record_count") * counted), within.sums(counted)
-        sizes = within.sums(within_files.longs("file_size_in_bytes")) if only is None else [0] * len(items)
+        records, files = (
+            within.sum_values(within_files.read_longs("record_count") * counted),
+            within.sum_values(counted),
+        )
+        sizes = within.sum_values(within_files.read_longs("file_size_in_bytes")) if only is None else [0] * len(items)
         for item, *more in zip(items, records, files, sizes, strict=True):
             for name, value in zip((*names, "file-size-in-bytes"), more, strict=True):
                 item[name] += value
@@ -309,7 +319,7 @@ class PartitionListing:
 
     def _update(self, files: FoundFiles, within: FilesByPartition, items: list[dict[str, Any]]) -> None:
         """Set, for each partition, the latest known snapshot that added one of its files."""
-        ids, id_positions = np.unique(files.snapshot_ids(), return_inverse=True)
+        ids, id_positions = np.unique(files.read_snapshot_ids(), return_inverse=True)
         snapshots = [self._metadata.snapshot(int(id_)) for id_ in ids]
         times = np.array(
             [MISSING if snapshot is None else snapshot.timestamp_ms for snapshot in snapshots], dtype=np.int64
@@ -359,7 +369,7 @@ def _decode_values(values: Longs | npt.NDArray[np.float64] | Strings, kind: str)
     if isinstance(values, Strings):
         return [
             None if string is None else encode_bound_json(kind, decode_value(Form.STRINGS, kind, string))
-            for string in values.values()
+            for string in values.list_values()
         ]
     if values.dtype == np.float64:
         return [None if math.isnan(number) else encode_bound_json(kind, number) for number in values.tolist()]
@@ -374,7 +384,7 @@ def _make_nullable(values: Longs) -> list[int | None]:
 
 
 def _decode_strings(strings: Strings) -> list[str | None]:
-    return [None if string is None else string.decode("utf-8", "replace") for string in strings.values()]
+    return [None if string is None else string.decode("utf-8", "replace") for string in strings.list_values()]
 
 
 def _encode_dictionary(numbers: Longs, values: Sequence[str]) -> pa.Array:

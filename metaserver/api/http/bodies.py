@@ -18,8 +18,8 @@ from seamark.formats.protocol.wire import decode_as
 from seamark.formats.runtime.connections import Connection
 from seamark.formats.runtime.errors import BadRequest, ClientGone, RequestTimeout, TooLarge
 from seamark.metaserver.api.http.components import COMPONENTS
-from seamark.metaserver.api.http.content_codings import Inflater, coding_of
-from seamark.metaserver.api.http.describe import BodySize, description_of
+from seamark.metaserver.api.http.content_codings import Inflater, parse_content_encoding
+from seamark.metaserver.api.http.describe import BodySize, get_description
 from seamark.metaserver.api.http.keys import PRINCIPAL
 from seamark.metaserver.api.http.slots import RequestSlot
 from seamark.metaserver.settings.settings import Settings
@@ -41,7 +41,7 @@ _INFLATED_BYTES = 64 << 10
 
 A step takes a fraction of a millisecond.
 """
-_PIECE = 1 << 20
+_STEP_BYTES = 1 << 20
 """The number of bytes that are copied or searched in one step, which takes a fraction of a millisecond."""
 QUICK_BYTES = 256 << 10
 """The maximum size of a body that is parsed in the event loop."""
@@ -51,7 +51,7 @@ _VALUES_MAX = 600_000
 """The maximum number of commas in a body that is not of the class LARGE. A filter may list half a million numbers."""
 
 
-def body_limit(size: BodySize, settings: Settings) -> int:
+def get_body_limit(size: BodySize, settings: Settings) -> int:
     """Return the maximum number of bytes of a body of this class, uncompressed.
 
     msgspec parses a body in one call that blocks the event loop. The limit for readers is therefore a size that takes
@@ -81,17 +81,17 @@ async def read(request: web.Request, size: BodySize | None = None) -> bytes:
         RetryLater: All bodies together take too much memory.
         TooManyRequests: The bodies of this client take too much memory.
     """
-    slot = _slot_of(request)
+    slot = _get_slot(request)
     body: bytes | None = request.get(_BODY) if slot is None else slot.body
     if body is not None:
         return body
     settings = request.app[COMPONENTS].settings
     if size is None:
-        size = description_of(request.match_info.route.handler).body_size
-    limit = body_limit(size, settings)
+        size = get_description(request.match_info.route.handler).body_size
+    limit = get_body_limit(size, settings)
     content = request.content
     codings = request.headers.getall("Content-Encoding", None)
-    coding = "" if codings is None else coding_of(codings)
+    coding = "" if codings is None else parse_content_encoding(codings)
     try:
         if not coding and content.is_eof() and content.exception() is None:
             # Like most bodies, this body arrived with the headers.
@@ -121,7 +121,7 @@ async def read(request: web.Request, size: BodySize | None = None) -> bytes:
     return body
 
 
-def _slot_of(request: web.Request) -> RequestSlot | None:
+def _get_slot(request: web.Request) -> RequestSlot | None:
     try:  # A call of `get` on aiohttp's requests costs twice as much.
         return request[SLOT]
     except KeyError:
@@ -142,7 +142,7 @@ async def _receive(request: web.Request, limit: int, timeout_s: float, slot: Req
             slot.keep(len(chunk))
         received += chunk
         size += len(chunk)
-        if len(received) >= _PIECE:
+        if len(received) >= _STEP_BYTES:
             pieces.append(bytes(received))
             received = bytearray()
         allowed.reschedule(begun_s + timeout_s + size / BYTES_PER_SECOND_MIN)
@@ -179,7 +179,7 @@ async def _inflate(request: web.Request, inflater: Inflater) -> bytes:
     Only one compressed body is inflated at a time, so all of them together use no more of the event loop than one
     body.
     """
-    async with request.app[COMPONENTS].worker_limits.inflating.of(_find_holder(request)):
+    async with request.app[COMPONENTS].worker_limits.inflating.hold(_find_holder(request)):
         chunk = inflater.inflate(_INFLATED_BYTES)
         await asyncio.sleep(0)
     return chunk
@@ -229,7 +229,7 @@ def _check_values(body: bytes) -> None:
 def _check_containers(body: bytes, most: int) -> None:
     # Search in steps, because this thread may check 64 MB: other threads, such as the event loop, run between the
     # steps.
-    steps = [(at, at + _PIECE) for at in range(0, len(body), _PIECE)]
+    steps = [(at, at + _STEP_BYTES) for at in range(0, len(body), _STEP_BYTES)]
     if sum(body.count(b"{", *step) + body.count(b"[", *step) for step in steps) > most:
         raise TooLarge(f"The request body has more than {most:,} objects and arrays")
 

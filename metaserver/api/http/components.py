@@ -125,10 +125,10 @@ class ServerComponents:
     @property
     def base_path(self) -> str:
         """Return the path in the URL of this warehouse; empty for the server's own."""
-        return "" if self.warehouses is not None else warehouse_path(self.settings.prefix)
+        return "" if self.warehouses is not None else make_warehouse_path(self.settings.prefix)
 
 
-def warehouse_path(name: str) -> str:
+def make_warehouse_path(name: str) -> str:
     """Return the path below which the server serves all routes of a further warehouse."""
     return f"/warehouses/{name}"
 

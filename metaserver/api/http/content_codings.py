@@ -29,7 +29,7 @@ _PIECE_BYTES = 4 << 10
 _GZIP, _ZLIB, _RAW_DEFLATE = 31, 15, -15
 
 
-def coding_of(values: Sequence[str]) -> str:
+def parse_content_encoding(values: Sequence[str]) -> str:
     """Return the coding that the values of Content-Encoding list; "" if they list none.
 
     Raises:

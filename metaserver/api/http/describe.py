@@ -113,7 +113,7 @@ def attach(handler: Handler, description: Description) -> None:
     setattr(handler, _ATTRIBUTE, description)
 
 
-def description_of(handler: object) -> Description:
+def get_description(handler: object) -> Description:
     description = getattr(handler, _ATTRIBUTE, _UNKNOWN)
     assert isinstance(description, Description)
     return description

@@ -33,9 +33,9 @@ from seamark.metaserver.api.http.client_certificates import read_client_certific
 from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import VARIABLE, Description, Handler, attach
 from seamark.metaserver.api.http.keys import PRINCIPAL, REQUEST_ID
-from seamark.metaserver.api.http.parameters.paging import page_size
-from seamark.metaserver.api.http.parameters.plan_audience import HEADER, audience_of
-from seamark.metaserver.api.http.parameters.requests import key_of, names_in, namespace_in
+from seamark.metaserver.api.http.parameters.paging import parse_page_size
+from seamark.metaserver.api.http.parameters.plan_audience import HEADER, read_audience
+from seamark.metaserver.api.http.parameters.requests import parse_names, read_key, read_namespace
 from seamark.metaserver.catalog.values import Caller, IdempotencyKey
 from seamark.metaserver.settings.fleet import READ, refuse_change
 from seamark.metaserver.store.model import FUNCTION, TABLE, VIEW, NamespacePath
@@ -46,8 +46,9 @@ PATH_CHARACTERS_MAX = 300
 
 
 class Router(web.UrlDispatcher):
-    """A cache of the routes of recent paths. Engines repeat few paths, and aiohttp searches all routes for each
-    request.
+    """A cache of the routes of recent paths.
+
+    Engines repeat few paths, and aiohttp searches all routes for each request.
 
     The cache has only matched routes of short paths. A route depends on the method and the path alone,
     not on the client; identity and rights are checked later, for each request.
@@ -80,13 +81,13 @@ def list_served_paths(app: web.Application, template: str) -> list[str]:
     """Return the paths at which the server serves a template of the specification."""
     if not template.startswith(_PREFIXED):
         return [template]
-    prefixes = ["/v1/", _prefix_path_of(app)]
+    prefixes = ["/v1/", _make_prefix_path(app)]
     return [template.replace(_PREFIXED, prefix) for prefix in prefixes if prefix]
 
 
 def list_served_endpoints(app: web.Application) -> list[str]:
     """Return all registered Iceberg operations as `METHOD template` of the specification, sorted."""
-    skipped = _prefix_path_of(app)
+    skipped = _make_prefix_path(app)
     served = set()
     for route in app.router.routes():
         if route.resource is None:
@@ -100,7 +101,7 @@ def list_served_endpoints(app: web.Application) -> list[str]:
     return sorted(served)
 
 
-def _prefix_path_of(app: web.Application) -> str | None:
+def _make_prefix_path(app: web.Application) -> str | None:
     """Return `/v1/<prefix>/`, or None if no prefix is configured."""
     prefix = app.get(PREFIX)
     return f"/v1/{quote(prefix, safe='')}/" if prefix else None
@@ -186,11 +187,11 @@ class Call:
 
     @property
     def audience(self) -> str | None:
-        return audience_of(self._request)
+        return read_audience(self._request)
 
     @property
     def caller(self) -> Caller:
-        return self.caller_with(None)
+        return self.make_caller(None)
 
     @property
     def request(self) -> web.Request:
@@ -199,7 +200,7 @@ class Call:
             raise RuntimeError(f"{self._route.operation} does not declare that it streams")
         return self._request
 
-    def caller_with(self, key: IdempotencyKey | None) -> Caller:
+    def make_caller(self, key: IdempotencyKey | None) -> Caller:
         """Return the caller, as the catalog records it."""
         principal, authorizer = self.principal, self.components.authorizer
         confined_to = authorizer.list_writable_namespaces(principal)
@@ -225,7 +226,7 @@ class Call:
         """
         if len(body) <= bodies.QUICK_BYTES:
             return bodies.parse_now(body, shape)
-        return await self.in_turn(partial(bodies.parse_now, body, shape))
+        return await self.run_in_turn(partial(bodies.parse_now, body, shape))
 
     def keep(self, size_bytes: int) -> None:
         """Count memory that the request uses until its answer, in addition to the bytes of its body.
@@ -238,17 +239,17 @@ class Call:
         if slot is not None:
             slot.keep(size_bytes)
 
-    async def in_turn(self, work: Callable[[], B]) -> B:
+    async def run_in_turn(self, work: Callable[[], B]) -> B:
         """Return the result of `work`, which is long Python work on the content of the request.
 
         The work runs in a thread, one piece of work at a time in the whole process. All principals get an equal share.
         """
         return await self.components.worker_limits.parsing.run(self.principal.name, work)
 
-    async def idempotency_key(self) -> IdempotencyKey | None:
+    async def read_idempotency_key(self) -> IdempotencyKey | None:
         if not self._route.is_idempotent:
             raise RuntimeError(f"{self._route.operation} does not declare that it is idempotent")
-        return await key_of(self._request)
+        return await read_key(self._request)
 
     async def allow(self, *securables: Securable, operation: str | None = None) -> None:
         """Check that the caller may do an operation on each object. The default is the operation of the route.
@@ -325,10 +326,10 @@ class Call:
         """Return the names in `parent` that a listing may include, or None if `select_seen` finds them."""
         return self.components.authorizer.list_visible_children(self.principal, parent)
 
-    def paging(self) -> tuple[str | None, int]:
+    def read_paging(self) -> tuple[str | None, int]:
         """Return the page token as the client sent it, and the size of the page."""
         query, page_limit = self.query, self.components.settings.page_limit
-        return query.get("pageToken"), page_size(query.get("pageSize", str(page_limit)), "pageSize", page_limit)
+        return query.get("pageToken"), parse_page_size(query.get("pageSize", str(page_limit)), "pageSize", page_limit)
 
 
 Answer = dict[str, Any] | msgspec.Struct | web.StreamResponse | None
@@ -475,10 +476,10 @@ class Route(Description, frozen=True):
                 assert resource is not None
                 path = request.rel_url.raw_path, resource.canonical
             if has_namespace:
-                call.namespace = namespace_in(*path)
+                call.namespace = read_namespace(*path)
                 call.securable = Securable(call.namespace)
             if names:
-                call.names = entry_names = names_in(*path, names)
+                call.names = entry_names = parse_names(*path, names)
                 if kind is not None:
                     call.securable = await _find_securable(call, kind)
             if check is Check.NAMESPACE or check is Check.CATALOG:
@@ -492,7 +493,7 @@ class Route(Description, frozen=True):
                     is_table
                     and HEADER in request.headers
                     and is_plan_name(entry_names[0])
-                    and audience_of(request) is not None
+                    and read_audience(request) is not None
                 ):
                     raise NoSuchTable(f"Table does not exist: {show(call.namespace, entry_names[0])}")
                 if is_change:
@@ -513,7 +514,7 @@ class Route(Description, frozen=True):
             # Python.
             if type(answer) is web.Response or isinstance(answer, web.StreamResponse):
                 return answer
-            response = web.Response(status=without) if answer is None else json_answer(answer, with_body)
+            response = web.Response(status=without) if answer is None else make_json_answer(answer, with_body)
             if is_secret:
                 response.headers["Cache-Control"] = "no-store"
             return response
@@ -537,7 +538,7 @@ def _find_lists(body: object) -> list[list[Any] | tuple[Any, ...]]:
     return [value for name in names if isinstance(value := getattr(body, name), list | tuple)]
 
 
-def json_answer(value: object, status: int = 200) -> web.Response:
+def make_json_answer(value: object, status: int = 200) -> web.Response:
     """Return a small value as a JSON response."""
     return web.Response(status=status, body=encode_json(value), content_type="application/json")
 

@@ -44,14 +44,14 @@ _TYPES = {
 }
 
 
-def error_response(status: int, kind: str, message: str, *, head: bool = False) -> web.Response:
+def make_error_response(status: int, kind: str, message: str, *, head: bool = False) -> web.Response:
     """Return an ErrorModel answer, without a body for HEAD (RFC 9110, 9.3.2)."""
     if head:
         return web.Response(status=status)
-    return web.Response(status=status, body=error_body(status, kind, message), content_type="application/json")
+    return web.Response(status=status, body=encode_error_body(status, kind, message), content_type="application/json")
 
 
-def error_body(status: int, kind: str, message: str) -> bytes:
+def encode_error_body(status: int, kind: str, message: str) -> bytes:
     if len(message) > MESSAGE_CHARACTERS_MAX:
         message = f"{message[:MESSAGE_CHARACTERS_MAX]}… ({len(message):,} characters)"
     return encode_json({"error": {"message": message, "type": kind, "code": status, "stack": []}})
@@ -63,7 +63,7 @@ def from_seamark_error(error: SeamarkError, *, head: bool = False) -> web.Respon
     Temporary errors get Retry-After, a missing login gets a challenge, and an unsupported coding of the body gets the
     list of the supported codings.
     """
-    response = error_response(error.code, error.type, error.message, head=head)
+    response = make_error_response(error.code, error.type, error.message, head=head)
     if isinstance(error, RetryLater):
         response.headers["Retry-After"] = str(max(1, error.retry_after_s))
     if isinstance(error, UnsupportedMediaType):
@@ -90,7 +90,7 @@ def from_http_exception(error: web.HTTPException, request: web.Request) -> web.R
         message = f"{error.method} is not allowed here; allowed: {', '.join(sorted(error.allowed_methods))}"
     else:
         message = error.text or error.reason
-    response = error_response(error.status, _TYPES.get(error.status, "BadRequestException"), message, head=head)
+    response = make_error_response(error.status, _TYPES.get(error.status, "BadRequestException"), message, head=head)
     if "Allow" in error.headers:
         response.headers["Allow"] = error.headers["Allow"]
     return response
@@ -99,4 +99,4 @@ def from_http_exception(error: web.HTTPException, request: web.Request) -> web.R
 def from_unexpected(request_id: str, *, head: bool = False) -> web.Response:
     """Return 500 for an unexpected error, with the request id under which the log has the traceback."""
     message = f"Internal error; see the server log for request id {request_id}"
-    return error_response(500, SeamarkError.type, message, head=head)
+    return make_error_response(500, SeamarkError.type, message, head=head)

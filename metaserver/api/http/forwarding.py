@@ -14,7 +14,7 @@ from aiohttp import web
 from yarl import URL
 
 from seamark.formats.runtime.errors import NoSuchWarehouse, RetryLater
-from seamark.metaserver.api.http.components import COMPONENTS, warehouse_path
+from seamark.metaserver.api.http.components import COMPONENTS, make_warehouse_path
 from seamark.metaserver.api.http.describe import Description, attach
 from seamark.metaserver.api.http.errors import from_seamark_error
 from seamark.metaserver.api.http.keys import STALENESS
@@ -37,7 +37,7 @@ async def forward(request: web.Request, warehouses: Warehouses) -> web.StreamRes
             # The application of the warehouse needs its own request: a request keeps the route that matched it.
             url = request.rel_url
             if url.raw_path.startswith(_MOUNT):
-                url = URL(url.raw_path_qs.removeprefix(warehouse_path(name)) or "/", encoded=True)
+                url = URL(url.raw_path_qs.removeprefix(make_warehouse_path(name)) or "/", encoded=True)
             inner = request.clone(rel_url=url)
             response = await warehouse.answer(inner)
             if STALENESS in inner:

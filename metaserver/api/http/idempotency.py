@@ -64,19 +64,19 @@ async def run_idempotent(
         Unprocessable: Another request has used the key.
         RetryLater: A request with the same key is in progress.
     """
-    key = await call.idempotency_key()
+    key = await call.read_idempotency_key()
     if key is None:
-        return await _send(answer(await work(call.caller_with(None))))
-    first = await call.components.store.idempotency(key.key, call.components.clock.now_ms())
+        return await _send(answer(await work(call.make_caller(None))))
+    first = await call.components.store.find_idempotency_record(key.key, call.components.clock.now_ms())
     if first is None:
         try:
-            outcome = await work(call.caller_with(key))
+            outcome = await work(call.make_caller(key))
         except IdempotencyTaken:
-            first = await call.components.store.idempotency(key.key, call.components.clock.now_ms())
+            first = await call.components.store.find_idempotency_record(key.key, call.components.clock.now_ms())
         except CommitConflict:
             # A concurrent request with the same key may have succeeded. After a refusal, the client would delete live
             # files.
-            first = await call.components.store.idempotency(key.key, call.components.clock.now_ms())
+            first = await call.components.store.find_idempotency_record(key.key, call.components.clock.now_ms())
             if first is None:
                 raise
         except RequestError as error:
@@ -121,7 +121,7 @@ async def _record_refusal(call: Call, key: IdempotencyKey, refusal: web.Response
     try:
         await call.components.store.transact([SaveIdempotency(record=record)])
     except IdempotencyTaken:
-        return await call.components.store.idempotency(key.key, now_ms)
+        return await call.components.store.find_idempotency_record(key.key, now_ms)
     return None
 
 

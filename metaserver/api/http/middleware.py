@@ -25,7 +25,7 @@ from seamark.metaserver.access.refusals import Refusals
 from seamark.metaserver.api.http.bodies import SLOT, end_unread
 from seamark.metaserver.api.http.client_certificates import read_client_certificate
 from seamark.metaserver.api.http.components import ServerComponents
-from seamark.metaserver.api.http.describe import Description, description_of
+from seamark.metaserver.api.http.describe import Description, get_description
 from seamark.metaserver.api.http.errors import from_http_exception, from_seamark_error, from_unexpected
 from seamark.metaserver.api.http.forwarding import FORWARDED, forward
 from seamark.metaserver.api.http.keys import PRINCIPAL, REQUEST_ID, STALENESS
@@ -110,7 +110,7 @@ class _RequestPipeline:
             )
             is_logged = is_logged and (written or response.status not in (401, 403))
         elif is_logged and response.status == 401:
-            self._unrouted.due(clock.now_ms())
+            self._unrouted.take_due(clock.now_ms())
             is_logged = self._unrouted.is_written("", request.remote or "", unauthenticated=True)
         seconds = clock.monotonic() - started
         self._metrics.observe(described.operation, response.status, seconds, error)
@@ -258,7 +258,7 @@ class _RequestPipeline:
             resource = route.resource
             if resource is None:
                 return _UNROUTED
-            route_description = self._routes[id(route)] = (resource.canonical, description_of(route.handler))
+            route_description = self._routes[id(route)] = (resource.canonical, get_description(route.handler))
         return route_description
 
 
@@ -276,7 +276,7 @@ class _RequestIds:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        rand = clock.random_bytes(10).hex()
+        rand = clock.draw_bytes(10).hex()
         self._tail = f"{_VARIANTS[rand[0]]}{rand[1:4]}-{rand[4:16]}"
         self._count = int(rand[16:], 16)
 

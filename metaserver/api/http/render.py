@@ -26,12 +26,12 @@ from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.parameters.plan_audience import HEADER
-from seamark.metaserver.api.http.parameters.requests import table_path
+from seamark.metaserver.api.http.parameters.requests import make_table_path
 from seamark.metaserver.catalog.documents import SnapshotMode
 from seamark.metaserver.catalog.plans.plan_tables import LoadedPlan
 from seamark.metaserver.catalog.values import LoadedTable, LoadedView
 from seamark.metaserver.objects.credentials import VendedKeys
-from seamark.metaserver.objects.storages import SERVER_STORAGES, access_stamp, compute_keys_stamp
+from seamark.metaserver.objects.storages import SERVER_STORAGES, compute_access_stamp, compute_keys_stamp
 from seamark.metaserver.objects.vending import SIGNING
 from seamark.metaserver.planner.plan.plan_writer import TESTS_NAN
 from seamark.metaserver.planner.scan.request import has_ambiguous_names
@@ -70,7 +70,7 @@ Quotes in strings are escaped, so only the field name matches.
 """
 
 
-def snapshot_mode(call: Call) -> SnapshotMode:
+def read_snapshot_mode(call: Call) -> SnapshotMode:
     """Return the value of the query parameter `snapshots`.
 
     Raises:
@@ -82,7 +82,7 @@ def snapshot_mode(call: Call) -> SnapshotMode:
     return cast(SnapshotMode, mode)
 
 
-async def table_etag(
+async def compute_table_etag(
     call: Call,
     metadata_location: str,
     namespace: NamespacePath,
@@ -92,14 +92,14 @@ async def table_etag(
     *,
     of_name: str | None = None,
 ) -> str:
-    """Return the ETag of the answer that `table_answer` would return.
+    """Return the ETag of the answer that `make_table_answer` would return.
 
     `of_name` is the table of a plan, whose rights apply.
     """
     settings = call.components.settings
-    path = table_path(namespace, name, settings.prefix)
-    access = access_stamp(settings, call.headers.get(DELEGATION))
-    stamp = await _grant_stamp(call, Securable(namespace, TABLE, of_name or name))
+    path = make_table_path(namespace, name, settings.prefix)
+    access = compute_access_stamp(settings, call.headers.get(DELEGATION))
+    stamp = await _compute_grant_stamp(call, Securable(namespace, TABLE, of_name or name))
     config = (settings.scan_planning_mode, *access, *stamp)
     ids = ",".join(str(plan.id) for plan in plan_snapshots)
     tag = _compute_plan_etag if plan_snapshots else _make_etag
@@ -127,7 +127,7 @@ def answer_not_modified(call: Call, etag: str) -> web.Response | None:
     return None
 
 
-async def table_answer(
+async def make_table_answer(
     call: Call,
     loaded: LoadedTable,
     namespace: NamespacePath,
@@ -148,11 +148,11 @@ async def table_answer(
     etag = ""
     if loaded.entry is not None:
         # The tag is computed before the keys, so the keys in the answer are never older than its tag.
-        etag = await table_etag(call, loaded.entry.metadata_location, namespace, name, mode, plan_snapshots)
+        etag = await compute_table_etag(call, loaded.entry.metadata_location, namespace, name, mode, plan_snapshots)
     uuid = loaded.metadata.table_uuid or "" if loaded.entry is None else loaded.entry.uuid
-    config, credentials = await access_config(call, uuid, loaded.metadata, namespace, name, staged=staged)
+    config, credentials = await build_access_config(call, uuid, loaded.metadata, namespace, name, staged=staged)
     if loaded.entry is not None:
-        config = {**config, PLANNING_MODE: planning_mode(call.components.settings, loaded.metadata)}
+        config = {**config, PLANNING_MODE: choose_planning_mode(call.components.settings, loaded.metadata)}
     tail = _encode_tail(config, credentials)
     if loaded.entry is None:
         return _make_json_response(b'{"metadata":' + encode_table(loaded.metadata) + tail + b"}", {})
@@ -173,13 +173,15 @@ async def answer_fresh_read(
 ) -> web.Response:
     """Return a LoadTableResult with a fresh snapshot, which is the current snapshot of the metadata.
 
-    `plan_snapshots` are plan snapshots, as in `table_answer`. The answer is encoded for
+    `plan_snapshots` are plan snapshots, as in `make_table_answer`. The answer is encoded for
     each request: the next answer probably has another snapshot.
     """
     entry, metadata = loaded.entry, loaded.metadata
     assert entry is not None
-    config, credentials = await access_config(call, entry.uuid, metadata, namespace, name)
-    tail = _encode_tail({**config, PLANNING_MODE: planning_mode(call.components.settings, metadata)}, credentials)
+    config, credentials = await build_access_config(call, entry.uuid, metadata, namespace, name)
+    tail = _encode_tail(
+        {**config, PLANNING_MODE: choose_planning_mode(call.components.settings, metadata)}, credentials
+    )
     metadata = log_current_snapshot(metadata)
     document = encode_refs_view(metadata) if mode == "refs" else encode_table(metadata)
     plan_snapshots = [plan for plan in plan_snapshots if plan.id not in metadata.snapshots_by_id]
@@ -200,10 +202,12 @@ async def plan_answer(call: Call, loaded: LoadedPlan, mode: SnapshotMode) -> web
     plan, table = loaded.plan, loaded.table
     assert plan.name is not None
     assert table.entry is not None
-    etag = await table_etag(call, plan.location, plan.namespace, plan.name, mode, of_name=plan.of_name)
-    config, credentials = await access_config(call, table.entry.uuid, table.metadata, plan.namespace, plan.of_name)
+    etag = await compute_table_etag(call, plan.location, plan.namespace, plan.name, mode, of_name=plan.of_name)
+    config, credentials = await build_access_config(
+        call, table.entry.uuid, table.metadata, plan.namespace, plan.of_name
+    )
     tests_nan = TESTS_NAN in loaded.metadata.properties
-    planned_by = planning_mode(call.components.settings, table.metadata) if tests_nan else "client"
+    planned_by = choose_planning_mode(call.components.settings, table.metadata) if tests_nan else "client"
     tail = _encode_tail({**config, PLANNING_MODE: planned_by}, credentials)
     return await _answer_with_location(call, plan.location, loaded.metadata, mode, tail, etag)
 
@@ -243,7 +247,7 @@ def _add_snapshots(document: bytes, plan_snapshots: Sequence[PlanSnapshot]) -> b
     return b"".join((before, separator, added, b"" if after.startswith(b"]") else b",", after))
 
 
-def planning_mode(settings: Settings, metadata: TableMetadata) -> str:
+def choose_planning_mode(settings: Settings, metadata: TableMetadata) -> str:
     """Return where scans of this table are planned: server or client.
 
     The client plans tables of format version 3: a scan task has no field for sequence numbers and row ids, and an
@@ -269,7 +273,7 @@ async def commit_answer(call: Call, loaded: LoadedTable, namespace: NamespacePat
     """
     assert loaded.entry is not None
     location = loaded.entry.metadata_location
-    etag = await table_etag(call, location, namespace, name, "all")
+    etag = await compute_table_etag(call, location, namespace, name, "all")
     return _make_json_response(_render_with_location(call, loaded), {"ETag": etag, "Vary": _VARY})
 
 
@@ -285,7 +289,7 @@ def view_answer(call: Call, loaded: LoadedView) -> web.Response:
     )
 
 
-async def access_config(
+async def build_access_config(
     call: Call,
     table_uuid: str,
     metadata: TableMetadata,
@@ -313,7 +317,7 @@ async def access_config(
     table = parse_location(location, "The table's location")
     if table.is_local:
         return {}, []
-    sign_path = table_path(namespace, name, settings.prefix) + "/sign"
+    sign_path = make_table_path(namespace, name, settings.prefix) + "/sign"
     if staged:  # A staged table cannot be looked up when a signature is requested, so the URL carries a pass.
         sign_path += f"?stage={call.components.catalog.staging.issue(namespace, name, location)}"
     requested = delegation or call.headers.get(DELEGATION)
@@ -345,13 +349,13 @@ async def access_config(
         table,
         delegation=requested,
         sign_path=sign_path,
-        refresh_path="" if staged else table_path(namespace, name, settings.prefix) + "/credentials",
+        refresh_path="" if staged else make_table_path(namespace, name, settings.prefix) + "/credentials",
         vend=vend,
         may_write=lambda: may_write,
     )
 
 
-async def _grant_stamp(call: Call, securable: Securable) -> tuple[str | bool, ...]:
+async def _compute_grant_stamp(call: Call, securable: Securable) -> tuple[str | bool, ...]:
     """Return the values, other than the table, on which the keys in an answer depend.
 
     Another principal may not use the same keys.

@@ -10,7 +10,7 @@ from seamark.formats.runtime.errors import CommitConflict
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.catalog.values import LoadedTable
 
-COMMIT_TRIES = 8
+COMMIT_TRIES_MAX = 8
 
 
 async def commit_updates(
@@ -35,7 +35,7 @@ async def commit_updates(
         CommitConflict: Many attempts conflicted.
     """
     tables = call.components.catalog.tables
-    for attempt in range(1, COMMIT_TRIES + 1):
+    for attempt in range(1, COMMIT_TRIES_MAX + 1):
         loaded = await tables.load(call.namespace, call.name)
         metadata = loaded.metadata
         updates = compute_updates(metadata)
@@ -52,7 +52,7 @@ async def commit_updates(
                 call.caller, call.namespace, call.name, requirements, updates
             )
         except CommitConflict:
-            if attempt == COMMIT_TRIES:
+            if attempt == COMMIT_TRIES_MAX:
                 raise
         else:
             return None

@@ -101,7 +101,7 @@ async def load_build(call: Call, *, inflight: bool = False) -> Build:
     """
     _, name, build_id = call.names
     table = await load(call)
-    instant = await call.components.store.instant(build_id)
+    instant = await call.components.store.load_instant(build_id)
     belongs = instant is not None and instant.action == INDEXING and instant.uuid == table.entry.uuid
     if instant is None or not belongs or instant.summary.get("index") != name:
         raise NotFound(f"The index {name[:200]!r} has no build {build_id[:100]!r}; start one with seamark index build")
@@ -120,7 +120,7 @@ def require_inflight(instant: Instant) -> None:
         raise CommitConflict(f"The build {instant.id} is {instant.state.value}; start another build")
 
 
-def progress_of(build: Build) -> dict[str, Any]:
+def compute_progress(build: Build) -> dict[str, Any]:
     """Return the progress. It is computed from the registered index files in the build's folder, in any state."""
     files = [file for file in build.table.registered.files if file.location.startswith(build.folder + "/")]
     summary, began_ms = build.instant.summary, build.instant.requested_ms
@@ -144,7 +144,7 @@ async def record_progress(call: Call, build: Build) -> None:
     If updates are concurrent, the last update may not have the most progress.
     """
     try:
-        await move(call, build.instant, InstantState.INFLIGHT, progress_of(build))
+        await move(call, build.instant, InstantState.INFLIGHT, compute_progress(build))
     except CommitConflict:
         _log.info("a build ended while index files were registered", build=build.instant.id)
 
@@ -174,7 +174,7 @@ async def require_alone(call: Call, table: TableIndexes, name: str, *, but: str 
 
 async def _list_running_builds(call: Call, table: TableIndexes) -> list[Instant]:
     where = InstantFilter(uuid=table.entry.uuid, action=INDEXING, state=InstantState.INFLIGHT, archived=False)
-    return await call.components.store.instants(where, _UNDER_WAY_MAX)
+    return await call.components.store.list_instants(where, _UNDER_WAY_MAX)
 
 
 async def roll_back_abandoned(call: Call, table: TableIndexes) -> None:
@@ -216,5 +216,5 @@ def describe_build(build: Build) -> dict[str, Any]:
         ],
         "measures": [measure.text for measure in build.definition.measures],
         **build.definition.parameters,
-        "progress": progress_of(build),
+        "progress": compute_progress(build),
     }

@@ -25,13 +25,13 @@ from seamark.formats.runtime.errors import BadRequest, CommitConflict
 from seamark.metaserver.api.formats.listings import FILE_COLUMNS, FileListing, make_items
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.http.parameters.paging import page_size
+from seamark.metaserver.api.http.parameters.paging import parse_page_size
 from seamark.metaserver.api.indexes.build_state import (
     Build,
+    compute_progress,
     describe_build,
     load_build,
     move,
-    progress_of,
     record_progress,
     require_alone,
     require_inflight,
@@ -49,7 +49,7 @@ from seamark.metaserver.api.indexes.index_state import (
 from seamark.metaserver.api.indexes.indexes import INDEXES_PATH, NO_INDEX, find_defined_index
 from seamark.metaserver.catalog.pointers import get_files_folder
 from seamark.metaserver.index.files.registration import read_index_file
-from seamark.metaserver.planner.lookup.lookup import files_at
+from seamark.metaserver.planner.lookup.lookup import find_files_at
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.store.model import EntryKind, Instant, InstantState, RegisteredIndexFile
 from seamark.metaserver.store.operations import MoveInstant, RecordInstant
@@ -128,7 +128,7 @@ async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, An
     if body.exclusive:
         await require_alone(call, table, name)
     new_files = await find_new_files_by_snapshot(call, table.metadata, find_named_snapshots(table.metadata))
-    live_files = table.registered.live(definition.id)
+    live_files = table.registered.list_live(definition.id)
     lag = [(new.files, await find_missing_files(call, new, live_files)) for new in new_files]
     clock = call.components.clock
     build_id, now_ms = str(clock.uuid7()), clock.now_ms()
@@ -138,7 +138,7 @@ async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, An
         "definition": definition.id,
         "folder": f"{get_files_folder(call.components.settings, table.metadata)}/{INDEX_FOLDER}/{build_id}",
         "files-total": sum(int(mask.sum()) for _, mask in lag),
-        "rows-total": sum(files.rows_in(mask) for files, mask in lag),
+        "rows-total": sum(files.count_rows(mask) for files, mask in lag),
         "active-ms": now_ms,
     }
     instant = Instant(
@@ -221,12 +221,12 @@ async def load_index_build(call: Call) -> dict[str, Any]:
 )
 async def list_index_build_files(call: Call) -> dict[str, Any]:
     page_max = call.components.settings.page_limit
-    limit = page_size(call.query.get("limit", str(page_max)), "limit", page_max)
+    limit = parse_page_size(call.query.get("limit", str(page_max)), "limit", page_max)
     build = await load_build(call, inflight=True)
     metadata = build.table.metadata
     token = _read_token(call, build) or _Token(build.instant.id, find_named_snapshots(metadata), 0, 0)
     new_files = await find_new_files_by_snapshot(call, metadata, token.snapshots)
-    live_files = build.table.registered.live(build.definition.id)
+    live_files = build.table.registered.list_live(build.definition.id)
     page: list[tuple[SnapshotFiles, Longs]] = []
     following = None
     for at in range(token.at, len(new_files)):
@@ -255,9 +255,9 @@ def _list_items(metadata: TableMetadata, files: SnapshotFiles, rows: Longs) -> l
     entry_ids = np.concatenate(
         [np.empty(0, dtype=np.int64), *map(files.view.list_block_entry_ids, range(len(files.view.blocks)))]
     )
-    none = files_at(TableView((), ()), entry_ids[:0])
+    none = find_files_at(TableView((), ()), entry_ids[:0])
     return make_items(
-        FileListing(metadata, files_at(files.view, entry_ids[rows]), none, None), _FILE_FIELDS, 0, len(rows)
+        FileListing(metadata, find_files_at(files.view, entry_ids[rows]), none, None), _FILE_FIELDS, 0, len(rows)
     )
 
 
@@ -307,7 +307,7 @@ async def finish_index_build(call: Call, body: FinishBuildRequest) -> dict[str, 
     if build.instant.state is not states[body.outcome]:  # Otherwise, the request is a repeat.
         require_inflight(build.instant)
         reason = {} if body.reason is None else {"reason": body.reason[:1000]}
-        await move(call, build.instant, states[body.outcome], {**progress_of(build), **reason})
+        await move(call, build.instant, states[body.outcome], {**compute_progress(build), **reason})
         build = await load_build(call)
     return describe_build(build)
 

@@ -128,7 +128,7 @@ async def record_index_audit(call: Call, body: RecordAuditRequest) -> RecordAudi
     table = await load(call)
     definition = find_defined_index(table.metadata, call.names[1])
     now_ms = call.components.clock.now_ms()
-    record = call.components.catalog.context.instant(
+    record = call.components.catalog.context.make_instant(
         call.caller,
         table.entry,
         AUDITING,

@@ -64,7 +64,7 @@ class SnapshotFiles:
     ids: FileIds
     records: npt.NDArray[np.int64]
 
-    def rows_in(self, mask: Mask) -> int:
+    def count_rows(self, mask: Mask) -> int:
         return int(self.records[mask].clip(0).sum())
 
 
@@ -86,22 +86,22 @@ async def load(call: Call) -> TableIndexes:
     loaded: LoadedTable = await call.components.catalog.tables.load(call.namespace, call.name)
     assert loaded.entry is not None
     await call.components.catalog.check_writable(loaded)
-    return TableIndexes(loaded.entry, loaded.metadata, await call.components.registry.files(loaded.entry))
+    return TableIndexes(loaded.entry, loaded.metadata, await call.components.registry.load_files(loaded.entry))
 
 
-async def view_of(call: Call, metadata: TableMetadata, snapshot_id: int | None) -> TableView:
+async def load_view(call: Call, metadata: TableMetadata, snapshot_id: int | None) -> TableView:
     """Return the view of a snapshot. It is empty if the table has no snapshot."""
     if snapshot_id is None:
         return TableView((), ())
     return await call.components.planner.view(metadata, ScanRequest(snapshot_id=snapshot_id))
 
 
-async def files_of(call: Call, metadata: TableMetadata, snapshot_id: int | None) -> SnapshotFiles:
+async def load_snapshot_files(call: Call, metadata: TableMetadata, snapshot_id: int | None) -> SnapshotFiles:
     """Return the files of a snapshot; no files if the table has no snapshot."""
-    view = await view_of(call, metadata, snapshot_id)
+    view = await load_view(call, metadata, snapshot_id)
 
     def read() -> SnapshotFiles:
-        return SnapshotFiles(view, compute_view_file_ids(view), lookup(view).longs("record_count"))
+        return SnapshotFiles(view, compute_view_file_ids(view), lookup(view).read_longs("record_count"))
 
     return read() if view.file_count <= _IN_THREAD_FILES else await asyncio.to_thread(read)
 
@@ -126,7 +126,7 @@ async def find_new_files_by_snapshot(call: Call, metadata: TableMetadata, snapsh
     """Return the new files of each snapshot, in the order of the snapshots, so that each file occurs once."""
     new_files: list[NewFiles] = []
     for snapshot_id in snapshots:
-        files = await files_of(call, metadata, snapshot_id)
+        files = await load_snapshot_files(call, metadata, snapshot_id)
         fresh = np.ones(files.ids.count, dtype=np.bool_)
         for before in new_files:
             fresh &= ~await asyncio.to_thread(files.ids.are_covered_by, before.files.ids.ids)
@@ -150,7 +150,7 @@ async def read_audit_times_ms(call: Call, table: TableIndexes) -> dict[str, int]
     """
     where = InstantFilter(uuid=table.entry.uuid, action=AUDITING, newest_first=True)
     audits: dict[str, int] = {}
-    for instant in await call.components.store.instants(where, _AUDITS_MAX):
+    for instant in await call.components.store.list_instants(where, _AUDITS_MAX):
         audits.setdefault(str(instant.summary.get("definition")), instant.requested_ms)
     return audits
 

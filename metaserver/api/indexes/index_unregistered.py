@@ -1,5 +1,6 @@
-"""The route that lists unreferenced entries for a merge: data files of index files that are in no snapshot of the
-table.
+"""The route that lists unreferenced entries for a merge.
+
+These are data files of index files that are in no snapshot of the table.
 
 An entry serves every snapshot, so it can be removed only when the last snapshot with its data file has expired. For a
 table with very many snapshots, the answer is empty. Keeping every entry is always correct.
@@ -18,7 +19,7 @@ from seamark.formats.index.packing import Longs
 from seamark.formats.runtime.errors import BadRequest, CommitConflict
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.indexes.index_state import TableIndexes, load, read_described_ids, view_of
+from seamark.metaserver.api.indexes.index_state import TableIndexes, load, load_view, read_described_ids
 from seamark.metaserver.api.indexes.indexes import NO_INDEX, find_defined_index
 from seamark.metaserver.planner.indexes.coverage import compute_view_file_ids
 from seamark.metaserver.planner.view.view import TableView
@@ -62,7 +63,7 @@ async def list_unreferenced_files(call: Call, body: UnreferencedFilesRequest) ->
         raise BadRequest(f"The request has more than {FILES_MAX} index files; send them in several requests")
     table = await load(call)
     definition = find_defined_index(table.metadata, call.names[1])
-    live_files = {file.location: file for file in table.registered.live(definition.id)}
+    live_files = {file.location: file for file in table.registered.list_live(definition.id)}
     absent = [location for location in body.index_files if location not in live_files]
     if absent:
         raise CommitConflict(f"{absent[0][:200]!r} is not a live index file of this index")
@@ -98,7 +99,7 @@ async def _are_unreferenced(
             break
         if clock.monotonic() > until_s:
             return None
-        view = await view_of(call, metadata, snapshot.snapshot_id)
+        view = await load_view(call, metadata, snapshot.snapshot_id)
         left = np.flatnonzero(unreferenced)
         rows = await asyncio.to_thread(_find, view, ids[left])
         unreferenced[left[rows >= 0]] = False

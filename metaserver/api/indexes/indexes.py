@@ -43,12 +43,12 @@ from seamark.metaserver.api.indexes.index_state import (
     NewFiles,
     SnapshotFiles,
     TableIndexes,
-    files_of,
     find_covered_files,
     find_missing_files,
     find_named_snapshots,
     find_new_files_by_snapshot,
     load,
+    load_snapshot_files,
     read_audit_times_ms,
 )
 from seamark.metaserver.store.model import IndexFileState, RegisteredIndexFile
@@ -356,14 +356,14 @@ async def _read_table_state(call: Call, table: TableIndexes) -> _TableState:
     new_files = await find_new_files_by_snapshot(call, metadata, find_named_snapshots(metadata))
     audits = await read_audit_times_ms(call, table)
     if metadata.current_snapshot_id is None:
-        return _TableState(await files_of(call, metadata, None), new_files, audits)
+        return _TableState(await load_snapshot_files(call, metadata, None), new_files, audits)
     return _TableState(new_files[0].files, new_files[1:], audits)
 
 
 async def _describe_index(
     call: Call, table: TableIndexes, state: _TableState, definition: IndexDefinition
 ) -> dict[str, Any]:
-    live_files, files = table.registered.live(definition.id), state.files
+    live_files, files = table.registered.list_live(definition.id), state.files
     mask = await find_covered_files(call, files, live_files)
     of_refs = sum([int((await find_missing_files(call, other, live_files)).sum()) for other in state.other_snapshots])
     indexed, total = int(mask.sum()), files.ids.count
@@ -382,8 +382,8 @@ async def _describe_index(
         "problem": problem,
         "files": indexed,
         "files-total": total,
-        "rows": files.rows_in(mask),
-        "rows-total": files.rows_in(np.ones(total, dtype=np.bool_)),
+        "rows": files.count_rows(mask),
+        "rows-total": files.count_rows(np.ones(total, dtype=np.bool_)),
         "lag-files": lag,
         "lag-files-of-refs": of_refs,
         "size-in-bytes": sum(file.size_bytes for file in live_files),
@@ -420,8 +420,8 @@ def _describe_bucket_index(
         "problem": None,
         "files": int(mask.sum()),
         "files-total": files.ids.count,
-        "rows": files.rows_in(mask),
-        "rows-total": files.rows_in(np.ones_like(mask)),
+        "rows": files.count_rows(mask),
+        "rows-total": files.count_rows(np.ones_like(mask)),
         "lag-files": 0,
         "lag-files-of-refs": 0,
         "size-in-bytes": 0,

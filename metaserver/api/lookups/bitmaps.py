@@ -45,11 +45,11 @@ from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.fresh_reads import load_to_read
 from seamark.metaserver.api.http.parameters.fresh import FRESH
 from seamark.metaserver.api.http.parameters.paging import read_token, write_token
-from seamark.metaserver.api.http.parameters.snapshots import select_schema, snapshot_of
+from seamark.metaserver.api.http.parameters.snapshots import resolve_snapshot_id, select_schema
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.lookups.lookups import COVERS, DELETED, FileProblem, list_paths
 from seamark.metaserver.planner.indexes.resolver import BitmapIndex
-from seamark.metaserver.planner.lookup.lookup import files_at
+from seamark.metaserver.planner.lookup.lookup import find_files_at
 from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics
 from seamark.metaserver.planner.rows.row_deletes import DeleteEvaluator, RowDeletion
 from seamark.metaserver.planner.rows.row_matches import PredicateMatcher, clear_rows
@@ -76,7 +76,7 @@ It is also the size of a batch.
 """
 ROWS_JUDGED_MAX = 1 << 27
 """The maximum number of rows of a file that are compared with deletes. In a larger file, all rows are undecided."""
-_FILES_AT_ONCE = 16
+_FILES_PER_CHECK = 16
 """The number of files between two checks of the time budget."""
 
 
@@ -226,12 +226,12 @@ async def select_rows(call: Call, body: SelectRowsRequest) -> web.Response:
     if body.limit is not None and body.limit < 1:
         raise BadRequest(f"limit is {body.limit}; it must be at least 1")
     parse = partial(_parse, body, metadata)
-    selection = await (call.in_turn(parse) if body.where is None else read_in_turn(call, len(body.where), parse))
+    selection = await (call.run_in_turn(parse) if body.where is None else read_in_turn(call, len(body.where), parse))
     scan = await call.components.planner.plan(selection.bound_scan, entry)
     page = _Page(call, scan, selection.predicate, body, min(body.limit or page_max, page_max))
     await page.fill(selection.after, metadata, entry)
     token = None if page.last is None else write_token(selection.checksum, selection.snapshot_id, page.last)
-    encoded = await asyncio.to_thread(page.arrow if as_arrow else page.json, selection.snapshot_id, token)
+    encoded = await asyncio.to_thread(page.encode_arrow if as_arrow else page.encode_json, selection.snapshot_id, token)
     content_type = arrow.ARROW_STREAM if as_arrow else "application/json"
     return web.Response(body=encoded, content_type=content_type, headers={"Vary": "Accept"})
 
@@ -274,7 +274,7 @@ def _start(body: SelectRowsRequest, metadata: TableMetadata, checksum: int) -> t
         BadRequest: The request is invalid.
     """
     if body.page_token is None:
-        return snapshot_of(metadata, body.snapshot_id, body.ref, body.as_of), -1
+        return resolve_snapshot_id(metadata, body.snapshot_id, body.ref, body.as_of), -1
     return read_token(body.page_token, checksum, metadata)
 
 
@@ -297,7 +297,7 @@ class _Page:
 
     def __init__(self, call: Call, scan: ScanPlan, predicate: _Predicate, body: SelectRowsRequest, limit: int) -> None:
         self._covers = call.app[COVERS]
-        self._evaluator: DeleteEvaluator = call.app[DELETED].evaluator_of(scan)
+        self._evaluator: DeleteEvaluator = call.app[DELETED].make_evaluator(scan)
         self._clock = call.components.clock
         self._until_s = self._clock.monotonic() + call.components.settings.plan_time_budget_s
         self._scan, self._predicate, self._body, self._limit = scan, predicate, body, limit
@@ -310,17 +310,17 @@ class _Page:
             await self._list_indexes(metadata, entry), self._predicate.meaning, self._body.where is not None
         )
         entry_ids = self._scan.entry_ids[np.searchsorted(self._scan.entry_ids, after, side="right") :]
-        records = files_at(self._scan.view, entry_ids).longs("record_count").clip(0, CANDIDATES_MAX + 1)
+        records = find_files_at(self._scan.view, entry_ids).read_longs("record_count").clip(0, CANDIDATES_MAX + 1)
         size = candidates = start = 0
         while start < len(entry_ids) and len(self._files) < self._limit:
             if size > PAGE_BYTES or candidates > CANDIDATES_MAX:
                 break
             if start and self._clock.monotonic() >= self._until_s:
                 break
-            few = min(_FILES_AT_ONCE, self._limit - len(self._files))
+            few = min(_FILES_PER_CHECK, self._limit - len(self._files))
             few = max(1, int(np.searchsorted(np.cumsum(records[start : start + few]), CANDIDATES_MAX)))
             chosen = entry_ids[start : start + few]
-            file_positions = self._scan.view.positions_of(chosen).tolist()
+            file_positions = self._scan.view.find_positions(chosen).tolist()
             await asyncio.gather(*(self._covers.load(index, file_positions) for index in matcher.indexes.values()))
             matched = await asyncio.to_thread(self._match, matcher, chosen)
             if self._body.deletes:
@@ -339,12 +339,12 @@ class _Page:
         for definition in read_definitions(metadata).enabled:
             key = (definition.terms[0].column_id, definition.terms[0].transform)
             if KINDS[definition.kind].answers_rows and key in requested:
-                indexes[key] = await self._covers.bitmaps(self._scan.view, definition, entry)
+                indexes[key] = await self._covers.open_bitmaps(self._scan.view, definition, entry)
         return indexes
 
     def _match(self, matcher: PredicateMatcher, entry_ids: Longs) -> list[_CandidateFile]:
-        file_positions = self._scan.view.positions_of(entry_ids).tolist()
-        records = files_at(self._scan.view, entry_ids).longs("record_count").tolist()
+        file_positions = self._scan.view.find_positions(entry_ids).tolist()
+        records = find_files_at(self._scan.view, entry_ids).read_longs("record_count").tolist()
         files = []
         for entry_id, position, count_of, deletes in zip(
             entry_ids.tolist(), file_positions, records, self._scan.find_deletes_by_file(entry_ids), strict=True
@@ -352,7 +352,7 @@ class _Page:
             if count_of < 0:
                 files.append(_CandidateFile(entry_id, count_of, None, False, len(deletes)))
                 continue
-            bits, exact = matcher.match_rows(self._scan.residual(entry_id), position, count_of)
+            bits, exact = matcher.match_rows(self._scan.compute_residual(entry_id), position, count_of)
             sound = self._predicate.exact or (bits is not None and not bits.any())
             files.append(_CandidateFile(entry_id, count_of, bits, exact and sound, len(deletes)))
         return files
@@ -374,7 +374,7 @@ class _Page:
         """Return the rows in this part of the words of each file's bits, and for each row the position of its file."""
         rows = [list_positions(file.bits[part]) + 64 * part.start for file in deleted if file.bits is not None]
         entry_ids = np.array([file.entry_id for file in deleted], dtype=np.int64)
-        return rows, np.repeat(self._scan.view.positions_of(entry_ids), [len(row) for row in rows])
+        return rows, np.repeat(self._scan.view.find_positions(entry_ids), [len(row) for row in rows])
 
     def _select_answers(self, files: list[_CandidateFile]) -> list[_AnswerFile]:
         """Return the files that may have a matching row.
@@ -417,9 +417,9 @@ class _Page:
 
     def _list_paths(self, files: Sequence[_AnswerFile | _CandidateFile]) -> list[str]:
         entry_ids = np.array([file.entry_id for file in files], dtype=np.int64)
-        return list_paths(self._scan.view, self._scan.view.positions_of(entry_ids)) if len(entry_ids) else []
+        return list_paths(self._scan.view, self._scan.view.find_positions(entry_ids)) if len(entry_ids) else []
 
-    def json(self, snapshot_id: int | None, token: str | None) -> bytes:
+    def encode_json(self, snapshot_id: int | None, token: str | None) -> bytes:
         pieces = []
         for path, file in zip(self._list_paths(self._files), self._files, strict=True):
             rows: str | list[int] | None = None
@@ -434,7 +434,7 @@ class _Page:
         head = encode_json(self._describe_page(snapshot_id, token))[:-1]
         return b"".join((head, b',"files":[', b",".join(pieces), b"]}"))
 
-    def arrow(self, snapshot_id: int | None, token: str | None) -> bytes:
+    def encode_arrow(self, snapshot_id: int | None, token: str | None) -> bytes:
         files = self._files
         rows: pa.Array
         if self._body.rows == "positions":

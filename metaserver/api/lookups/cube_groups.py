@@ -49,9 +49,9 @@ GROUPS_MAX = 2_000_000
 BYTES_MAX = 256 << 20
 """The number of bytes of groups in memory from which no further entry is read."""
 _COMBINED_BYTES = 64 << 20
-_COMBINED_GROUPS = 500_000
+_UNCOMBINED_GROUPS_MAX = 500_000
 """The number of groups, or of their bytes, at which groups are combined before further groups are read."""
-_FEW_GROUPS = 1_000
+_ENGINE_COMBINED_GROUPS_MAX = 1_000
 """The number of groups that an engine combines in less time than the server."""
 _IN_LOOP_CHARACTERS = 16_384
 """The maximum length of texts and answers that are converted in the event loop."""
@@ -157,7 +157,9 @@ async def read_groups(
     """
     schema = _select(definition, columns)
     assert loaded.entry is not None
-    reading = GroupReading(schema, _functions_of(definition, columns), len(ids), condition, combines_few=combines_few)
+    reading = GroupReading(
+        schema, _select_functions(definition, columns), len(ids), condition, combines_few=combines_few
+    )
 
     async def run(work: Callable[[], None]) -> None:
         if condition == TRUE:
@@ -193,7 +195,7 @@ def _select(definition: IndexDefinition, columns: Sequence[str]) -> pa.Schema:
     return pa.schema([schema.field(name) for name in columns])
 
 
-def _functions_of(definition: IndexDefinition, columns: Sequence[str]) -> Mapping[str, str]:
+def _select_functions(definition: IndexDefinition, columns: Sequence[str]) -> Mapping[str, str]:
     partials = list_partials(definition.measures)
     functions = {f"m{number}": partial.function for number, partial in enumerate(partials)}
     return {name: functions[name] for name in columns if name in functions}
@@ -299,7 +301,7 @@ class GroupReading:
         self._waiting.append(part)
         self._waiting_rows += part.groups.rows
         self._waiting_bytes += part.groups.nbytes
-        return self._waiting_rows > _COMBINED_GROUPS or self._waiting_bytes > _COMBINED_BYTES
+        return self._waiting_rows > _UNCOMBINED_GROUPS_MAX or self._waiting_bytes > _COMBINED_BYTES
 
     def process(self) -> None:
         """Add the enqueued groups that meet the condition."""
@@ -318,7 +320,7 @@ class GroupReading:
         self._pending.append(selected)
         self._rows += selected.num_rows
         self._bytes += selected.nbytes
-        if self._rows > _COMBINED_GROUPS or self._bytes > _COMBINED_BYTES:
+        if self._rows > _UNCOMBINED_GROUPS_MAX or self._bytes > _COMBINED_BYTES:
             self._combine()
 
     def finish(self) -> None:
@@ -328,7 +330,7 @@ class GroupReading:
 
     def _combine(self) -> None:
         groups = pa.concat_tables([self._groups, *(part for part in self._pending if part.num_rows)])
-        if groups.num_rows > (0 if self._combines_few else _FEW_GROUPS):
+        if groups.num_rows > (0 if self._combines_few else _ENGINE_COMBINED_GROUPS_MAX):
             # The engine adds the groups again, and reports the error.
             with suppress(SumOverflow, pa.ArrowException):
                 groups = combine_groups(groups, self._functions).select(self._schema.names)

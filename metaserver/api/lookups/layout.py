@@ -12,14 +12,14 @@ from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.formats.listings import encode_bound_json
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.http.parameters.paging import page_size
+from seamark.metaserver.api.http.parameters.paging import parse_page_size
 from seamark.metaserver.api.http.parameters.snapshots import (
     SNAPSHOT,
     find_requested_snapshot,
     parse_whole_number,
-    snapshot_of,
+    resolve_snapshot_id,
 )
-from seamark.metaserver.api.lookups.metadata import stats_column
+from seamark.metaserver.api.lookups.metadata import find_stats_column
 from seamark.metaserver.planner.lookup.layout import Axis, Ranges, build_bars, count_size_classes, read_layouts
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, lookup
 from seamark.metaserver.planner.scan.request import ScanRequest
@@ -27,7 +27,7 @@ from seamark.metaserver.planner.view.view import TableView
 
 BARS, BARS_MAX = 1000, 2000
 POINTS, POINTS_MAX = 400, 2000
-MARKS = 5
+AXIS_MARKS_MAX = 5
 STRING_FILES_MAX = 1_000_000
 """The maximum number of files for a column of strings.
 
@@ -107,18 +107,18 @@ class ColumnLayout(msgspec.Struct, rename="kebab"):
 async def load_column_layout(call: Call) -> ColumnLayout:
     metadata = (await call.components.catalog.tables.load(call.namespace, call.name)).metadata
     name = call.names[1]
-    column = stats_column(metadata, name)
+    column = find_stats_column(metadata, name)
     if get_form(column.kind) is None:
         raise BadRequest(f"Column {name} is of the type {column.kind}, which has no bounds")
     scale = call.query.get("scale", "value")
     if scale not in SCALES:
         raise BadRequest(f"scale is {scale[:40]!r}; it must be value or rank")
-    bars = page_size(call.query.get("bars", str(BARS)), "bars", BARS_MAX)
-    points = page_size(call.query.get("points", str(POINTS)), "points", POINTS_MAX)
+    bars = parse_page_size(call.query.get("bars", str(BARS)), "bars", BARS_MAX)
+    points = parse_page_size(call.query.get("points", str(POINTS)), "points", POINTS_MAX)
     ids = [find_requested_snapshot(call.query, metadata)]
     compared = parse_whole_number(call.query.get("compare-to"), "compare-to")
     if compared is not None:
-        ids.append(snapshot_of(metadata, compared, None, None))
+        ids.append(resolve_snapshot_id(metadata, compared, None, None))
 
     views = [
         TableView((), ())
@@ -166,11 +166,13 @@ def _make_snapshot_layout(
         snapshot_id=snapshot_id,
         files=ranges.files,
         bounded_files=len(ranges.lower),
-        depth_mean=ranges.mean_depth(axis),
-        depth_max=int(ranges.depth(ranges.lower).max(initial=0)),
+        depth_mean=ranges.compute_mean_depth(axis),
+        depth_max=int(ranges.count_overlaps(ranges.lower).max(initial=0)),
         depth=[
             LayoutPoint(position, depth)
-            for position, depth in zip(axis.positions[ranks].tolist(), ranges.depth(ranks).tolist(), strict=True)
+            for position, depth in zip(
+                axis.positions[ranks].tolist(), ranges.count_overlaps(ranks).tolist(), strict=True
+            )
         ],
         bars=[LayoutBar(*bar) for bar in build_bars(ranges, axis, bars)],
         sizes=[LayoutSizes(*of_class) for of_class in count_size_classes(files)],
@@ -182,5 +184,5 @@ def _place_marks(axis: Axis, kind: str) -> list[Mark]:
     assert form is not None
     return [
         Mark(float(axis.positions[rank]), encode_bound_json(kind, decode_value(form, kind, axis.get_key(rank))))
-        for rank in axis.list_ranks(MARKS).tolist()
+        for rank in axis.list_ranks(AXIS_MARKS_MAX).tolist()
     ]

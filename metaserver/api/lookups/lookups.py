@@ -36,11 +36,11 @@ from seamark.metaserver.api.http.bodies import parse_now
 from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.http.parameters.requests import boolean_query
-from seamark.metaserver.api.http.parameters.snapshots import SNAPSHOT, find_requested_snapshot, snapshot_of
+from seamark.metaserver.api.http.parameters.requests import read_boolean_query
+from seamark.metaserver.api.http.parameters.snapshots import SNAPSHOT, find_requested_snapshot, resolve_snapshot_id
 from seamark.metaserver.api.indexes.indexes import find_defined_index
 from seamark.metaserver.planner.indexes.resolver import IndexResolver
-from seamark.metaserver.planner.lookup.lookup import files_at
+from seamark.metaserver.planner.lookup.lookup import find_files_at
 from seamark.metaserver.planner.rows.lookup_keys import build_keys, decode_json_keys, extract_term_arrays
 from seamark.metaserver.planner.rows.record_lookup import KEYS_MAX, LocatedRows, Locator
 from seamark.metaserver.planner.rows.row_deletes import RowDeletes
@@ -177,7 +177,7 @@ async def lookup_keys(call: Call, data: bytes) -> web.Response:
     metadata, entry = loaded.metadata, loaded.entry
     assert entry is not None
     query = await _parse(call, data, metadata)
-    definition, terms = _record_index(metadata, query)
+    definition, terms = _find_record_index(metadata, query)
     columns, possible = await _convert_keys(call, terms, query.requested_keys, len(data))
     in_order = [columns[terms.index(term)] for term in definition.terms]
     scan = await call.components.planner.bind_and_plan(metadata, ScanRequest(snapshot_id=query.snapshot_id))
@@ -186,7 +186,7 @@ async def lookup_keys(call: Call, data: bytes) -> web.Response:
     if not wants_arrow and len(located.query) > JSON_ROWS_MAX:
         rows = f"{len(located.query):,} rows; JSON answers have at most {JSON_ROWS_MAX:,}"
         raise TooLarge(f"The keys have {rows}; request Arrow (Accept: {arrow.ARROW_STREAM})")
-    work: Callable[[], Sequence[bytes | memoryview]] = answer.arrow if wants_arrow else answer.json
+    work: Callable[[], Sequence[bytes | memoryview]] = answer.encode_arrow if wants_arrow else answer.encode_json
     small = len(located.query) + answer.keys <= _IN_LOOP_KEYS_MAX
     pieces = work() if small else await asyncio.to_thread(work)
     content_type = arrow.ARROW_STREAM if wants_arrow else "application/json"
@@ -199,17 +199,19 @@ async def _parse(call: Call, body: bytes, metadata: TableMetadata) -> _KeyQuery:
         snapshot_id = find_requested_snapshot(call.query, metadata)
         table = await asyncio.to_thread(read_stream, body, "The body", rows_max=KEYS_MAX)
         columns = None if "index" in call.query else list(table.column_names)
-        return _KeyQuery(call.query.get("index"), columns, table, snapshot_id, boolean_query(call.query, "partitions"))
+        return _KeyQuery(
+            call.query.get("index"), columns, table, snapshot_id, read_boolean_query(call.query, "partitions")
+        )
     if len(body) > JSON_BODY_BYTES:
         limit_text = f"at most {JSON_BODY_BYTES:,} bytes"
         raise TooLarge(f"Keys in JSON may have {limit_text}; send more as Arrow (Content-Type: {arrow.ARROW_STREAM})")
-    lookup, rows = _read(body) if len(body) <= _IN_LOOP_BODY_BYTES_MAX else await call.in_turn(partial(_read, body))
+    lookup, rows = _read(body) if len(body) <= _IN_LOOP_BODY_BYTES_MAX else await call.run_in_turn(partial(_read, body))
     if len(rows) > JSON_KEYS_MAX:
         raise TooLarge(f"The request has {len(rows):,} keys in JSON; send more than {JSON_KEYS_MAX:,} as Arrow")
     columns = lookup.columns
     if lookup.index is None and columns is None and rows and isinstance(rows[0], dict):
         columns = list(rows[0])
-    snapshot_id = snapshot_of(metadata, lookup.snapshot_id, lookup.ref, lookup.as_of)
+    snapshot_id = resolve_snapshot_id(metadata, lookup.snapshot_id, lookup.ref, lookup.as_of)
     return _KeyQuery(lookup.index, columns, rows, snapshot_id, lookup.partitions)
 
 
@@ -221,7 +223,7 @@ def _read(body: bytes) -> tuple[LookupKeysRequest, list[Any]]:
     return lookup, rows
 
 
-def _record_index(metadata: TableMetadata, query: _KeyQuery) -> tuple[IndexDefinition, tuple[Term, ...]]:
+def _find_record_index(metadata: TableMetadata, query: _KeyQuery) -> tuple[IndexDefinition, tuple[Term, ...]]:
     """Return the index, and its terms in the order of the values in keys.
 
     Raises:
@@ -281,7 +283,7 @@ async def _convert_keys(
         return await asyncio.to_thread(build_keys, terms, arrays), None
     if len(raw_keys) <= _IN_LOOP_KEYS_MAX and body_bytes <= _IN_LOOP_BODY_BYTES_MAX:
         return decode_json_keys(terms, raw_keys)
-    return await call.in_turn(partial(decode_json_keys, terms, raw_keys))
+    return await call.run_in_turn(partial(decode_json_keys, terms, raw_keys))
 
 
 async def _send_pieces(pieces: Sequence[bytes | memoryview]) -> AsyncIterator[bytes]:
@@ -323,7 +325,7 @@ class _LookupAnswer:
         absent[self.located.query] = False
         return np.flatnonzero(absent)
 
-    def _files(self) -> tuple[Longs, list[str], list[list[Any]]]:
+    def _list_files(self) -> tuple[Longs, list[str], list[list[Any]]]:
         """Return the files that have a found row.
 
         Returns:
@@ -337,18 +339,18 @@ class _LookupAnswer:
         numbers = np.cumsum(hit) - 1
         more: list[list[Any]] = []
         if self.query.partitions:
-            files_with_rows = files_at(view, view.find_entry_ids(positions))
-            files = FileListing(self.metadata, files_with_rows, files_at(view, positions[:0]), None)
+            files_with_rows = find_files_at(view, view.find_entry_ids(positions))
+            files = FileListing(self.metadata, files_with_rows, find_files_at(view, positions[:0]), None)
             more = files.lists(("spec-id", "partition"), 0, files.total)
         return numbers, list_paths(view, positions), more
 
-    def json(self) -> list[bytes]:
+    def encode_json(self) -> list[bytes]:
         """Return the answer as pieces of JSON.
 
         The pieces are not joined, because joining holds the GIL, as encoding does.
         """
         located = self.located
-        numbers, paths, more = self._files()
+        numbers, paths, more = self._list_files()
         pieces = [encode_json(self._describe_answer())[:-1] + b',"rows":[']
         for start in range(0, len(located.query), _ROWS_PER_PIECE):
             part = slice(start, start + _ROWS_PER_PIECE)
@@ -363,10 +365,10 @@ class _LookupAnswer:
         pieces.append(b'],"missing":' + encode_json(missing) + b"}")
         return pieces
 
-    def arrow(self) -> list[memoryview]:
+    def encode_arrow(self) -> list[memoryview]:
         """Return one batch after another. All batches share a dictionary of paths and a dictionary of partitions."""
         located = self.located
-        numbers, paths, more = self._files()
+        numbers, paths, more = self._list_files()
         about = {**msgspec.to_builtins(self._describe_answer()), "missing": len(self._list_missing())}
         metadata = {
             name: value if isinstance(value, str) else encode_json(value).decode() for name, value in about.items()
@@ -398,7 +400,11 @@ class _LookupAnswer:
 
 def list_paths(view: TableView, positions: Any) -> list[str]:
     """Return the paths of the data files at these positions in the view. The positions are ascending."""
-    texts = files_at(view, view.find_entry_ids(positions)).texts("file_path").values() if len(positions) else []
+    texts = (
+        find_files_at(view, view.find_entry_ids(positions)).read_texts("file_path").list_values()
+        if len(positions)
+        else []
+    )
     return [(text or b"").decode("utf-8", "replace") for text in texts]
 
 

@@ -39,16 +39,16 @@ from seamark.metaserver.api.formats.listings import (
 from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.http.parameters.paging import page_size, read_token, write_token
+from seamark.metaserver.api.http.parameters.paging import parse_page_size, read_token, write_token
 from seamark.metaserver.api.http.parameters.snapshots import SNAPSHOT, find_requested_snapshot
 from seamark.metaserver.planner.lookup.lookup import RequestedColumn, lookup
 from seamark.metaserver.planner.lookup.prefix import Prefix, PrefixCache, parse_prefix
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.view.view import TableView
 
-ARROW_LIMIT = 100_000
+ARROW_ITEMS_MAX = 100_000
 """The maximum, and the default, of the number of items of an Arrow answer."""
-IN_THREAD_JSON = 500
+IN_LOOP_ITEMS_MAX = 500
 """The maximum number of items that are encoded in the event loop. Encoding them takes about 2 ms."""
 IN_THREAD_FILES = 5_000
 """The maximum number of files of a table whose partitions are computed in the event loop. Each page needs all files."""
@@ -68,7 +68,7 @@ _PAGING = (
     Parameter(
         "limit",
         "query",
-        f"Maximum number of items. JSON: by default and at most the setting page_limit; Arrow: {ARROW_LIMIT:,}.",
+        f"Maximum number of items. JSON: by default and at most the setting page_limit; Arrow: {ARROW_ITEMS_MAX:,}.",
         {"type": "integer", "minimum": 1},
     ),
 )
@@ -87,9 +87,9 @@ class _Page:
     start: int
     limit: int
     checksum: int
-    arrow: bool
+    encode_arrow: bool
 
-    def token(self, total: int) -> str | None:
+    def make_token(self, total: int) -> str | None:
         """Return the token of the next page."""
         if self.start + self.limit >= total:
             return None
@@ -176,7 +176,7 @@ async def list_files(call: Call) -> web.Response:
 )
 async def list_column_stats(call: Call) -> web.Response:
     metadata = await _load_metadata(call)
-    column = stats_column(metadata, call.names[1])
+    column = find_stats_column(metadata, call.names[1])
     fields = _read_fields(call.query.get("fields"))
     page = _read_page_request(call, metadata, ("stats", str(column.id)))
     view = await _open_view(call, metadata, page)
@@ -207,7 +207,7 @@ async def list_partitions(call: Call) -> web.Response:
     return await _answer(page, "partitions", tuple(PARTITION_COLUMNS), listing)
 
 
-def stats_column(metadata: TableMetadata, name: str) -> RequestedColumn:
+def find_stats_column(metadata: TableMetadata, name: str) -> RequestedColumn:
     """Return the column with this current name, or otherwise the column that had this name earlier.
 
     Raises:
@@ -249,8 +249,8 @@ def _read_prefix(call: Call, metadata: TableMetadata) -> Prefix:
 
 def _read_page_request(call: Call, metadata: TableMetadata, checksum: tuple[str, ...]) -> _Page:
     wanted_arrow = arrow.wants_arrow(call.headers)
-    page_max = ARROW_LIMIT if wanted_arrow else call.components.settings.page_limit
-    limit = page_size(call.query.get("limit", str(page_max)), "limit", page_max)
+    page_max = ARROW_ITEMS_MAX if wanted_arrow else call.components.settings.page_limit
+    limit = parse_page_size(call.query.get("limit", str(page_max)), "limit", page_max)
     parts = (metadata.table_uuid, call.query.get("partition", ""), *checksum)
     number = zlib.crc32(encode_json(parts))
     page_token = call.query.get("page-token")
@@ -282,19 +282,19 @@ def _delete_view(view: TableView) -> TableView:
 
 async def _answer(page: _Page, list_name: str, names: tuple[str, ...], listing: Listing) -> web.Response:
     work: Callable[[], bytes | bytearray] = partial(
-        _encode_arrow if page.arrow else _encode_json, page, list_name, names, listing
+        _encode_arrow if page.encode_arrow else _encode_json, page, list_name, names, listing
     )
     items_of_page = min(page.limit, max(0, listing.total - page.start))
     # Before PyArrow makes its first array, it imports pandas if pandas is installed. This takes 0.14 s.
-    small = not page.arrow and items_of_page <= IN_THREAD_JSON
+    small = not page.encode_arrow and items_of_page <= IN_LOOP_ITEMS_MAX
     body = work() if small else await asyncio.to_thread(work)
-    content_type = arrow.ARROW_STREAM if page.arrow else "application/json"
+    content_type = arrow.ARROW_STREAM if page.encode_arrow else "application/json"
     return web.Response(body=body, content_type=content_type, headers={"Vary": "Accept"})
 
 
 def _encode_arrow(page: _Page, list_name: str, names: tuple[str, ...], listing: Listing) -> bytes | bytearray:
     end = min(listing.total, page.start + page.limit)
-    token = page.token(listing.total)
+    token = page.make_token(listing.total)
     about = {} if page.snapshot_id is None else {"snapshot-id": str(page.snapshot_id)}
     about |= {} if token is None else {"next-page-token": token}
     return listing.stream(names, min(page.start, end), end, about)
@@ -303,7 +303,9 @@ def _encode_arrow(page: _Page, list_name: str, names: tuple[str, ...], listing: 
 def _encode_json(page: _Page, list_name: str, names: tuple[str, ...], listing: Listing) -> bytes:
     end = min(listing.total, page.start + page.limit)
     rows = make_items(listing, names, min(page.start, end), end)
-    return encode_json({"snapshot-id": page.snapshot_id, list_name: rows, "next-page-token": page.token(listing.total)})
+    return encode_json(
+        {"snapshot-id": page.snapshot_id, list_name: rows, "next-page-token": page.make_token(listing.total)}
+    )
 
 
 def add_components(app: web.Application) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from seamark.formats.iceberg.expressions.binding import bind, list_terms
 from seamark.formats.iceberg.expressions.expression import And, Bound, Expression, Op
 from seamark.formats.iceberg.expressions.expression_json import parse_expression
-from seamark.formats.iceberg.metadata.column_ttl import time_columns
+from seamark.formats.iceberg.metadata.column_ttl import find_time_columns
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.iceberg.types.transforms import IDENTITY
@@ -36,7 +36,7 @@ _IN_LOOP_NAMES_MAX = 10_000
 _OPS_WITH_LOWER_BOUND = frozenset({Op.GT, Op.GT_EQ, Op.EQ, Op.IN})
 
 
-def usage_of(call: Call) -> ColumnUsage | None:
+def find_column_usage(call: Call) -> ColumnUsage | None:
     """Return the counters of reads.
 
     Returns:
@@ -48,7 +48,7 @@ def usage_of(call: Call) -> ColumnUsage | None:
 
 def count_read(call: Call, read: ColumnRead | None) -> None:
     """Count a read, if reads are counted. If `read` is None, do nothing."""
-    usage = None if read is None else usage_of(call)
+    usage = None if read is None else find_column_usage(call)
     if usage is not None and read is not None:
         usage.add(read, None if call.principal is ANONYMOUS else call.principal.name)
 
@@ -68,13 +68,13 @@ async def count_plan(
     Returns:
         The read, which is counted again if the request is repeated, or None if reads are not counted.
     """
-    usage = usage_of(call)
+    usage = find_column_usage(call)
     if entry is None or usage is None:
         return None
     selected_columns: set[int] | None = None
     if select is not None:  # A client may name half a million columns.
         find = partial(_find_ids, scan_plan.schema, select)
-        selected_columns = find() if len(select) <= _IN_LOOP_NAMES_MAX else await call.in_turn(find)
+        selected_columns = find() if len(select) <= _IN_LOOP_NAMES_MAX else await call.run_in_turn(find)
     columns = {UNKNOWN_COLUMNS} if selected_columns is None else selected_columns
     columns |= {predicate.column_id for predicate in predicates}
     end_ms = find_oldest_end_ms(scan_plan.view, scan_plan.entry_ids, scan_plan.metadata)
@@ -124,7 +124,7 @@ def read_of_report(
     Returns:
         The read. None if an engine reads a plan snapshot, because the proxy reports the columns of such a read.
     """
-    schema = schema_of_report(metadata, report)
+    schema = find_schema_of_report(metadata, report)
     # A reader could invent any number of ids, and engines also send the ids of metadata columns.
     by_id = schema.index.by_id
     ids = {
@@ -155,7 +155,7 @@ def _list_in(report: Mapping[str, Any], name: str) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def schema_of_report(metadata: TableMetadata, report: Mapping[str, Any]) -> Schema:
+def find_schema_of_report(metadata: TableMetadata, report: Mapping[str, Any]) -> Schema:
     """Return the schema that a scan report names, or the current schema if the table does not have it."""
     stated = report.get("schema-id")
     return (metadata.schema(stated) if isinstance(stated, int) else None) or metadata.current_schema
@@ -163,7 +163,7 @@ def schema_of_report(metadata: TableMetadata, report: Mapping[str, Any]) -> Sche
 
 def _find_minimum_time_ms(bound: Expression, metadata: TableMetadata) -> int | None:
     """Return a lower bound of the time column in all rows that satisfy the filter, or None if there is no bound."""
-    times = time_columns(metadata, metadata.default_spec)
+    times = find_time_columns(metadata, metadata.default_spec)
     parts = bound.children if isinstance(bound, And) else (bound,)
     if len(times) != 1:
         return None

@@ -168,7 +168,9 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
     holder = None if call.audience is None else Holder(call.audience, body.holder)
     table = PlanTableResponse(None, bound_scan.snapshot_id, None, 0, 0, scan_plan.considered, None)
     if remaining.files:
-        table = await NewPlanTable(call, loaded, plan_request, bound_scan, holder).make_of(remaining, is_shared=False)
+        table = await NewPlanTable(call, loaded, plan_request, bound_scan, holder).make_plan_table(
+            remaining, is_shared=False
+        )
         if table.name is None:
             reason = table.misread or "no plan table can be created for the files that it does not cover"
             return await _encode(no_groups, MakeCubePlanResponse(reason))
@@ -210,7 +212,9 @@ def _find_whole_files(scan_plan: ScanPlan, excluded: ScanPlan | None) -> tuple[n
     Returns:
         bool[files], the identified files without deletes, and uint64[n, 2], their identities.
     """
-    ids, is_known = compute_view_file_ids(scan_plan.view).at(scan_plan.view.positions_of(scan_plan.entry_ids))
+    ids, is_known = compute_view_file_ids(scan_plan.view).read_identities(
+        scan_plan.view.find_positions(scan_plan.entry_ids)
+    )
     has_deletes = np.array(
         [bool(deletes) for deletes in scan_plan.find_deletes_by_file(scan_plan.entry_ids)], dtype=np.bool_
     )

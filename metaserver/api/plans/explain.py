@@ -33,7 +33,7 @@ from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.fresh_reads import load_to_read
 from seamark.metaserver.api.http.parameters.fresh import AFTER, FRESH
-from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
+from seamark.metaserver.api.http.parameters.snapshots import resolve_snapshot_id
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.plans.joins import JoinOutcomes, Joins, evaluate_joins
 from seamark.metaserver.api.plans.unpruned import find_unpruned_reasons
@@ -41,10 +41,10 @@ from seamark.metaserver.catalog.policies import load_policies, with_policies
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.planner.advice.column_samples import Samples, sample_columns
 from seamark.metaserver.planner.advice.layout_estimates import estimate_layouts
-from seamark.metaserver.planner.advice.term_effects import TermEffect, effects_of_terms
+from seamark.metaserver.planner.advice.term_effects import TermEffect, compute_term_effects
 from seamark.metaserver.planner.answer.answer import RESIDUAL_VALUES_MAX
-from seamark.metaserver.planner.joins.joins import IN_LOOP_VALUES
-from seamark.metaserver.planner.lookup.lookup import files_at
+from seamark.metaserver.planner.joins.joins import IN_LOOP_VALUES_MAX
+from seamark.metaserver.planner.lookup.lookup import find_files_at
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import PruningStage, ScanPlan
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 else:
     sql = LazyModule("seamark.formats.iceberg.expressions.sql")
 
-DEFAULT_LIMIT = 100
+LISTED_FILES_DEFAULT = 100
 RESIDUAL_PARTITIONS_MAX = 1000
 """The maximum number of partitions whose residuals are returned.
 
@@ -195,7 +195,7 @@ class ExplainRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True)
     ref: str | None = None
     as_of: Annotated[int | None, doc("Milliseconds since the epoch.")] = None
     files: Annotated[bool, doc("Whether to list the kept files, as `kept`.")] = False
-    limit: Annotated[int, doc("The largest number of listed files.", minimum=1)] = DEFAULT_LIMIT
+    limit: Annotated[int, doc("The largest number of listed files.", minimum=1)] = LISTED_FILES_DEFAULT
     joins: Joins = []
 
 
@@ -219,7 +219,7 @@ async def explain(call: Call, body: ExplainRequest) -> web.Response:
     metadata = loaded.metadata
     if body.limit < 1:
         raise BadRequest(f"limit is {body.limit}; it must be at least 1")
-    snapshot_id = snapshot_of(metadata, body.snapshot_id, body.ref, body.as_of)
+    snapshot_id = resolve_snapshot_id(metadata, body.snapshot_id, body.ref, body.as_of)
     read = await _read_filter(call, body, metadata)
     scan_request = ScanRequest(
         filter=read.expression, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive, nan_above=True
@@ -256,8 +256,8 @@ async def explain_scan(
         BadRequest: A filter or a join cannot be bound.
     """
     bind = partial(BoundScan.bind, loaded.metadata, scan_request)
-    is_long = is_longer(scan_request.filter, IN_LOOP_VALUES)
-    bound_scan = await call.in_turn(bind) if is_long else bind()
+    is_long = is_longer(scan_request.filter, IN_LOOP_VALUES_MAX)
+    bound_scan = await call.run_in_turn(bind) if is_long else bind()
     filters, outcomes = await evaluate_joins(call, loaded.metadata, joins)
     bound_scan = filters.apply_to(bound_scan)
     is_long = is_long or bound_scan.is_long
@@ -280,7 +280,7 @@ async def explain_scan(
         return encode_json(_explain_scan(scan, read, files_max, outcomes, reasons, samples, properties))
 
     if is_long:
-        return await call.in_turn(answer)
+        return await call.run_in_turn(answer)
     return answer() if scan.considered <= _IN_THREAD_FILES else await asyncio.to_thread(answer)
 
 
@@ -295,7 +295,7 @@ async def _read_filter(call: Call, body: ExplainRequest, metadata: TableMetadata
                 parse_expression(decode_json(filter_json, "The filter"), unknown=True, functions=True), ()
             )
 
-        return parse() if len(filter_json) <= _IN_THREAD_BYTES else await call.in_turn(parse)
+        return parse() if len(filter_json) <= _IN_THREAD_BYTES else await call.run_in_turn(parse)
     if bytes(body.filter):
         raise BadRequest("The request has both where and filter; send the predicate as SQL or as an Iceberg expression")
     read = partial(sql.parse_sql, body.where, metadata.current_schema, metadata.schemas, functions=True)
@@ -312,12 +312,12 @@ def _explain_scan(
     properties: Mapping[str, str],
 ) -> ExplainResponse:
     estimates = estimate_layouts(scan, samples, properties)
-    files = files_at(scan.view, scan.entry_ids)
+    files = find_files_at(scan.view, scan.entry_ids)
     deletes = {delete for applying in scan.find_deletes_by_file(scan.entry_ids) for delete in applying}
     residuals, complete = _collect_residuals(scan)
     kept_files: Any = msgspec.UNSET
     if files_max:
-        listing = FileListing(scan.metadata, files, files_at(scan.view, scan.entry_ids[:0]), scan)
+        listing = FileListing(scan.metadata, files, find_files_at(scan.view, scan.entry_ids[:0]), scan)
         kept_files = make_items(listing, tuple(FILE_COLUMNS), 0, min(files_max, listing.total))
     return ExplainResponse(
         snapshot_id=scan.snapshot_id,
@@ -326,12 +326,12 @@ def _explain_scan(
         complete=scan.complete,
         files=scan.files,
         bytes=scan.stages[-1].bytes_left,
-        records=int(files.longs("record_count").clip(0).sum()),
+        records=int(files.read_longs("record_count").clip(0).sum()),
         delete_files=len(deletes),
         filter=encode_expression(scan.bound),
         not_used=read.unused,
         not_used_reasons=read.reasons,
-        terms=[_describe_term(effect) for effect in effects_of_terms(scan, samples)],
+        terms=[_describe_term(effect) for effect in compute_term_effects(scan, samples)],
         layouts=[ExplainedLayout(list(layout.columns), layout.files_in, layout.files) for layout in estimates.layouts],
         unknown_layouts=[UnknownLayout(column, reason) for column, reason in estimates.unknown.items()],
         columns=list(_collect_columns(scan.bound, set())),
@@ -383,8 +383,8 @@ def _collect_columns(expression: Expression, seen_ids: set[int]) -> Iterator[Com
 
 def _collect_residuals(scan: ScanPlan) -> tuple[list[ExplainedResidual], bool]:
     """Return the residuals with their numbers of files, most files first, and whether the list is complete."""
-    within = group_by_partition(files_at(scan.view, scan.entry_ids))
-    parts = sorted(zip(within.files(), within.partitions, strict=True), key=lambda part: -part[0])
+    within = group_by_partition(find_files_at(scan.view, scan.entry_ids))
+    parts = sorted(zip(within.count_files(), within.partitions, strict=True), key=lambda part: -part[0])
     counts: dict[bytes, int] = {}
     size = sum(1 + len(predicate.values) for predicate in collect_predicates(scan.bound))
     residual_bytes, partitions = 0, 0

@@ -1,5 +1,6 @@
-"""Joins in requests about a table: decodes them, checks them against the other tables and the caller's rights, and
-evaluates them.
+"""Decodes and evaluates joins in requests about a table.
+
+It checks the joins against the other tables and the caller's rights.
 
 The caller needs the right to read every joined table. A refusal has the same error as the route that loads that table.
 """
@@ -27,7 +28,7 @@ from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import doc
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.fresh_reads import load_to_read
-from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
+from seamark.metaserver.api.http.parameters.snapshots import resolve_snapshot_id
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn
 from seamark.metaserver.planner.joins.dimensions import Dimensions, get_limits
@@ -201,7 +202,7 @@ async def _resolve(call: Call, metadata: TableMetadata, spec: JoinSpec) -> Reque
             f"The join with {table_name} has {len(spec.on)} columns in `on`; allowed are 1 to {COLUMNS_MAX}"
         )
     try:
-        snapshot_id = snapshot_of(other, spec.snapshot_id, None, None)
+        snapshot_id = resolve_snapshot_id(other, spec.snapshot_id, None, None)
         ends = [(name, spec.end) for name in spec.on] if spec.end is not None else []
         pairs = tuple(_bind_pair(metadata, other, *names) for names in (*spec.on.items(), *ends))
         expression = await _bind_filter(call, spec, other)

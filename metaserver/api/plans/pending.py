@@ -11,12 +11,12 @@ from seamark.formats.runtime.errors import TooManyRequests
 from seamark.metaserver.access.principal import ANONYMOUS_NAME
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
-PENDING_LIMIT = 64
+PENDING_PLANS_MAX = 64
 """The maximum number of running plans that clients poll, per worker.
 
 If there are more, the request itself waits for the plan.
 """
-FINISHED_LIMIT = 4
+FINISHED_PLANS_MAX = 4
 """The number of finished plans that are kept for polling clients, each with its view of the snapshot."""
 
 _Key = tuple[str, str]
@@ -39,8 +39,8 @@ class PendingPlans:
         If the server has logins, a principal has at most half of the limit.
         """
         owners = [owner for (owner, _), task in self._tasks.items() if not task.done()]
-        share = PENDING_LIMIT if principal_name == ANONYMOUS_NAME else PENDING_LIMIT // 2
-        return len(owners) >= PENDING_LIMIT or owners.count(principal_name) >= share
+        share = PENDING_PLANS_MAX if principal_name == ANONYMOUS_NAME else PENDING_PLANS_MAX // 2
+        return len(owners) >= PENDING_PLANS_MAX or owners.count(principal_name) >= share
 
     def start(
         self, plan_id: str, principal_name: str, make: Callable[[], Awaitable[ScanPlan]]
@@ -85,5 +85,5 @@ class PendingPlans:
             return
         self._tasks[key] = self._tasks.pop(key)
         finished = [finished_key for finished_key, finished_task in self._tasks.items() if finished_task.done()]
-        for finished_key in finished[:-FINISHED_LIMIT]:
+        for finished_key in finished[:-FINISHED_PLANS_MAX]:
             del self._tasks[finished_key]

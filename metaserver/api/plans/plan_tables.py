@@ -32,7 +32,7 @@ from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.fresh_reads import load_to_read
 from seamark.metaserver.api.http.parameters.fresh import AFTER, FRESH
 from seamark.metaserver.api.http.parameters.plan_audience import AUDIENCE
-from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
+from seamark.metaserver.api.http.parameters.snapshots import resolve_snapshot_id
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.plans.joins import JoinOutcomes, Joins, add_joins, evaluate_joins, parse_filter
 from seamark.metaserver.api.plans.plan_leases import check_lease, grant_lease_s
@@ -41,16 +41,16 @@ from seamark.metaserver.api.plans.statement_reads import (
     REPORTED_KEYS_MAX,
     ReportedAggregate,
     ReportedUse,
+    build_shape,
     count_statement,
-    history_of,
-    sampler_of,
-    shape_of,
+    find_history,
+    make_sampler,
 )
 from seamark.metaserver.catalog.plans.plan_tables import Holder, make_plan_snapshot, parse_digest, plan_name
 from seamark.metaserver.catalog.pointers import get_files_folder
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.history.history import StatementRead, StatementSampler
-from seamark.metaserver.planner.lookup.lookup import files_at, lookup
+from seamark.metaserver.planner.lookup.lookup import find_files_at, lookup
 from seamark.metaserver.planner.lookup.partition_times import find_oldest_end_ms
 from seamark.metaserver.planner.plan.plan_writer import KeptManifests, PlanWriter, find_kept_manifests
 from seamark.metaserver.planner.plan.reader_quirks import is_misleading, misread_deletes
@@ -263,10 +263,10 @@ def count_plan_table(
         The fingerprint of the statement, or UNSET if it does not count.
     """
     assert loaded.entry is not None
-    if history_of(call) is None or not body.counts:
+    if find_history(call) is None or not body.counts:
         return msgspec.UNSET
     engine = "duckdb" if body.hide_partitions else "other" if call.audience is None else "trino"
-    shape = shape_of(
+    shape = build_shape(
         bound_scan,
         engine,
         select=body.columns,
@@ -331,7 +331,7 @@ def _read(data: bytes, metadata: TableMetadata) -> _Read:
 
 def bind_request(read: _Read, metadata: TableMetadata) -> tuple[PlanTableRequest, BoundScan]:
     body, filter = read
-    snapshot_id = snapshot_of(metadata, body.snapshot_id, body.ref, None)
+    snapshot_id = resolve_snapshot_id(metadata, body.snapshot_id, body.ref, None)
     request = ScanRequest(filter=filter, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive, nan_above=True)
     return body, BoundScan.bind(metadata, request)
 
@@ -401,10 +401,10 @@ class NewPlanTable:
     async def _make(self) -> PlanTableResponse:
         components = self._app[COMPONENTS]
         scan_plan = await components.planner.plan(self._bound_scan, self._entry)
-        self.sampler = sampler_of(components, self._bound_scan, scan_plan, has_sizes=True)
-        return await self.make_of(scan_plan)
+        self.sampler = make_sampler(components, self._bound_scan, scan_plan, has_sizes=True)
+        return await self.make_plan_table(scan_plan)
 
-    async def make_of(self, scan_plan: ScanPlan, *, is_shared: bool = True) -> PlanTableResponse:
+    async def make_plan_table(self, scan_plan: ScanPlan, *, is_shared: bool = True) -> PlanTableResponse:
         """Make the plan table of a plan of the request.
 
         Args:
@@ -504,10 +504,10 @@ def _find_hazards(scan_plan: ScanPlan) -> tuple[str, bool]:
 
 def measure_plan(scan: ScanPlan) -> tuple[int, int, int, int | None]:
     """Return the files and bytes that the plan keeps, and the files and bytes of the snapshot."""
-    kept_bytes = int(files_at(scan.view, scan.entry_ids).longs("file_size_in_bytes").sum())
+    kept_bytes = int(find_files_at(scan.view, scan.entry_ids).read_longs("file_size_in_bytes").sum())
     all_bytes = None
     if scan.view.file_count == scan.considered:
-        all_bytes = int(lookup(scan.view).longs("file_size_in_bytes").sum())
+        all_bytes = int(lookup(scan.view).read_longs("file_size_in_bytes").sum())
     return scan.files, kept_bytes, scan.considered, all_bytes
 
 

@@ -176,7 +176,7 @@ async def _resolve_reference(call: Call, table: PlanViewReference, audience: str
 async def _choose_version(
     catalog: Catalog, table: PlanViewReference, namespace: NamespacePath, name: str, audience: str | None
 ) -> ReplacedReference:
-    entry = await catalog.tables.entry(namespace, name)
+    entry = await catalog.tables.load_entry(namespace, name)
     plan_snapshots = [] if audience is None else await catalog.plan_tables.list_shown(entry, audience)
     if table.plan_snapshot_id not in {plan.id for plan in plan_snapshots}:
         raise NoSuchTable(f"{show(namespace, name)} has no plan {table.plan_snapshot_id} for this {HEADER}")

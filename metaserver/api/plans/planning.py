@@ -31,12 +31,12 @@ from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Answer, Call, Route
 from seamark.metaserver.api.http.parameters.snapshots import select_schema
-from seamark.metaserver.api.http.render import DELEGATION, access_config
+from seamark.metaserver.api.http.render import DELEGATION, build_access_config
 from seamark.metaserver.api.plans.column_reads import count_plan, count_read
 from seamark.metaserver.api.plans.fresh import FreshPlan, choose_snapshot, with_fresh
 from seamark.metaserver.api.plans.pending import PendingPlans
 from seamark.metaserver.api.plans.scan_requests import PlanTableScan, pin_request
-from seamark.metaserver.api.plans.statement_reads import count_plan_statement, count_statement, engine_of
+from seamark.metaserver.api.plans.statement_reads import count_plan_statement, count_statement, read_engine
 from seamark.metaserver.catalog.column_usage import ColumnRead
 from seamark.metaserver.catalog.tables import Tables
 from seamark.metaserver.catalog.values import LoadedTable
@@ -87,18 +87,18 @@ class PointerCache:
         self._number: int | None = None
         self._entries: dict[tuple[NamespacePath, str], Entry] = {}
 
-    async def entry(self, namespace: NamespacePath, name: str) -> Entry:
-        """Return the table's entry as `Tables.entry` does."""
-        number = None if self._changes is None else self._changes.number()
+    async def load_entry(self, namespace: NamespacePath, name: str) -> Entry:
+        """Return the table's entry as `Tables.load_entry` does."""
+        number = None if self._changes is None else self._changes.read_number()
         if number is None:
-            return await self._tables.entry(namespace, name)
+            return await self._tables.load_entry(namespace, name)
         if number != self._number or len(self._entries) >= _ENTRIES_MAX:
             self._entries.clear()
             self._number = number
         key = (namespace, name)
         entry = self._entries.get(key)
         if entry is None:
-            entry = await self._tables.entry(namespace, name)
+            entry = await self._tables.load_entry(namespace, name)
             if number == self._number:  # The entry was read after the number, so it is at least as new as the number.
                 self._entries[key] = entry
         return entry
@@ -150,11 +150,11 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
     if is_plan_name(name):
         answer, _, _ = await _plan(call, await app[COMPONENTS].catalog.plan_tables.read(namespace, name), body)
         return answer
-    entry = await app[POINTERS].entry(namespace, name)
+    entry = await app[POINTERS].load_entry(namespace, name)
     header = call.headers.get
     stream: FreshPlan | None = None
     if entry.flushed:
-        stream = await choose_snapshot(call, entry, body, _dialect_of(call))
+        stream = await choose_snapshot(call, entry, body, _read_dialect(call))
         assert stream.loaded.entry is not None
         entry = stream.loaded.entry
     # The key contains everything that the answer depends on besides settings; metadata files are immutable. Whether the
@@ -217,7 +217,7 @@ async def _plan(
         The answer; the plan if the answer can be cached; and the reads that are counted.
     """
     body = await call.parse(data, PlanTableScan)
-    dialect = _dialect_of(call)
+    dialect = _read_dialect(call)
     if stream is not None and stream.is_live:
         body = msgspec.structs.replace(body, snapshot_id=None)
     scan = _ClientScan(
@@ -244,7 +244,7 @@ async def _plan(
                 loaded.entry,
                 bound_scan,
                 scan_plan,
-                engine_of(call),
+                read_engine(call),
                 plan_s,
                 select=body.select,
                 use=body.seamark.use,
@@ -271,7 +271,7 @@ async def fetch_planning_result(call: Call) -> Answer:
     loaded = with_fresh(loaded, request)
     if not _has_not_expired(loaded.metadata, request):
         raise NoSuchPlanId(f"The plan's snapshot of {_name_of_table(call)} has expired; plan again")
-    scan = _ClientScan(call, loaded, _dialect_of(call), request)
+    scan = _ClientScan(call, loaded, _read_dialect(call), request)
     task = call.app[PENDING].start(plan_id, call.principal.name, scan.plan)
     finished_tasks, _ = await asyncio.wait({task}, timeout=POLL_S)
     if not finished_tasks:
@@ -284,7 +284,7 @@ async def fetch_planning_result(call: Call) -> Answer:
     except BadRequest as error:
         raise NoSuchPlanId(f"The plan can no longer be computed: {error.message}; plan again") from None
     call.components.metrics.plans.observe(scan_plan.considered, scan_plan.files, 0.0)
-    count_plan_statement(call, loaded.entry, await scan.bind(), scan_plan, engine_of(call), 0.0)
+    count_plan_statement(call, loaded.entry, await scan.bind(), scan_plan, read_engine(call), 0.0)
     return await scan.answer(call.request, scan_plan, await _vend_credentials(call, loaded))
 
 
@@ -299,13 +299,13 @@ async def cancel_planning(call: Call) -> None:
 @Route("POST", f"{_TABLE}/tasks", "fetchScanTasks", streams=True).takes(_FetchScanTasks)
 async def fetch_scan_tasks(call: Call, body: _FetchScanTasks) -> web.StreamResponse:
     loaded = await _load(call)
-    task = call.app[TOKENS].open_plan_task(body.plan_task, _uuid_of(loaded))
+    task = call.app[TOKENS].open_plan_task(body.plan_task, _get_uuid(loaded))
     if task is None:
         raise NoSuchPlanTask(f"The plan task was not issued for {_name_of_table(call)}; plan again")
     loaded = with_fresh(loaded, task.request)
     if not _has_not_expired(loaded.metadata, task.request):
         raise NoSuchPlanTask(f"The plan task's snapshot of {_name_of_table(call)} has expired; plan again")
-    scan = _ClientScan(call, loaded, _dialect_of(call), task.request)
+    scan = _ClientScan(call, loaded, _read_dialect(call), task.request)
     try:
         scan_plan = await scan.plan()
     # The request was valid when the task was issued, but a snapshot of its range has expired since.
@@ -322,7 +322,7 @@ async def _load(call: Call) -> LoadedTable:
     )
 
 
-def _uuid_of(loaded: LoadedTable) -> str:
+def _get_uuid(loaded: LoadedTable) -> str:
     assert loaded.entry is not None
     return loaded.entry.uuid
 
@@ -349,13 +349,13 @@ def _has_not_expired(metadata: TableMetadata, request: PinnedRequest) -> bool:
 
 
 def _open_plan_id(call: Call, plan_id: str, loaded: LoadedTable) -> PinnedRequest:
-    request = call.app[TOKENS].open_plan_id(plan_id, _uuid_of(loaded))
+    request = call.app[TOKENS].open_plan_id(plan_id, _get_uuid(loaded))
     if request is None:
         raise NoSuchPlanId(f"The plan id was not issued for {_name_of_table(call)}; plan again")
     return request
 
 
-def _dialect_of(call: Call) -> ClientDialect:
+def _read_dialect(call: Call) -> ClientDialect:
     return choose_dialect(call.headers.get("User-Agent", ""), call.headers.get(_CLIENT_VERSION, ""))
 
 
@@ -363,7 +363,7 @@ async def _vend_credentials(call: Call, loaded: LoadedTable) -> bytes:
     """Return the JSON of the `storage-credentials`; empty if the client needs no credentials."""
     entry = loaded.entry
     assert entry is not None
-    _, credentials = await access_config(call, entry.uuid, loaded.metadata, entry.namespace, entry.name)
+    _, credentials = await build_access_config(call, entry.uuid, loaded.metadata, entry.namespace, entry.name)
     return encode_json(credentials) if credentials else b""
 
 
@@ -552,7 +552,7 @@ class _ClientScan:
         return self._entry.uuid
 
     async def _run(self, work: Callable[[], T]) -> T:
-        """Return the result of work on the request. If the filter is long, `Call.in_turn` runs the work."""
+        """Return the result of work on the request. If the filter is long, `Call.run_in_turn` runs the work."""
         return await self._run_in_turn(work) if self._request.has_long_filter else work()
 
     async def _run_in_turn(self, work: Callable[[], T]) -> T:
@@ -584,7 +584,7 @@ def _find_columns(metadata: TableMetadata, request: PinnedRequest) -> list[int]:
 
 def _encode_pieces(head: bytes, writer: ScanTaskWriter, entry_ids: Longs, tail: bytes) -> Iterator[bytes]:
     yield head + b'"file-scan-tasks":['
-    yield from writer.tasks(entry_ids)
+    yield from writer.write_tasks(entry_ids)
     # Leave the key out if there are no tasks, because Iceberg Java's client refuses the key without tasks.
     opening = b'],"delete-files":['
     for piece in writer.delete_files():
@@ -594,7 +594,7 @@ def _encode_pieces(head: bytes, writer: ScanTaskWriter, entry_ids: Longs, tail: 
 
 
 async def _open(app: web.Application) -> AsyncIterator[None]:
-    app[POINTERS] = PointerCache(app[COMPONENTS].catalog.tables, watch(app[COMPONENTS].settings.database_url()))
+    app[POINTERS] = PointerCache(app[COMPONENTS].catalog.tables, watch(app[COMPONENTS].settings.make_database_url()))
     app[TOKENS] = Tokens(app[COMPONENTS].keyring)
     try:
         yield

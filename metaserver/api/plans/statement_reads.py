@@ -27,15 +27,15 @@ from seamark.metaserver.access.principal import ANONYMOUS
 from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
 from seamark.metaserver.api.http.components import ServerComponents
 from seamark.metaserver.api.http.dispatch import Call
-from seamark.metaserver.api.plans.column_reads import schema_of_report
+from seamark.metaserver.api.plans.column_reads import find_schema_of_report
 from seamark.metaserver.history.history import QueryHistory, StatementRead, StatementSample, StatementSampler
 from seamark.metaserver.history.samples import (
     DROPPED,
     FILTER_CHARACTERS_MAX,
     KEPT,
     FilterSample,
-    conjuncts_on_columns,
-    widths_of,
+    compute_widths,
+    list_column_conjuncts,
 )
 from seamark.metaserver.history.shapes import (
     AGGREGATE_FUNCTIONS,
@@ -43,10 +43,10 @@ from seamark.metaserver.history.shapes import (
     OTHER_FUNCTION,
     Aggregate,
     QueryShape,
-    columns_of_shape,
-    conjuncts_of,
+    list_conjuncts,
+    select_shape_columns,
 )
-from seamark.metaserver.planner.lookup.lookup import RequestedColumn, files_at, lookup
+from seamark.metaserver.planner.lookup.lookup import RequestedColumn, find_files_at, lookup
 from seamark.metaserver.planner.scan.request import BoundScan
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import TableView
@@ -77,7 +77,7 @@ ReportedNames = Annotated[list[str], msgspec.Meta(max_length=REPORTED_KEYS_MAX)]
 
 
 class ReportedUse(msgspec.Struct, frozen=True, rename="kebab"):
-    """How the statement of a plan request uses the table, for the query history. Unknown names are left out.
+    """The use of the table by the statement of a plan request, for the query history. Unknown names are left out.
 
     Attributes:
         engine: The engine that runs the statement. Another name than those of `ENGINES` is recorded as `other`.
@@ -98,7 +98,7 @@ class ReportedUse(msgspec.Struct, frozen=True, rename="kebab"):
 NO_USE = ReportedUse()
 
 
-def history_of(call: Call) -> QueryHistory | None:
+def find_history(call: Call) -> QueryHistory | None:
     """Return the history.
 
     Returns:
@@ -110,9 +110,9 @@ def history_of(call: Call) -> QueryHistory | None:
 
 def count_statement(call: Call, read: StatementRead | None, sampler: StatementSampler | None = None) -> None:
     """Count a statement, if statements are counted. If `read` is None, do nothing."""
-    history = None if read is None else history_of(call)
+    history = None if read is None else find_history(call)
     if history is not None and read is not None:
-        samplers = history.add(read, _principal_of(call))
+        samplers = history.add(read, _get_principal_name(call))
         if samplers is not None and sampler is not None:
             samplers.append(sampler)
 
@@ -143,18 +143,18 @@ def count_plan_statement(
     Returns:
         The statement, which is counted again if the request is repeated, or None if statements are not counted.
     """
-    history = history_of(call)
+    history = find_history(call)
     if entry is None or history is None or not use.counts:
         return None
-    shape = shape_of(bound_scan, engine, select=select, use=use)
+    shape = build_shape(bound_scan, engine, select=select, use=use)
     read = StatementRead(entry.uuid, shape, scan_plan.considered, scan_plan.files, literals=hash(bound_scan.text))
-    samplers = history.add(read, _principal_of(call), plan_s)
+    samplers = history.add(read, _get_principal_name(call), plan_s)
     if samplers is not None:
-        samplers.append(sampler_of(call.components, bound_scan, scan_plan))
+        samplers.append(make_sampler(call.components, bound_scan, scan_plan))
     return read
 
 
-def shape_of(
+def build_shape(
     bound_scan: BoundScan, engine: str, *, select: Sequence[str] | None = None, use: ReportedUse = NO_USE
 ) -> QueryShape:
     """Return the shape of a statement that reads a table.
@@ -165,7 +165,7 @@ def shape_of(
         select: See `count_plan_statement`.
         use: See `count_plan_statement`. Names that the table does not have are left out.
     """
-    conjuncts = conjuncts_of(bound_scan.bound)
+    conjuncts = list_conjuncts(bound_scan.bound)
     if use.engine:
         engine = use.engine if use.engine in ENGINES else _OTHER_ENGINE
     if not select and use == NO_USE:
@@ -198,7 +198,7 @@ def shape_of(
 
 
 def _find_ids(names: Iterable[str], by_name: Mapping[str, int]) -> tuple[int, ...]:
-    return columns_of_shape(by_name[name] for name in names if name in by_name)
+    return select_shape_columns(by_name[name] for name in names if name in by_name)
 
 
 def read_of_scan_report(
@@ -216,7 +216,7 @@ def read_of_scan_report(
         The statement. None if the report is about a plan snapshot, or a snapshot that the table does not have, because
         the statement of a plan snapshot was counted when it was planned.
     """
-    engine = _engine_of_report(report)
+    engine = _read_report_engine(report)
     snapshot = metadata.snapshot(report["snapshot-id"])
     if is_planned or snapshot is None or engine == PROXY_ENGINE:
         return None
@@ -224,7 +224,7 @@ def read_of_scan_report(
         filter = parse_expression(report.get("filter", True))
     except BadRequest:
         return None
-    schema = schema_of_report(metadata, report)
+    schema = find_schema_of_report(metadata, report)
     by_name = schema.index.by_name
     folded: dict[str, int] = {}
 
@@ -242,16 +242,16 @@ def read_of_scan_report(
     bytes_in = _read_total(snapshot, _TOTAL_BYTES)
     shape = QueryShape(
         engine,
-        columns_of_shape(
+        select_shape_columns(
             id for id in (ids if isinstance(ids, list) else ())[:_NAMES_MAX] if type(id) is int and id in by_id
         ),
-        conjuncts_of(filter, find_column),
+        list_conjuncts(filter, find_column),
     )
     files_left = max(0, files_left)
     return StatementRead(uuid, shape, max(files_in, files_left), files_left, bytes_in, min(bytes_left, bytes_in))
 
 
-def engine_of(call: Call) -> str:
+def read_engine(call: Call) -> str:
     """Return the engine of a plan request, from its headers."""
     agent = call.headers.get("User-Agent", "")
     if agent.startswith("PyIceberg/"):
@@ -262,13 +262,13 @@ def engine_of(call: Call) -> str:
     return "java" if is_java else _OTHER_ENGINE
 
 
-def _engine_of_report(report: Mapping[str, Any]) -> str:
+def _read_report_engine(report: Mapping[str, Any]) -> str:
     metadata = report.get("metadata")
     name = str(metadata.get("engine-name", "")).lower() if isinstance(metadata, dict) else ""
     return name if name in ENGINES or name == PROXY_ENGINE else _OTHER_ENGINE
 
 
-def _principal_of(call: Call) -> str | None:
+def _get_principal_name(call: Call) -> str | None:
     return None if call.principal is ANONYMOUS else call.principal.name
 
 
@@ -286,7 +286,7 @@ def _read_metric(metrics: object, name: str) -> int:
 # The samples of compared values
 
 
-def sampler_of(
+def make_sampler(
     components: ServerComponents, bound_scan: BoundScan, scan_plan: ScanPlan, *, has_sizes: bool = False
 ) -> StatementSampler:
     """Return a function that samples the sizes and the values of a plan.
@@ -311,7 +311,7 @@ def sampler_of(
     # Limits of some of the files are not limits of the column.
     is_whole = scan_plan.view.file_count == scan_plan.considered
     literals = history.literals
-    key = components.keyring.signing_key(_PURPOSE)[1] if literals != DROPPED else b""
+    key = components.keyring.find_signing_key(_PURPOSE)[1] if literals != DROPPED else b""
 
     def sample() -> StatementSample | None:
         view = view_ref()
@@ -320,10 +320,10 @@ def sampler_of(
         filter_sample = None if bound is None else _sample_filter(bound, view if is_whole else None, literals, key)
         if entry_ids is None:
             return StatementSample(filter_sample, -1, -1)
-        bytes_left = int(files_at(view, entry_ids).longs("file_size_in_bytes").sum())
+        bytes_left = int(find_files_at(view, entry_ids).read_longs("file_size_in_bytes").sum())
         bytes_in = -1 if snapshot is None else _read_total(snapshot, _TOTAL_BYTES)
         if bytes_in < bytes_left:  # Some writers state no total.
-            bytes_in = int(lookup(view).longs("file_size_in_bytes").sum()) if is_whole else -1
+            bytes_in = int(lookup(view).read_longs("file_size_in_bytes").sum()) if is_whole else -1
         return StatementSample(filter_sample, bytes_in, bytes_left)
 
     return sample
@@ -333,7 +333,7 @@ def _sample_filter(bound: Expression, view: TableView | None, literals: str, key
     """Return a sample of a filter, or None if the filter has no predicates."""
     if not collect_predicates(bound):
         return None
-    widths = () if view is None else widths_of(bound, find_limits(view, bound))
+    widths = () if view is None else compute_widths(bound, find_limits(view, bound))
     text = "" if literals == DROPPED else msgspec.json.encode(encode_expression(bound)).decode()
     digest = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()[:16] if text else ""
     return FilterSample(widths, digest, text if literals == KEPT and len(text) <= FILTER_CHARACTERS_MAX else "")
@@ -343,17 +343,17 @@ def find_limits(view: TableView, bound: Expression) -> dict[int, tuple[float, fl
     """Return the smallest and the largest bound of the numeric columns that a filter compares, by column id."""
     limits: dict[int, tuple[float, float]] = {}
     files = lookup(view)
-    for part in conjuncts_on_columns(bound):
-        if part.column_id not in limits and (column_limits := _limits_of(files, part)) is not None:
+    for part in list_column_conjuncts(bound):
+        if part.column_id not in limits and (column_limits := _find_limits(files, part)) is not None:
             limits[part.column_id] = column_limits
     return limits
 
 
-def _limits_of(files: Any, part: Bound) -> tuple[float, float] | None:
-    stats = files.stats(RequestedColumn(part.column_id, part.kind))
+def _find_limits(files: Any, part: Bound) -> tuple[float, float] | None:
+    stats = files.find_statistics(RequestedColumn(part.column_id, part.kind))
     if stats.form not in (Form.INTEGERS, Form.FLOATS):
         return None
-    lower, upper = stats.bounds("lower"), stats.bounds("upper")
+    lower, upper = stats.read_bounds("lower"), stats.read_bounds("upper")
     if stats.form is Form.INTEGERS:
         has_bounds = (lower != MISSING) & (upper != MISSING)
     else:

@@ -1,5 +1,6 @@
-"""Finds the reasons why the plan of a table leaves out no file, for the author of the query. The functions have no side
-effects.
+"""Finds the reasons why the plan of a table leaves out no file, for the author of the query.
+
+The functions have no side effects.
 
 If all files of a table are read, a condition may be missing, not understood, or true in every file. The remedies
 differ: another query, an index, another layout, or none.

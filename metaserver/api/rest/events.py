@@ -30,7 +30,7 @@ from seamark.metaserver.store.model import POSITION, EntryKind, Instant, Instant
 from seamark.metaserver.store.port import FOUND_TABLES_MAX, InstantFilter
 from seamark.metaserver.timeline.metadata_differences import list_table_updates, list_view_updates
 
-PAGE_SIZE = 100
+EVENTS_PER_PAGE = 100
 """The number of events of a page if the request has no page size."""
 INSTANTS_MAX = 20_000
 """The number of instants that a request reads. A page that ends there may be empty although there are more events."""
@@ -40,7 +40,7 @@ DOCUMENT_BYTES_MAX = 64 << 20
 """The JSON of metadata files that a request compares before its page ends."""
 NAMES_MAX = 10_000
 """The number of names in `catalog-objects-by-name`."""
-_BATCH = 500
+_INSTANTS_PER_BATCH = 500
 _UNREADABLE = (NotFound, Corrupt, Forbidden, TooLarge, BadRequest)
 """The errors of a metadata file that is deleted, damaged, overwritten, too large, or outside the allowed locations."""
 _OBJECT_TYPES = ("namespace", "table", "view")
@@ -101,7 +101,7 @@ async def get_events(call: Call, body: QueryEventsRequest) -> QueryEventsRespons
     position = _Position(None, body.since_timestamp_ms)
     if body.continuation_token:
         position = _read_token(tokens.decode(body.continuation_token))
-    limit = min(body.page_size or PAGE_SIZE, call.components.settings.page_limit)
+    limit = min(body.page_size or EVENTS_PER_PAGE, call.components.settings.page_limit)
     call.is_checked = True  # Each event is checked on its own.
     events, position = await _EventPage(call, body, limit).read(position)
     return QueryEventsResponse(tokens.encode(msgspec.json.encode(position).decode()), events)
@@ -161,17 +161,17 @@ class _EventPage:
 
     async def read(self, position: _Position) -> tuple[list[CatalogEvent], _Position]:
         """Return the events after a position, and the position of the next page."""
-        for _ in range(INSTANTS_MAX // _BATCH):
-            batch = await self._store.instants(InstantFilter(since=position.after), _BATCH)
+        for _ in range(INSTANTS_MAX // _INSTANTS_PER_BATCH):
+            batch = await self._store.list_instants(InstantFilter(since=position.after), _INSTANTS_PER_BATCH)
             position = await self._read_batch(position, batch)
-            if self._events or len(batch) < _BATCH:
+            if self._events or len(batch) < _INSTANTS_PER_BATCH:
                 break
         return self._events, position
 
     async def _read_batch(self, position: _Position, batch: Sequence[Instant]) -> _Position:
         visible = await self._find_operations(batch)
         groups = [list(group) for _, group in itertools.groupby(batch, _find_request_id)]
-        if len(groups) > 1 and len(batch) == _BATCH:
+        if len(groups) > 1 and len(batch) == _INSTANTS_PER_BATCH:
             groups.pop()  # The request may have more instants, so it is read with the next batch.
         for group in groups:
             request_id = _find_request_id(group[0])
@@ -338,11 +338,11 @@ class _EventPage:
         """Return the metadata file of an entry before an instant, or None if no instant has it."""
         where = InstantFilter(uuid=instant.uuid, since=instant.position, newest_first=True)
         while True:
-            earlier = await self._store.instants(where, _BATCH)
+            earlier = await self._store.list_instants(where, _INSTANTS_PER_BATCH)
             for entry in earlier:
                 if _moves_pointer(entry):
                     return entry.metadata_location
-            if len(earlier) < _BATCH:
+            if len(earlier) < _INSTANTS_PER_BATCH:
                 return None
             where = msgspec.structs.replace(where, since=earlier[-1].position)
 

@@ -9,7 +9,7 @@ from aiohttp import web
 from seamark.formats.protocol.wire import encode_json
 from seamark.metaserver.api.http.describe import ResponseSpec
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.http.parameters.requests import page_query
+from seamark.metaserver.api.http.parameters.requests import read_page_query
 from seamark.metaserver.catalog.values import LoadedFunction
 from seamark.metaserver.store.model import FUNCTION
 
@@ -19,7 +19,7 @@ _OWN = "/api/v1/functions/{namespace}/{function}"
 
 @Route("GET", _FUNCTIONS, "listFunctions")
 async def list_functions(call: Call) -> dict[str, Any]:
-    page = await call.components.catalog.functions.list(call.namespace, *page_query(call.query))
+    page = await call.components.catalog.functions.list(call.namespace, *read_page_query(call.query))
     # A CatalogObjectIdentifier has the levels and the name in one list.
     names = await call.select_names(FUNCTION, page.items, "loadFunction")
     return {"identifiers": [[*call.namespace, name] for name in names], "next-page-token": page.next_token}

@@ -10,9 +10,9 @@ from aiohttp import web
 from seamark.formats.protocol.wire import check_namespace, parse_namespace, show
 from seamark.formats.runtime.errors import NoSuchNamespace
 from seamark.metaserver.access.rights.decisions import Securable
-from seamark.metaserver.api.http.dispatch import Call, Check, Route, json_answer
+from seamark.metaserver.api.http.dispatch import Call, Check, Route, make_json_answer
 from seamark.metaserver.api.http.idempotency import run_idempotent
-from seamark.metaserver.api.http.parameters.requests import page_query
+from seamark.metaserver.api.http.parameters.requests import read_page_query
 from seamark.metaserver.store.model import Namespace
 
 _NAMESPACES = "/v1/{prefix}/namespaces"
@@ -31,7 +31,7 @@ class _UpdateProperties(msgspec.Struct):
 
 @Route("GET", _NAMESPACES, "listNamespaces", check=Check.LOGIN)
 async def list_namespaces(call: Call) -> dict[str, Any]:
-    token, size = page_query(call.query)
+    token, size = read_page_query(call.query)
     text = call.query.get("parent", "")
     parent = parse_namespace(text) if text else ()
     if parent:  # Everyone may list the top level. Namespaces that the caller may not see are left out.
@@ -48,7 +48,7 @@ async def create_namespace(call: Call, body: _CreateNamespace) -> web.Response:
     return await run_idempotent(
         call,
         lambda caller: namespaces.create(caller, path, body.properties or {}),
-        lambda namespace: json_answer(_describe(namespace)),
+        lambda namespace: make_json_answer(_describe(namespace)),
     )
 
 
@@ -75,7 +75,9 @@ async def update_properties(call: Call, body: _UpdateProperties) -> web.Response
         body.removals or [],
         body.updates or {},
     )
-    return await run_idempotent(call, lambda caller: update(caller, call.namespace, removals, updates), json_answer)
+    return await run_idempotent(
+        call, lambda caller: update(caller, call.namespace, removals, updates), make_json_answer
+    )
 
 
 def _describe(namespace: Namespace) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from seamark.formats.storage.locations import parse_location
-from seamark.metaserver.api.http.dispatch import Call, Route, json_answer
+from seamark.metaserver.api.http.dispatch import Call, Route, make_json_answer
 from seamark.metaserver.objects.storages import find_storage
 
 
@@ -26,6 +26,6 @@ async def sign_request(call: Call, s3_request: dict[str, Any]) -> web.Response:
         writable=await call.may(call.securable, "updateTable"),
         now_ms=call.components.clock.now_ms(),
     )
-    response = json_answer(signed)
+    response = make_json_answer(signed)
     response.headers["Cache-Control"] = cache_control
     return response

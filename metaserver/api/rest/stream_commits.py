@@ -66,14 +66,14 @@ async def prepare_stream_table(
     may_set_key = any(update.get("action") in _WRITING_ACTIONS for update in updates)
     if not (snapshots or is_reset or may_set_key) or not call.components.streams.has_log:
         return None
-    entry = await call.components.store.entry(EntryKind.TABLE, namespace, name)
+    entry = await call.components.store.load_entry(EntryKind.TABLE, namespace, name)
     if entry is None or not entry.flushed:
         return None
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
     if is_reset:
         with suppress(LogElsewhere):  # No reader of this process has seen rows that wait on another server.
             await call.components.streams.flush(entry.uuid)
-    elif may_set_key and await call.in_turn(
+    elif may_set_key and await call.run_in_turn(
         partial(_changes_writing, updates, metadata, call.components.clock.now_ms())
     ):
         await _flush_before_change(call, entry)
@@ -84,7 +84,7 @@ async def prepare_stream_table(
         fresh = await _find_fresh_parent(call, entry, metadata, snapshot)
         if fresh is None and reads_fresh(call.headers):
             await _check_asserts_parent(call, entry, snapshot, requirements)
-        if fresh is not None and (len(snapshots) > 1 or is_reset or _operation_of(snapshot) != "append"):
+        if fresh is not None and (len(snapshots) > 1 or is_reset or _read_operation(snapshot) != "append"):
             with suppress(LogElsewhere):
                 await call.components.streams.flush(entry.uuid)
             raise BadRequest(
@@ -92,7 +92,7 @@ async def prepare_stream_table(
                 "Through this catalog, only appends can be committed in this case. The rows are flushed now: run the "
                 f"statement again, or run it through a catalog without the header {FRESH_HEADER}"
             )
-        if fresh is None and _operation_of(snapshot) in ("delete", "overwrite"):
+        if fresh is None and _read_operation(snapshot) in ("delete", "overwrite"):
             parent_id = snapshot.get("parent-snapshot-id")
             await call.components.streams.flush_for_removal(entry, parent_id if isinstance(parent_id, int) else None)
     return fresh
@@ -110,7 +110,7 @@ async def check_not_based_on_fresh(
     snapshots = [update.get("snapshot") for update in lowered if update.get("action") == "add-snapshot"]
     if not snapshots or not call.components.streams.has_log:
         return
-    entry = await call.components.store.entry(EntryKind.TABLE, namespace, name)
+    entry = await call.components.store.load_entry(EntryKind.TABLE, namespace, name)
     if entry is None or not entry.flushed:
         return
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
@@ -151,7 +151,7 @@ async def _check_asserts_parent(
         )
 
 
-def _operation_of(snapshot: dict[str, Any]) -> object:
+def _read_operation(snapshot: dict[str, Any]) -> object:
     summary = snapshot.get("summary")
     return summary.get("operation") if isinstance(summary, dict) else None
 

@@ -17,21 +17,21 @@ from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.fresh_reads import check_required_rows, load_fresh
 from seamark.metaserver.api.http.idempotency import run_idempotent
 from seamark.metaserver.api.http.parameters.fresh import reads_fresh
-from seamark.metaserver.api.http.parameters.requests import boolean_query, page_query
+from seamark.metaserver.api.http.parameters.requests import read_boolean_query, read_page_query
 from seamark.metaserver.api.http.render import (
     GZIPS,
-    access_config,
     answer_fresh_read,
     answer_not_modified,
     answer_unregistered,
+    build_access_config,
     commit_answer,
+    compute_table_etag,
+    make_table_answer,
     plan_answer,
-    snapshot_mode,
-    table_answer,
-    table_etag,
+    read_snapshot_mode,
 )
-from seamark.metaserver.api.plans.column_reads import count_read, read_of_report, usage_of
-from seamark.metaserver.api.plans.statement_reads import count_statement, history_of, read_of_scan_report
+from seamark.metaserver.api.plans.column_reads import count_read, find_column_usage, read_of_report
+from seamark.metaserver.api.plans.statement_reads import count_statement, find_history, read_of_scan_report
 from seamark.metaserver.api.rest.stream_commits import check_named_tables, prepare_stream_table
 from seamark.metaserver.catalog.column_usage import ColumnRead
 from seamark.metaserver.catalog.documents import SnapshotMode
@@ -42,7 +42,7 @@ from seamark.metaserver.store.model import TABLE, NamespacePath
 
 _NAMESPACE = "/v1/{prefix}/namespaces/{namespace}"
 _TABLE = f"{_NAMESPACE}/tables/{{table}}"
-_QUICK_REPORT = 8 << 10
+_REPORT_IN_LOOP_MAX_BYTES = 8 << 10
 """The maximum length of a report that is analysed in the event loop.
 
 A longer report is analysed in a thread, because its filter may have thousands of values.
@@ -71,7 +71,7 @@ class _CommitTable(msgspec.Struct):
 
 @Route("GET", f"{_NAMESPACE}/tables", "listTables")
 async def list_tables(call: Call) -> dict[str, Any]:
-    page = await call.components.catalog.tables.list(call.namespace, *page_query(call.query))
+    page = await call.components.catalog.tables.list(call.namespace, *read_page_query(call.query))
     names = await call.select_names(TABLE, page.items, "tableExists")
     identifiers = [{"namespace": call.namespace, "name": name} for name in names]
     return {"identifiers": identifiers, "next-page-token": page.next_token}
@@ -88,11 +88,11 @@ async def create_table(call: Call, body: _CreateTable) -> web.Response:
 
 @Route("GET", _TABLE, "loadTable")
 async def load_table(call: Call) -> web.Response:
-    namespace, name, mode = call.namespace, call.name, snapshot_mode(call)
+    namespace, name, mode = call.namespace, call.name, read_snapshot_mode(call)
     if is_plan_name(name):
         return await _load_plan(call, mode)
     catalog = call.components.catalog
-    entry = await catalog.tables.entry(namespace, name)
+    entry = await catalog.tables.load_entry(namespace, name)
     location = entry.metadata_location
     await catalog.documents.ensure_exists(location)
     if entry.flushed and reads_fresh(call.headers):
@@ -107,18 +107,20 @@ async def load_table(call: Call) -> web.Response:
     audience = call.audience
     plan_snapshots = [] if audience is None else await catalog.plan_tables.list_shown(entry, audience)
     if "If-None-Match" in call.headers:
-        unchanged = answer_not_modified(call, await table_etag(call, location, namespace, name, mode, plan_snapshots))
+        unchanged = answer_not_modified(
+            call, await compute_table_etag(call, location, namespace, name, mode, plan_snapshots)
+        )
         if unchanged is not None:
             return unchanged
     loaded = LoadedTable(entry=entry, metadata=await catalog.documents.table(location))
-    return await table_answer(call, loaded, namespace, name, mode, plan_snapshots=plan_snapshots)
+    return await make_table_answer(call, loaded, namespace, name, mode, plan_snapshots=plan_snapshots)
 
 
 async def _load_plan(call: Call, mode: SnapshotMode) -> web.Response:
     plans = call.components.catalog.plan_tables
     plan, _ = await plans.find(call.namespace, call.name)
     unchanged = answer_not_modified(
-        call, await table_etag(call, plan.location, call.namespace, call.name, mode, of_name=plan.of_name)
+        call, await compute_table_etag(call, plan.location, call.namespace, call.name, mode, of_name=plan.of_name)
     )
     if unchanged is not None:
         return unchanged
@@ -155,7 +157,7 @@ async def check_may_create(
 
 @Route("DELETE", _TABLE, "dropTable", is_idempotent=True)
 async def drop_table(call: Call) -> web.Response:
-    purge = boolean_query(call.query, "purgeRequested")
+    purge = read_boolean_query(call.query, "purgeRequested")
     tables = call.components.catalog.tables
     return await run_idempotent(call, lambda caller: tables.drop(caller, call.namespace, call.name, purge=purge))
 
@@ -207,7 +209,7 @@ async def load_credentials(call: Call) -> dict[str, Any]:
     loaded = await catalog.tables.load(call.namespace, name)
     # The route itself requests credentials, so the header is not needed.
     assert loaded.entry is not None
-    _, credentials = await access_config(call, loaded.entry.uuid, loaded.metadata, call.namespace, name, VENDED)
+    _, credentials = await build_access_config(call, loaded.entry.uuid, loaded.metadata, call.namespace, name, VENDED)
     return {"storage-credentials": credentials}
 
 
@@ -230,13 +232,15 @@ async def report_metrics(call: Call, data: bytes) -> None:
 
     def read() -> tuple[ColumnRead | None, StatementRead | None]:
         now_ms = call.components.clock.now_ms()
-        columns = None if usage_of(call) is None else read_of_report(entry.uuid, metadata, report, planned, now_ms)
+        columns = (
+            None if find_column_usage(call) is None else read_of_report(entry.uuid, metadata, report, planned, now_ms)
+        )
         statement = None
-        if history_of(call) is not None:
+        if find_history(call) is not None:
             statement = read_of_scan_report(entry.uuid, metadata, report, is_planned=planned[0])
         return columns, statement
 
-    columns, statement = read() if len(data) <= _QUICK_REPORT else await call.in_turn(read)
+    columns, statement = read() if len(data) <= _REPORT_IN_LOOP_MAX_BYTES else await call.run_in_turn(read)
     count_read(call, columns)
     count_statement(call, statement)
 
@@ -245,7 +249,7 @@ async def _run_creation(call: Call, work: Callable[[Caller], Awaitable[LoadedTab
     """Run `work`, which creates a table with this name, and answer with the table."""
 
     async def answer(loaded: LoadedTable) -> web.Response:
-        return await table_answer(call, loaded, call.namespace, name, compress=False)
+        return await make_table_answer(call, loaded, call.namespace, name, compress=False)
 
     return await run_idempotent(call, work, answer, replayed=LoadedTable)
 

@@ -13,7 +13,7 @@ from seamark.formats.runtime.errors import NoSuchView
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.idempotency import run_idempotent
-from seamark.metaserver.api.http.parameters.requests import page_query
+from seamark.metaserver.api.http.parameters.requests import read_page_query
 from seamark.metaserver.api.http.render import view_answer
 from seamark.metaserver.catalog.values import Caller, CreateView, LoadedView
 from seamark.metaserver.store.model import VIEW
@@ -34,7 +34,7 @@ class _ReplaceView(msgspec.Struct):
 
 @Route("GET", f"{_NAMESPACE}/views", "listViews")
 async def list_views(call: Call) -> dict[str, Any]:
-    page = await call.components.catalog.views.list(call.namespace, *page_query(call.query))
+    page = await call.components.catalog.views.list(call.namespace, *read_page_query(call.query))
     names = await call.select_names(VIEW, page.items, "viewExists")
     identifiers = [{"namespace": call.namespace, "name": name} for name in names]
     return {"identifiers": identifiers, "next-page-token": page.next_token}

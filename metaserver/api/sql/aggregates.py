@@ -28,7 +28,7 @@ from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Answer, Call, Check, Route
-from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
+from seamark.metaserver.api.http.parameters.snapshots import resolve_snapshot_id
 from seamark.metaserver.api.sql.cube_answers import CUBE_ANSWERS, CubeAnswers, Format
 from seamark.metaserver.api.sql.statements import (
     ARROW,
@@ -182,7 +182,7 @@ class _ParsedRequest:
                 f"{len(body.measures)} and {len(body.dimensions)}"
             )
         snapshot_id = _find_version(body, metadata)
-        schema = _schema_of_version(metadata, snapshot_id)
+        schema = _find_schema_of_version(metadata, snapshot_id)
         terms = tuple(_check_term(resolve(text, schema, metadata.schemas)) for text in body.dimensions)
         measures = tuple(parse_measure(text, schema, metadata.schemas) for text in body.measures)
         names = (*body.dimensions, *body.measures)
@@ -231,12 +231,12 @@ def _find_version(body: AggregateRequest, metadata: TableMetadata) -> int | None
     Raises:
         BadRequest: The table does not have the requested snapshot.
     """
-    snapshot_id = snapshot_of(metadata, body.snapshot_id, body.ref, body.as_of)
+    snapshot_id = resolve_snapshot_id(metadata, body.snapshot_id, body.ref, body.as_of)
     is_current = body.snapshot_id is None and body.as_of is None and body.ref in (None, MAIN)
     return None if is_current else snapshot_id
 
 
-def _schema_of_version(metadata: TableMetadata, snapshot_id: int | None) -> Schema:
+def _find_schema_of_version(metadata: TableMetadata, snapshot_id: int | None) -> Schema:
     """Return the schema that a statement uses for a snapshot, or for the current state if the id is None."""
     snapshot = None if snapshot_id is None else metadata.snapshot(snapshot_id)
     if snapshot is None or snapshot.schema_id is None:

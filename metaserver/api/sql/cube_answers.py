@@ -35,7 +35,7 @@ from seamark.metaserver.api.sql.fair_slots import FairSlots
 from seamark.metaserver.api.sql.protocol import CubeUse, StatementColumn, StatementPlan, TableRead
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.history.history import StatementRead
-from seamark.metaserver.history.shapes import Aggregate, QueryShape, columns_of_shape, conjuncts_of
+from seamark.metaserver.history.shapes import Aggregate, QueryShape, list_conjuncts, select_shape_columns
 from seamark.metaserver.planner.cubes.aggregation import (
     CubeAnswer,
     GroupQuery,
@@ -57,7 +57,7 @@ Format = Literal["json", "arrow"]
 ENGINE = "cube"
 _HISTORY_ENGINE = "seamark"
 _WHY = "the request follows from a cube that has all data files"
-_AT_ONCE = 16
+_CONCURRENT_ANSWERS_MAX = 16
 """The maximum number of requests whose answers are computed at once."""
 _IN_LOOP_VALUES, _IN_LOOP_BYTES = 5_000, 1 << 20
 """The maximum number of values, and their bytes, that are processed in the event loop.
@@ -109,7 +109,7 @@ class CubeAnswers:
         self._placeholder = str(clock.uuid4())
         """A text that no client knows. It marks the place of the statement's id in the answers in memory."""
         memory_bytes = settings.cube_memory_bytes
-        self._slots = FairSlots("aggregates at once", _AT_ONCE)
+        self._slots = FairSlots("aggregates at once", _CONCURRENT_ANSWERS_MAX)
         self._wait_s = settings.sql_queue_s
         self._rows_limit, self._bytes_limit = settings.sql_rows_limit, settings.sql_bytes_limit
         self._answers: MemoryCache[tuple[object, ...], _EncodedAnswer] = MemoryCache(
@@ -183,7 +183,7 @@ class CubeAnswers:
         if not cubes:
             return None
         principal = call.principal.name
-        async with self._slots.slot(None if principal == ANONYMOUS.name else principal, self._wait_s):
+        async with self._slots.hold_slot(None if principal == ANONYMOUS.name else principal, self._wait_s):
             try:
                 encoded = await self._compute(call, loaded, query, snapshot_id, cubes, kind)
             except (NotFromGroups, SegmentTooLarge):
@@ -311,7 +311,7 @@ def _is_small(table: pa.Table, columns: int) -> bool:
 def _identify_files(scan: ScanPlan) -> Ids | None:
     """Return the identities of the data files of a plan of a whole snapshot; see `_SnapshotFiles`."""
     ids, is_known = list_file_ids(scan.view)
-    positions = scan.view.positions_of(scan.entry_ids)
+    positions = scan.view.find_positions(scan.entry_ids)
     ids, is_known = ids[positions], is_known[positions]
     if not is_known.all() or any(scan.find_deletes_by_file(scan.entry_ids)) or len(np.unique(ids, axis=0)) < len(ids):
         return None
@@ -331,7 +331,7 @@ def _list_columns(answer: CubeAnswer) -> tuple[int, ...]:
     """Return the ids of the columns that the request uses."""
     columns = {term.column_id for term in answer.query.dimensions} | set(answer.filtered)
     columns |= {column.column_id for measure in answer.query.measures for column in list_columns(measure.operand)}
-    return columns_of_shape(columns)
+    return select_shape_columns(columns)
 
 
 def _make_shape(answer: CubeAnswer) -> QueryShape:
@@ -343,8 +343,8 @@ def _make_shape(answer: CubeAnswer) -> QueryShape:
     return QueryShape(
         _HISTORY_ENGINE,
         _list_columns(answer),
-        conjuncts_of(answer.condition),
-        grouping=columns_of_shape(term.column_id for term in answer.query.dimensions),
+        list_conjuncts(answer.condition),
+        grouping=select_shape_columns(term.column_id for term in answer.query.dimensions),
         aggregates=tuple(sorted(aggregates)),
     )
 

@@ -18,7 +18,7 @@ from seamark.formats.runtime.errors import RetryLater, TooManyRequests
 
 _WAITING_PER_SLOT = 8
 """The maximum number of waiting statements for each slot. Further statements receive 503 immediately."""
-_KEPT_FREE = 4
+_FREE_SLOTS_DIVISOR = 4
 """The divisor of the slots that are reserved for principals that run nothing. At least one slot is reserved."""
 
 
@@ -38,13 +38,13 @@ class FairSlots:
         self._what = work_name
         self.limit = limit
         self.share = max(1, limit // 2)
-        self._kept_free = max(1, limit // _KEPT_FREE)
+        self._kept_free = max(1, limit // _FREE_SLOTS_DIVISOR)
         self.taken = 0
         self._held: Counter[str] = Counter()
         self._waiting: list[_Waiting] = []
 
     @asynccontextmanager
-    async def slot(self, holder: str | None, wait_s: float) -> AsyncIterator[None]:
+    async def hold_slot(self, holder: str | None, wait_s: float) -> AsyncIterator[None]:
         """Hold a slot for as long as the context is active.
 
         Raises:

@@ -106,7 +106,7 @@ class RunningStatements:
         self._cancelled: dict[tuple[str, str], asyncio.Event] = {}
 
     @asynccontextmanager
-    async def slot(self, principal: str, statement_id: str) -> AsyncIterator[asyncio.Event]:
+    async def hold_slot(self, principal: str, statement_id: str) -> AsyncIterator[asyncio.Event]:
         """Hold a slot for a statement. The yielded event is set when the statement is cancelled.
 
         Raises:
@@ -119,7 +119,7 @@ class RunningStatements:
             raise BadRequest(f"A statement with the id {statement_id} is running; choose another id")
         event = self._cancelled[key] = asyncio.Event()
         try:
-            async with self.slots.slot(holder, self._queue_s):
+            async with self.slots.hold_slot(holder, self._queue_s):
                 if event.is_set():
                     raise BadRequest("The statement was cancelled")
                 yield event
@@ -169,7 +169,7 @@ async def answer_statement(call: Call, body: StatementBody) -> Answer:
     check_statements_run(call)
     running = call.app[RUNNING]
     request = _request(call, body)
-    async with running.slot(call.principal.name, request.id) as cancelled:
+    async with running.hold_slot(call.principal.name, request.id) as cancelled:
         worker = await running.workers.start()
         # The token is issued last: a wait for a slot and the start of a process take nothing from its lifetime.
         authorized_request = msgspec.structs.replace(request, token=_issue_token(call))
@@ -273,8 +273,8 @@ def _request(call: Call, body: StatementBody) -> StatementRequest:
         id=statement_id,
         cubes=body.cubes,
         format=kind,
-        url=_own_url(call, settings),
-        certificates=_own_certificates(call, settings),
+        url=_make_own_url(call, settings),
+        certificates=_find_own_certificates(call, settings),
         token=None,
         rows_max=settings.sql_rows_limit if body.max_rows is None else body.max_rows,
         truncates=body.max_rows is not None,
@@ -286,7 +286,7 @@ def _request(call: Call, body: StatementBody) -> StatementRequest:
     )
 
 
-def _own_url(call: Call, settings: Settings) -> str:
+def _make_own_url(call: Call, settings: Settings) -> str:
     """Return the URL by which the worker reaches this server.
 
     The URL has the address at which the request arrived, never an address from a header, and the path of the warehouse.
@@ -302,7 +302,7 @@ def _own_url(call: Call, settings: Settings) -> str:
     return (f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}") + base_path
 
 
-def _own_certificates(call: Call, settings: Settings) -> str:
+def _find_own_certificates(call: Call, settings: Settings) -> str:
     """Return the certificates of this server for a worker that uses the bound address; empty without TLS."""
     certificate = call.components.certificate
     return "" if certificate is None or settings.services_url else certificate.leaves()

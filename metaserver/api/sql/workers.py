@@ -59,7 +59,7 @@ _ERRORS: dict[int, type[SeamarkError]] = {
 }
 
 
-def worker_variables() -> dict[str, str]:
+def list_worker_variables() -> dict[str, str]:
     """Return the environment of a worker.
 
     It contains no keys of AWS's provider chain, and gives no access to the keys of a cloud machine.
@@ -187,7 +187,7 @@ class StatementWorkers:
                 str(parent_socket.fileno()),
                 *self._arguments,
                 stdin=asyncio.subprocess.DEVNULL,
-                env=worker_variables(),
+                env=list_worker_variables(),
                 pass_fds=(parent_socket.fileno(),),
                 start_new_session=True,
             )

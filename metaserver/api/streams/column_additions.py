@@ -19,7 +19,7 @@ from seamark.metaserver.store.model import TABLE, NamespacePath
 from seamark.metaserver.streams.incoming.new_columns import check_new_columns
 from seamark.metaserver.streams.stream_properties import check_stream_table
 
-_COMMIT_TRIES = 5
+_COMMIT_TRIES_MAX = 5
 _OPERATION = "updateTable"
 """The operation whose right a caller needs to add columns."""
 
@@ -63,7 +63,7 @@ async def add_columns(
     """
     metadata = target.loaded.metadata
     await call.components.authorizer.require(call.principal, _OPERATION, Securable(namespace, TABLE, name))
-    for _ in range(_COMMIT_TRIES):
+    for _ in range(_COMMIT_TRIES_MAX):
         names = {field.name for field in metadata.current_schema.fields}
         missing = {column: kind for column, kind in columns.items() if column not in names}
         if not missing:

@@ -23,13 +23,13 @@ from seamark.metaserver.api.http.parameters.fresh import AFTER
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.streams.incoming.rows import to_batch
 from seamark.metaserver.streams.keyed_gets import KeyedRowsAnswer
-from seamark.metaserver.streams.keys import key_of
+from seamark.metaserver.streams.keys import find_key_columns
 
 KEYS_MAX = 1_000
 """The maximum number of keys of one request."""
 _QUICK_ROWS = 200
 """The maximum number of rows that are encoded on the event loop."""
-_QUICK_VALUES = 200
+_IN_LOOP_VALUES_MAX = 200
 """The maximum number of values of keys that are decoded on the event loop."""
 
 
@@ -81,14 +81,14 @@ async def get_rows(call: Call, body: GetRows) -> Answer:
     fields = _select_fields(metadata, body.select)
     read = partial(_read_keys, metadata, body.keys)
     value_count = sum(len(key) if isinstance(key, dict) else 1 for key in body.keys)
-    keys = read() if value_count <= _QUICK_VALUES else await call.in_turn(read)
+    keys = read() if value_count <= _IN_LOOP_VALUES_MAX else await call.run_in_turn(read)
     if entry.flushed:
         loaded = (await load_fresh(call, entry, metadata)).loaded
     else:
         check_required_rows(call.headers, entry, {})
     answer = await _get(call, loaded, keys, [field.name for field in fields])
     encode = partial(_encode_arrow if has_arrow else _encode_json, answer, fields)
-    data = encode() if answer.rows.num_rows <= _QUICK_ROWS else await call.in_turn(encode)
+    data = encode() if answer.rows.num_rows <= _QUICK_ROWS else await call.run_in_turn(encode)
     content_type = ARROW_STREAM if has_arrow else "application/json"
     return web.Response(body=data, content_type=content_type, headers={"Vary": "Accept"})
 
@@ -131,7 +131,7 @@ def _read_keys(metadata: TableMetadata, keys: Sequence[Any]) -> pa.RecordBatch |
     if isinstance(keys[0], dict):
         objects = keys
     else:
-        key = key_of(metadata)
+        key = find_key_columns(metadata)
         if len(key) != 1:
             described = f"the key has the columns {', '.join(key)}" if key else "the table has no key"
             raise BadRequest(f"keys[0] is not an object, and {described}; send each key as an object by column")

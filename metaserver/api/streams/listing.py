@@ -17,7 +17,7 @@ from seamark.metaserver.api.http.parameters.paging import PAGING
 from seamark.metaserver.api.streams.rows import ShardStatus, StreamStatus, to_status
 from seamark.metaserver.store.model import TABLE, Entry, EntryKind
 from seamark.metaserver.store.port import FOUND_TABLES_MAX
-from seamark.metaserver.streams.pauses import pause_of
+from seamark.metaserver.streams.pauses import read_pause
 
 
 class ListedStream(StreamStatus, frozen=True, rename="kebab"):
@@ -46,10 +46,10 @@ class StreamList(msgspec.Struct, frozen=True, rename="kebab"):
     ),
 )
 async def list_streams(call: Call) -> StreamList:
-    token, page_limit = call.paging()
+    token, page_limit = call.read_paging()
     after = _read_token(token)
     store = call.components.store
-    durable = await call.components.streams.durable_offsets()
+    durable = await call.components.streams.list_durable_offsets()
     last = ""
     page: list[ListedStream] = []
     uuids = sorted(uuid for uuid in durable if uuid > after)
@@ -81,7 +81,7 @@ async def _describe(call: Call, entry: Entry, durable: Mapping[int, int]) -> Lis
     ]
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
     streams = call.components.streams
-    status = to_status(shards, streams.tables.get(entry.uuid), pause_of(metadata), streams.report_flushes(entry.uuid))
+    status = to_status(shards, streams.tables.get(entry.uuid), read_pause(metadata), streams.report_flushes(entry.uuid))
     return ListedStream(**msgspec.structs.asdict(status), namespace=list(entry.namespace), table=entry.name)
 
 

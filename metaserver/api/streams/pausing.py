@@ -17,7 +17,7 @@ from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.table_updates import commit_updates
 from seamark.metaserver.catalog.values import LoadedTable
-from seamark.metaserver.streams.pauses import PAUSED, REASON_CHARACTERS_MAX, pause_of
+from seamark.metaserver.streams.pauses import PAUSED, REASON_CHARACTERS_MAX, read_pause
 from seamark.metaserver.streams.stream_properties import check_stream_table
 
 _COMMITS_MAX = 8
@@ -59,7 +59,7 @@ _ANSWERS = (
     answers=_ANSWERS,
 ).takes(PauseStream)
 async def pause_stream(call: Call, body: PauseStream) -> PausedStream:
-    return PausedStream(pause_of((await _pause(call, body)).metadata))
+    return PausedStream(read_pause((await _pause(call, body)).metadata))
 
 
 @Route(
@@ -77,7 +77,7 @@ async def resume_stream(call: Call) -> PausedStream:
     loaded = await _update(call, compute_update)
     assert loaded.entry is not None
     call.components.streams.pauses.forget(loaded.entry.uuid)
-    return PausedStream(pause_of(loaded.metadata))
+    return PausedStream(read_pause(loaded.metadata))
 
 
 @Route(
@@ -97,7 +97,7 @@ async def drain_stream(call: Call, body: PauseStream) -> DrainedStream:
     loaded = await _pause(call, body)
     assert loaded.entry is not None
     rows = await call.components.streams.drain(loaded.entry.uuid) if loaded.entry.flushed else 0
-    return DrainedStream(pause_of(loaded.metadata), rows)
+    return DrainedStream(read_pause(loaded.metadata), rows)
 
 
 async def _pause(call: Call, body: PauseStream) -> LoadedTable:

@@ -27,7 +27,7 @@ from seamark.metaserver.api.plans.planning import POINTERS
 from seamark.metaserver.log.port import RowKind, Shard, StreamLog
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.port import InstantFilter
-from seamark.metaserver.streams.log_reads import ReadRows, read_log, shards_of
+from seamark.metaserver.streams.log_reads import ReadRows, read_log, read_shard_states
 from seamark.metaserver.streams.positions import (
     End,
     Files,
@@ -35,21 +35,21 @@ from seamark.metaserver.streams.positions import (
     ReadableTable,
     Step,
     choose_next_step,
-    hash_of_log,
+    find_earliest_position,
+    find_latest_position,
+    find_position_after_snapshot,
+    find_snapshot_at,
+    hash_log,
     move_to_time,
     parse_position,
-    position_after_snapshot,
-    position_earliest,
-    position_latest,
-    snapshot_at,
 )
 from seamark.metaserver.timeline.timeline import Watcher
 
 _LIMIT_BYTES = 4 << 20
 _LIMIT_BYTES_MAX = 32 << 20
-_TRIM_TRIES = 3
+_TRIM_TRIES_MAX = 3
 """The maximum number of times that a step is chosen again because the log has removed the rows of the step."""
-_QUICK_SNAPSHOTS = 200
+_IN_LOOP_SNAPSHOTS_MAX = 200
 """The maximum number of snapshots that are searched on the event loop."""
 _FIRST_ROW_S = 0.5
 """The time between two checks for the first row of a table without a stream."""
@@ -90,19 +90,21 @@ async def load_stream_position(call: Call) -> StreamPosition:
     entry, table, log = await _load(call)
     at = call.query.get("at", "earliest")
     if at == "earliest":
-        position = position_earliest(entry.uuid, table)
+        position = find_earliest_position(entry.uuid, table)
     elif at == "latest":
-        position = position_latest(entry.uuid, table)
+        position = find_latest_position(entry.uuid, table)
     elif at.startswith("snapshot:"):
         snapshot_id = _parse_whole(at, "snapshot") or None
-        position = await _choose(call, lambda table: position_after_snapshot(entry.uuid, table, snapshot_id), table)
+        position = await _choose(
+            call, lambda table: find_position_after_snapshot(entry.uuid, table, snapshot_id), table
+        )
     elif at.startswith("time:"):
         time_ms = _parse_whole(at, "time")
         position = await _choose(
-            call, lambda table: position_after_snapshot(entry.uuid, table, snapshot_at(table, time_ms)), table
+            call, lambda table: find_position_after_snapshot(entry.uuid, table, find_snapshot_at(table, time_ms)), table
         )
         if log is not None:
-            offsets = {number: await log.offset_at(Shard(entry.uuid, number), time_ms) for number in table.shards}
+            offsets = {number: await log.find_offset(Shard(entry.uuid, number), time_ms) for number in table.shards}
             position = move_to_time(position, table.shards, offsets)
     else:
         raise BadRequest(f"at is {at[:60]!r}; it must be earliest, latest, snapshot:ID or time:MS")
@@ -174,7 +176,7 @@ async def read_rows(call: Call) -> Answer:
     limit_bytes = _parse_limit(query.get("limit-bytes"))
     wait_s = min(_parse_seconds(query.get("wait", "0")), call.components.settings.watch_timeout_s)
     skips_changes, has_kinds = _parse_flag(query, "skip-changes"), _parse_flag(query, "changes")
-    for attempt in range(_TRIM_TRIES):
+    for attempt in range(_TRIM_TRIES_MAX):
         entry, table, log = await _load(call)
         until = parse_position(query["until"], entry.uuid) if "until" in query else None
         position = parse_position(query["after"], entry.uuid)
@@ -192,18 +194,18 @@ async def read_rows(call: Call) -> Answer:
         try:
             rows = await read_log(log, entry.uuid, step.ranges, limit_bytes=limit_bytes, keep=call.keep)
         except OffsetOutOfRange:
-            if attempt + 1 == _TRIM_TRIES:
+            if attempt + 1 == _TRIM_TRIES_MAX:
                 raise
             continue
         about = {"step": "rows", "position": step.position.advance(rows.offsets).encode()}
         decode = partial(_decode, call, rows, table, about, has_kinds)
-        return _answer(decode() if rows.size_bytes <= QUICK_BYTES else await call.in_turn(decode))
+        return _answer(decode() if rows.size_bytes <= QUICK_BYTES else await call.run_in_turn(decode))
     raise AssertionError("the loop returns or raises")
 
 
 async def _load(call: Call, *, uuid: str | None = None) -> tuple[Entry, ReadableTable, StreamLog | None]:
     """Return the table with the state of its shards at one moment, and its log if it has rows of a stream."""
-    entry = await call.app[POINTERS].entry(call.namespace, call.name)
+    entry = await call.app[POINTERS].load_entry(call.namespace, call.name)
     if uuid is not None and entry.uuid != uuid:
         raise BadRequest(f"{show(call.namespace, call.name)} was replaced by another table; begin again at earliest")
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
@@ -212,15 +214,15 @@ async def _load(call: Call, *, uuid: str | None = None) -> tuple[Entry, Readable
         return entry, ReadableTable(metadata, {}, {}), None
     log = await call.components.streams.open_log(entry, metadata)
     await log.catch_up()  # Another server may have acknowledged rows, or issued the position.
-    shards = shards_of(log, entry.uuid, flushed)
-    return entry, ReadableTable(metadata, flushed, shards, hash_of_log(log.identity)), log
+    shards = read_shard_states(log, entry.uuid, flushed)
+    return entry, ReadableTable(metadata, flushed, shards, hash_log(log.identity)), log
 
 
 async def _choose(call: Call, choose: Callable[[ReadableTable], T], table: ReadableTable) -> T:
     """Return the result of `choose`, which takes some microseconds for each snapshot of the table."""
-    if len(table.metadata.snapshots_by_id) <= _QUICK_SNAPSHOTS:
+    if len(table.metadata.snapshots_by_id) <= _IN_LOOP_SNAPSHOTS_MAX:
         return choose(table)
-    return await call.in_turn(partial(choose, table))
+    return await call.run_in_turn(partial(choose, table))
 
 
 async def _wait_for_rows(
@@ -238,7 +240,7 @@ async def _wait_for_rows(
             left_s = until_s - clock.monotonic()
             if not isinstance(step, End) or left_s <= 0 or call.components.timeline.is_draining:
                 return step, table, log
-            marks = {Shard(entry.uuid, number): step.position.offset(number) for number in table.shards}
+            marks = {Shard(entry.uuid, number): step.position.get_offset(number) for number in table.shards}
             # The first row of a table opens its log. That is not a commit, so it does not wake the watcher.
             await _wait_for_either(watcher, log, marks, min(left_s, _FIRST_ROW_S) if log is None else left_s)
 

@@ -21,7 +21,7 @@ from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.streams.appends import PRODUCER_CHARACTERS_MAX, ProducerKey, TableRows
 from seamark.metaserver.streams.incoming.dead_letters import DeadLetters, Letter, pack_letters
 from seamark.metaserver.streams.incoming.prepared_rows import JoinedRows, PreparedRows, RowPreparation
-from seamark.metaserver.streams.stream_properties import check_stream_table, shards_of
+from seamark.metaserver.streams.stream_properties import check_stream_table, read_shard_count
 
 PRODUCER_PARAMETERS = (
     Parameter(
@@ -94,7 +94,7 @@ class RowTarget(NamedTuple):
         return RowPreparation(
             self.loaded.metadata,
             call.components.streams.row_files,
-            shards_of(self.loaded),
+            read_shard_count(self.loaded),
             is_envelope,
             rejects_rows=self.dead_letters is not None,
             left_out=left_out,
@@ -109,7 +109,7 @@ async def load_target(call: Call, namespace: NamespacePath, name: str) -> RowTar
         BadRequest: The table is not a stream table, or its dead-letter table cannot be used.
         Forbidden: The caller may not append rows to its dead-letter table.
     """
-    entry = await call.app[POINTERS].entry(namespace, name)
+    entry = await call.app[POINTERS].load_entry(namespace, name)
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
     check_stream_table(metadata, show(namespace, name))
     loaded = LoadedTable(entry, metadata)
@@ -218,7 +218,7 @@ def _describe(
     ends = {position.shard: position.end for position in positions}
     table = call.components.streams.tables.get(target.uuid)
     if rows.row_count and not ends and table is not None:
-        ends = dict(table.watermarks())  # The rows of an old duplicate are somewhere before these offsets.
+        ends = dict(table.read_watermarks())  # The rows of an old duplicate are somewhere before these offsets.
     token = encode_token(target.uuid, ends) if ends else ""
     return AppendedRows(rows.row_count, acknowledged.duplicate, positions, len(rows.rejected), token, last_sequence)
 

@@ -30,9 +30,9 @@ from seamark.metaserver.streams.incoming.arrow_body import read_stream
 from seamark.metaserver.streams.incoming.joined_appends import can_join
 from seamark.metaserver.streams.incoming.new_columns import NO_COLUMNS, MissingColumns, find_missing_columns
 from seamark.metaserver.streams.incoming.prepared_rows import JoinedRows, PreparedRows, RowPreparation
-from seamark.metaserver.streams.incoming.rows import RowFormat, decode_rows, format_of, split_lines
+from seamark.metaserver.streams.incoming.rows import RowFormat, decode_rows, parse_format, split_lines
 from seamark.metaserver.streams.incoming.sizes import check_columns, check_size
-from seamark.metaserver.streams.pauses import pause_of
+from seamark.metaserver.streams.pauses import read_pause
 from seamark.metaserver.streams.stream_counts import FlushReport
 from seamark.metaserver.streams.stream_table import StreamTable
 
@@ -70,7 +70,7 @@ _PARAMETERS = (
 ).takes_bytes()
 async def append_rows(call: Call, body: bytes) -> AppendedRows:
     check_changeable(call.name)
-    row_format, producer = format_of(call.content_type), read_producer(call.query)
+    row_format, producer = parse_format(call.content_type), read_producer(call.query)
     is_envelope = _read_envelope(call.query)
     target = await load_target(call, call.namespace, call.name)
     if len(body) <= QUICK_BYTES:
@@ -91,7 +91,7 @@ async def _append_body(
     """Append the rows of a body, and return the answer."""
     is_quick = len(body) <= QUICK_BYTES
     read = partial(_read_body, call, body, row_format, target.loaded.metadata, is_envelope=is_envelope)
-    decoded = read() if is_quick else await call.in_turn(read)
+    decoded = read() if is_quick else await call.run_in_turn(read)
     missing = decoded.missing
     make_preparation = partial(RowTarget.make_preparation, is_envelope=is_envelope, left_out=missing.empty)
     if missing.types:
@@ -101,13 +101,13 @@ async def _append_body(
         if is_quick:
             check()
         else:
-            await call.in_turn(check)
+            await call.run_in_turn(check)
         target = await add_columns(call, target, call.namespace, call.name, missing.types)
     preparation = make_preparation(target, call)
     if producer is None and is_quick and decoded.whole is not None and can_join(preparation, decoded.whole):
         return await append_joined(call, target, preparation, decoded.whole)
     prepare = partial(_prepare, decoded, preparation)
-    prepared = prepare() if is_quick else await call.in_turn(prepare)
+    prepared = prepare() if is_quick else await call.run_in_turn(prepare)
     (answer,) = await append_prepared(call, [(target, prepared)], producer, scope=target.uuid)
     return answer
 
@@ -144,7 +144,7 @@ class StreamStatus(msgspec.Struct, frozen=True, rename="kebab"):
     ),
 )
 async def load_stream(call: Call) -> StreamStatus:
-    entry = await call.components.catalog.tables.entry(call.namespace, call.name)
+    entry = await call.components.catalog.tables.load_entry(call.namespace, call.name)
     if not entry.flushed:
         raise BadRequest(f"{show(call.namespace, call.name)} has no stream: no row was ever appended to it")
     table = await call.components.streams.open(entry)
@@ -153,7 +153,7 @@ async def load_stream(call: Call) -> StreamStatus:
     shards = [
         ShardStatus(number, flushed[number], max(flushed[number], mark)) for number, mark in sorted(durable.items())
     ]
-    return to_status(shards, table, pause_of(metadata), call.components.streams.report_flushes(entry.uuid))
+    return to_status(shards, table, read_pause(metadata), call.components.streams.report_flushes(entry.uuid))
 
 
 def to_status(
@@ -195,7 +195,7 @@ class FlushedRows(msgspec.Struct, frozen=True):
     ),
 )
 async def flush_rows(call: Call) -> FlushedRows:
-    entry = await call.components.catalog.tables.entry(call.namespace, call.name)
+    entry = await call.components.catalog.tables.load_entry(call.namespace, call.name)
     return FlushedRows(await call.components.streams.flush(entry.uuid) if entry.flushed else 0)
 
 

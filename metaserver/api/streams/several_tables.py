@@ -141,7 +141,7 @@ class _TableRequest:
         if len(self._text) <= QUICK_BYTES:
             work()
         else:
-            await self._call.in_turn(work)
+            await self._call.run_in_turn(work)
 
     def _decode(self) -> None:
         rows_max, metadata = self._call.components.settings.stream_rows_limit, self.target.loaded.metadata

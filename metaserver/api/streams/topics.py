@@ -39,7 +39,7 @@ async def load_stream_topic(call: Call) -> StreamTopic:
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     assert loaded.entry is not None
     check_stream_table(loaded.metadata, show(call.namespace, call.name))
-    topic = call.components.streams.input_topic_of(loaded.entry.uuid)
+    topic = call.components.streams.find_input_topic(loaded.entry.uuid)
     if topic is None:
         raise BadRequest(
             "The log of this server is in files, so tables have no topics; keep it in Kafka (stream_log), or append "

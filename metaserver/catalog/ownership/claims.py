@@ -167,7 +167,7 @@ async def _is_taken(
     context: CatalogContext, caller: Caller, location: str, table_name: tuple[NamespacePath, str], uuid: str
 ) -> bool:
     may_reuse = may_reuse_locations(caller, table_name[0])
-    key = context.warehouse.key(parse_location(location))
+    key = context.warehouse.make_key(parse_location(location))
     await check_known(context, [key], uuid)
     for claimed_location in await context.store.find_overlapping_claims([key], uuid, 1):
         is_same = may_reuse and claimed_location.location == key
@@ -182,7 +182,7 @@ async def check_outside(context: CatalogContext, location: str, description: str
     Raises:
         BadRequest: The location is equal to the location of an entry, or inside it.
     """
-    keys = [context.warehouse.key(parse_location(location))]
+    keys = [context.warehouse.make_key(parse_location(location))]
     await check_known(context, keys, "", include_inside=False)
     if await context.store.find_overlapping_claims(keys, "", 0):
         raise BadRequest(
@@ -191,7 +191,9 @@ async def check_outside(context: CatalogContext, location: str, description: str
 
 
 async def _make_keys(context: CatalogContext, locations: Iterable[str]) -> list[str]:
-    return await asyncio.to_thread(lambda: [context.warehouse.key(parse_location(location)) for location in locations])
+    return await asyncio.to_thread(
+        lambda: [context.warehouse.make_key(parse_location(location)) for location in locations]
+    )
 
 
 async def check_staged(
@@ -204,7 +206,7 @@ async def check_staged(
     Raises:
         Forbidden: Another table has claimed the location.
     """
-    entry = await context.store.entry(EntryKind.TABLE, namespace, name)
+    entry = await context.store.load_entry(EntryKind.TABLE, namespace, name)
     if await _is_taken(context, caller, location, (namespace, name), "" if entry is None else entry.uuid):
         raise Forbidden(
             f"Another table has claimed the location staged for {show(namespace, name)}; load the table again"
@@ -225,7 +227,7 @@ async def check_own(context: CatalogContext, uuid: str, location: str) -> None:
         claims = await _list_own_keys(context, uuid)
     if not claims and context.unclaimed.unread:
         raise RetryLater("The location of the table is not known yet, because the storage does not answer; try again")
-    key = context.warehouse.key(parse_location(location))
+    key = context.warehouse.make_key(parse_location(location))
     if claims.isdisjoint(with_folders(key)):
         raise Forbidden(f"The table's metadata has the location {location!r}, which the table has not claimed")
 
@@ -289,7 +291,7 @@ async def make_foreign_file_check(
         foreign_locations |= {
             claim.location for claim in await context.store.find_allowed_overlaps(keys, uuid, _OVERLAPS_MAX)
         }
-    key_of = context.warehouse.key
+    key_of = context.warehouse.make_key
     return lambda location: (
         bool(foreign_locations) and not foreign_locations.isdisjoint(with_folders(key_of(parse_location(location))))
     )
@@ -453,7 +455,7 @@ def _drop_nested_locations(warehouse: Warehouse, candidates: Iterable[ClaimedLoc
 
 def _make_key(warehouse: Warehouse, location: str) -> str:
     try:
-        return warehouse.key(parse_location(location))
+        return warehouse.make_key(parse_location(location))
     except BadRequest:  # The entry is from a version without claims, and the server does not write to this location.
         return unquote(location).rstrip("/")
 

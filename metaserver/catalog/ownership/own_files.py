@@ -69,7 +69,7 @@ async def replace_allowed_locations(
         _check_may_allow(caller)
     allowed = [context.warehouse.parse(location, ALLOWED_LOCATIONS, root_ok=True) for location in locations]
     return AllowLocations(
-        uuid=uuid, locations=tuple(ClaimedLocation(key=context.warehouse.key(location)) for location in allowed)
+        uuid=uuid, locations=tuple(ClaimedLocation(key=context.warehouse.make_key(location)) for location in allowed)
     )
 
 
@@ -111,7 +111,7 @@ def _group_by_folder(warehouse: Warehouse, paths: Iterable[str]) -> dict[str, se
     keyed: dict[str, set[str]] = {}
     for folder, within in names_by_folder.items():
         with contextlib.suppress(BadRequest):
-            keyed.setdefault(warehouse.key(parse_stored_location(folder)), set()).update(within)
+            keyed.setdefault(warehouse.make_key(parse_stored_location(folder)), set()).update(within)
     return keyed
 
 
@@ -158,7 +158,7 @@ async def check_added(
     for description, location in _list_new_locations(context, base, metadata):
         # The location is checked before any file there is read, because errors quote file names.
         await check_unclaimed(context, caller, location, description, (commit.namespace, commit.name), uuid)
-        locations.add(context.warehouse.key(parse_location(location)))
+        locations.add(context.warehouse.make_key(parse_location(location)))
     own_locations = OwnLocations(warehouse, locations)
     reader = _Reader(context, own_locations, files)
     await asyncio.to_thread(own_locations.check, [*statistics_paths, *lists], "The file")
@@ -167,11 +167,11 @@ async def check_added(
     for path in await find_foreign_paths(context, uuid, carried):
         del carried[path]
     for location in lists:
-        manifests += [path for path in await reader.manifest_list(location) if path not in carried]
+        manifests += [path for path in await reader.read_manifest_list(location) if path not in carried]
     fresh = [path for path in dict.fromkeys(manifests) if path not in carried]
     await asyncio.to_thread(own_locations.check, fresh, "The manifest")
     for manifest in fresh:
-        outside = await reader.outside(manifest)
+        outside = await reader.list_outside_files(manifest)
         if outside:
             await _check_carried(reader, carried, outside)
 
@@ -202,7 +202,7 @@ async def _check_carried(reader: _Reader, before: Iterable[str], outside: set[st
         BadRequest: A file is not in these manifests.
     """
     for manifest in before:
-        outside -= await reader.files(manifest)
+        outside -= await reader.list_files(manifest)
         if not outside:
             return
     raise _make_outside_error(min(outside), "The file")
@@ -225,7 +225,7 @@ class OwnLocations:
 
     def holds(self, path: str) -> bool:
         at = parse_location(path, "The file")
-        return self._holds(str(at).rpartition("/")[0]) or self._warehouse.key(at) in self._locations
+        return self._holds(str(at).rpartition("/")[0]) or self._warehouse.make_key(at) in self._locations
 
     def check(self, paths: Iterable[str], description: str) -> None:
         for path in paths:
@@ -234,7 +234,7 @@ class OwnLocations:
 
     def _is_folder_within(self, folder: str) -> bool:
         try:
-            key = self._warehouse.key(parse_location(folder))
+            key = self._warehouse.make_key(parse_location(folder))
         except BadRequest:
             # A location without a folder is the root of a bucket.
             return False
@@ -269,12 +269,12 @@ class _Reader:
             manifests |= dict.fromkeys(snapshot.manifests or ())
             if snapshot.manifest_list is not None:
                 try:
-                    manifests |= dict.fromkeys(await self.manifest_list(snapshot.manifest_list))
+                    manifests |= dict.fromkeys(await self.read_manifest_list(snapshot.manifest_list))
                 except BadRequest:  # The manifest was damaged before this commit.
                     continue
         return manifests
 
-    async def manifest_list(self, location: str) -> list[str]:
+    async def read_manifest_list(self, location: str) -> list[str]:
         data = await self._read(location, "manifest list")
         try:
             manifests = await asyncio.to_thread(decode_manifest_list, data, location)
@@ -282,7 +282,7 @@ class _Reader:
             raise BadRequest(f"The commit's manifest list is unreadable: {error.message}") from None
         return [manifest.manifest_path for manifest in manifests]
 
-    async def files(self, manifest: str) -> set[str]:
+    async def list_files(self, manifest: str) -> set[str]:
         """Return the live files of a manifest of the parent."""
         try:
             data = await self._read(manifest, "manifest")
@@ -290,7 +290,7 @@ class _Reader:
         except (BadRequest, Corrupt):
             return set()
 
-    async def outside(self, manifest: str) -> set[str]:
+    async def list_outside_files(self, manifest: str) -> set[str]:
         """Return the manifest's files outside the table's locations.
 
         Raises:

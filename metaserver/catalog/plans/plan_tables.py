@@ -1,5 +1,6 @@
-"""Plan tables: names under which an engine reads only the files that a plan of a table selected. A lease limits
-their time.
+"""Plan tables: names under which an engine reads only the files that a plan of a table selected.
+
+A lease limits their time.
 
 The rules: the meaning of a name never changes. A digest in the name identifies the table, its metadata
 and the filter. The row in the pointer store lists the files that were written for the name once, to unique
@@ -53,7 +54,7 @@ from seamark.metaserver.store.operations import (
 from seamark.metaserver.store.passed_time import look_at_clock
 
 _DIGEST_CHARACTERS = 32
-_BATCH = 1000
+_WITHDRAWN_PLANS_PER_BATCH = 1000
 _DELETES_CONCURRENT_MAX = 16
 _SHOWN_ID_MIN = 1 << 32
 """The lowest id of a plan snapshot.
@@ -190,7 +191,7 @@ class PlanTables:
         """
         plan = await self._context.store.plan_table(namespace, name) if is_plan_name(name) else None
         if plan is not None and plan.audience is None and plan.expires_ms > self._context.clock.now_ms():
-            entry = await self._context.store.entry(EntryKind.TABLE, namespace, plan.of_name)
+            entry = await self._context.store.load_entry(EntryKind.TABLE, namespace, plan.of_name)
             if entry is not None and entry.uuid == plan.uuid:
                 return plan, entry
         raise NoSuchTable(f"Table does not exist: {show(namespace, name)}")
@@ -354,11 +355,13 @@ class PlanTables:
             The number of plans whose files were deleted.
         """
         store, passed = self._context.store, await look_at_clock(self._context.store, self._context.clock)
-        before_ms = passed.ago(self._context.settings.plan_table_grace_s * 1000)
-        while (await store.transact([RetirePlanTables(before_ms, _BATCH)]))[0] == _BATCH:
+        before_ms = passed.find_time_ago(self._context.settings.plan_table_grace_s * 1000)
+        while (await store.transact([RetirePlanTables(before_ms, _WITHDRAWN_PLANS_PER_BATCH)]))[
+            0
+        ] == _WITHDRAWN_PLANS_PER_BATCH:
             pass
         deleted_count, after = 0, None
-        while plans := await store.list_retired_plan_tables(after, _BATCH):
+        while plans := await store.list_retired_plan_tables(after, _WITHDRAWN_PLANS_PER_BATCH):
             after = plans[-1].id
             slots = asyncio.Semaphore(_DELETES_CONCURRENT_MAX)
             deleted_count += sum(await asyncio.gather(*(self._delete(plan, slots) for plan in plans)))

@@ -97,7 +97,7 @@ class PlanViews:
     ) -> tuple[StoredPlanTable, LoadedView]:
         plan = await self._context.store.plan_table(namespace, name)
         if plan is not None and plan.audience == audience and plan.expires_ms > self._context.clock.now_ms():
-            entry = await self._context.store.entry(EntryKind.VIEW, namespace, plan.of_name)
+            entry = await self._context.store.load_entry(EntryKind.VIEW, namespace, plan.of_name)
             if entry is not None and entry.uuid == plan.uuid:
                 await self._context.documents.ensure_exists(plan.location)
                 metadata = await self._context.documents.view(plan.location)

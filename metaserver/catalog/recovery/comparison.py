@@ -29,7 +29,7 @@ from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 from seamark.metaserver.store.operations import Operation
 from seamark.metaserver.store.port import PointerStore
 
-_PAGE = 1000
+_ENTRIES_PER_PAGE = 1000
 _CHAIN_MAX = 10_000
 """The maximum number of files that are read to determine whether a newer file follows from a pointer."""
 
@@ -76,7 +76,7 @@ async def compare_with_storage(context: CatalogContext, caller: Caller, *, advan
     async for entry in _list_entries(context.store):
         await comparer.compare(entry)
     after = None
-    while rows := await context.store.list_dropped(None, after, _PAGE):
+    while rows := await context.store.list_dropped(None, after, _ENTRIES_PER_PAGE):
         for row in rows:
             comparer.check_exists(row.entry, "dropped ")
         after = rows[-1].id
@@ -143,7 +143,7 @@ class _Comparer:
             operations: list[Operation] = [
                 await claim(self._context, self._caller, newest.metadata, advanced),
                 build_swap(entry, newest.location, now_ms),
-                self._context.instant(
+                self._context.make_instant(
                     self._caller, advanced, "register", requested_ms=now_ms, summary={"advanced": "true"}
                 ),
             ]
@@ -176,12 +176,12 @@ async def _list_entries(store: PointerStore) -> AsyncIterator[Entry]:
     while pending:
         parent = pending.pop()
         after = None
-        while children := await store.namespaces(parent, after, _PAGE):
+        while children := await store.list_namespaces(parent, after, _ENTRIES_PER_PAGE):
             pending += children
             after = children[-1][-1]
         for kind in EntryKind if parent else ():
             after = None
-            while entries := await store.entries(kind, parent, after, _PAGE):
+            while entries := await store.list_entries(kind, parent, after, _ENTRIES_PER_PAGE):
                 for entry in entries:
                     yield entry
                 after = entries[-1].name

@@ -32,7 +32,7 @@ _TABLE_FILE = re.compile(r"\.metadata\.json(?:\.gz)?\Z")
 _FUNCTION_FILE = re.compile(r"\.function\.json\Z")
 _LARGE_FILE_BYTES = 8 << 20
 """A file with more bytes is read only when no other large file is in memory."""
-_FOLDERS_READ_CONCURRENTLY = 64
+_CONCURRENT_FOLDERS_MAX = 64
 
 
 class FoundFile(NamedTuple):
@@ -116,8 +116,8 @@ class FileReader:
     async def read_folders(self, folders: Mapping[str, Sequence[ObjectInfo]]) -> AsyncIterator[NewestFiles]:
         """Yield the newest files of each folder. Several folders are read at the same time."""
         pending = list(folders.values())
-        for at in range(0, len(pending), _FOLDERS_READ_CONCURRENTLY):
-            for result in await asyncio.gather(*map(self.read_folder, pending[at : at + _FOLDERS_READ_CONCURRENTLY])):
+        for at in range(0, len(pending), _CONCURRENT_FOLDERS_MAX):
+            for result in await asyncio.gather(*map(self.read_folder, pending[at : at + _CONCURRENT_FOLDERS_MAX])):
                 yield result
 
     async def read_folder(self, files: Sequence[ObjectInfo]) -> NewestFiles:
@@ -208,7 +208,7 @@ class FileReader:
     async def _read_function(self, info: ObjectInfo) -> FoundFile:
         folder = info.location.rpartition("/")[0].removesuffix("/metadata")
         try:
-            document = convert_json(await self._documents.raw(info.location), _FunctionDocument)
+            document = convert_json(await self._documents.read_raw(info.location), _FunctionDocument)
         except msgspec.MsgspecError as error:
             raise Corrupt(f"{info.location} is not valid function metadata: {error}") from None
         return FoundFile(info.location, EntryKind.FUNCTION, document.function_uuid, folder, info.modified_ms, (), None)

@@ -45,7 +45,7 @@ def has_own_folder(location: str, uuid: str) -> bool:
     return len(digits) == _HEX_DIGITS and location.rstrip("/").endswith(f"-{digits}")
 
 
-def name_of_location(warehouse: Warehouse, location: str, uuid: str) -> FoundName:
+def find_name_of_location(warehouse: Warehouse, location: str, uuid: str) -> FoundName:
     """Return the name for which the server chooses this location.
 
     Raises:

@@ -23,7 +23,7 @@ from seamark.metaserver.catalog.ownership.owners import compute_view_fingerprint
 from seamark.metaserver.catalog.pointers import make_entry
 from seamark.metaserver.catalog.policies import parse_setters
 from seamark.metaserver.catalog.recovery.found_files import Finding, FoundFile
-from seamark.metaserver.catalog.recovery.naming import FoundName, name_of_location
+from seamark.metaserver.catalog.recovery.naming import FoundName, find_name_of_location
 from seamark.metaserver.catalog.recovery.selection import Candidate
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.store.model import ClaimedLocation, DroppedEntry, NamespacePath, make_retained_id
@@ -35,7 +35,7 @@ from seamark.metaserver.store.operations import (
     ReleaseLocations,
 )
 
-_REGISTERED_CONCURRENTLY = 64
+_CONCURRENT_REGISTRATIONS_MAX = 64
 
 
 class Registered(msgspec.Struct, frozen=True, rename="kebab"):
@@ -90,8 +90,8 @@ class Rebuild:
         registered: list[Registered] = []
         findings: list[Finding] = []
         namespaces: set[NamespacePath] = set()
-        for at in range(0, len(candidates), _REGISTERED_CONCURRENTLY):
-            batch = candidates[at : at + _REGISTERED_CONCURRENTLY]
+        for at in range(0, len(candidates), _CONCURRENT_REGISTRATIONS_MAX):
+            batch = candidates[at : at + _CONCURRENT_REGISTRATIONS_MAX]
             for candidate in batch:
                 await self._create_namespaces(candidate.name.namespace, namespaces)
             for result in await asyncio.gather(*map(self._register, batch)):
@@ -137,7 +137,7 @@ class Rebuild:
         if isinstance(file.metadata, ViewMetadata):
             fingerprint = compute_view_fingerprint(file.metadata, file.location)
         summary = {"rebuilt": "true"}
-        instant = context.instant(
+        instant = context.make_instant(
             self._caller, entry, "register", requested_ms=requested_ms, fingerprint=fingerprint, summary=summary
         )
         return [claimed, CreateEntry(entry=entry), instant]
@@ -148,15 +148,15 @@ class Rebuild:
         Before the loss, these locations were claimed. Without a claim, other tables could name the files there. An
         entry without a name has the claim (`seamark retained`). The claim ends when the entry is registered.
         """
-        for at in range(0, len(files), _REGISTERED_CONCURRENTLY):
-            await asyncio.gather(*map(self._keep_location, files[at : at + _REGISTERED_CONCURRENTLY]))
+        for at in range(0, len(files), _CONCURRENT_REGISTRATIONS_MAX):
+            await asyncio.gather(*map(self._keep_location, files[at : at + _CONCURRENT_REGISTRATIONS_MAX]))
 
     async def _keep_location(self, file: FoundFile) -> None:
         context, location = self._context, file.folder.removesuffix("/metadata")
         if location == file.folder:
             return
         try:
-            name = name_of_location(context.warehouse, location, file.uuid)
+            name = find_name_of_location(context.warehouse, location, file.uuid)
         except BadRequest:
             name = FoundName((), location.rpartition("/")[2])
         now_ms = context.clock.now_ms()
@@ -172,7 +172,7 @@ class Rebuild:
         # A claim that overlaps a claim of another entry is refused. The location stays claimed by that entry. The
         # warehouse itself is not the location of an entry.
         with suppress(BadRequest):
-            key = context.warehouse.key(context.warehouse.parse(location))
+            key = context.warehouse.make_key(context.warehouse.parse(location))
             claimed = ClaimLocations(uuid=file.uuid, locations=(ClaimedLocation(key=key, display_form=location),))
             await context.store.transact([claimed, ReleaseLocations(uuid=file.uuid, retained=retained)])
 
@@ -181,8 +181,8 @@ async def find_known(context: CatalogContext, uuids: Iterable[str]) -> set[str]:
     """Return the UUIDs for which the database has or had an entry, under any name."""
     known_uuids: set[str] = set()
     pending = list(uuids)
-    for at in range(0, len(pending), _REGISTERED_CONCURRENTLY):
-        batch = pending[at : at + _REGISTERED_CONCURRENTLY]
+    for at in range(0, len(pending), _CONCURRENT_REGISTRATIONS_MAX):
+        batch = pending[at : at + _CONCURRENT_REGISTRATIONS_MAX]
         answers = await asyncio.gather(*map(context.is_uuid_taken, batch))
         known_uuids |= {uuid for uuid, answer in zip(batch, answers, strict=True) if answer}
     return known_uuids

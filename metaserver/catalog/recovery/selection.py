@@ -21,7 +21,7 @@ from seamark.formats.storage.locations import Location, parse_location
 from seamark.metaserver.catalog.context import PATH_PROPERTIES
 from seamark.metaserver.catalog.ownership.owners import borrows_rights
 from seamark.metaserver.catalog.recovery.found_files import Finding, FoundFile
-from seamark.metaserver.catalog.recovery.naming import FoundName, has_own_folder, name_of_location
+from seamark.metaserver.catalog.recovery.naming import FoundName, find_name_of_location, has_own_folder
 from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.store.sql.rows import get_name_space
 
@@ -72,7 +72,7 @@ def select(
                 if has_stream_log:
                     check_stream(file)
                 check_own_folder(file, warehouse)
-                candidates.append(Candidate(file, name_of_location(warehouse, file.table_location, file.uuid)))
+                candidates.append(Candidate(file, find_name_of_location(warehouse, file.table_location, file.uuid)))
             except BadRequest as error:
                 findings.append(Finding(file.location, error.message))
     for find_conflicts in (_find_shared_uuids, _find_shared_locations, _find_shared_names):
@@ -124,8 +124,8 @@ def check_stream(file: FoundFile) -> None:
         return
     if metadata.snapshots and parse_bool(metadata.properties, STREAM_ENABLED, False):
         raise BadRequest(
-            "It is a stream table, and the database had the offsets of the rows that are in its files. Choose the file "
-            "if the log of streams is empty; otherwise rows that are in files would be added again"
+            "The table is a stream table, and the database had the offsets of the rows that are in its files. Choose "
+            "the file if the log of streams is empty; otherwise rows that are in files would be added again"
         )
 
 
@@ -162,7 +162,7 @@ def _find_shared_locations(
     A folder whose name has the UUID of its table is an exception: the table keeps the folder. Files of other tables
     inside the folder, and of a table whose folder contains it, are left out.
     """
-    keys = [warehouse.key(parse_location(candidate.file.table_location)) for candidate in candidates]
+    keys = [warehouse.make_key(parse_location(candidate.file.table_location)) for candidate in candidates]
     reasons: dict[int, str] = {}
     around: list[int] = []
     # A slash sorts before every other character of a key, so all keys inside a folder follow the key of the folder.

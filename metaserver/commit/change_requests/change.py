@@ -22,7 +22,7 @@ from seamark.formats.iceberg.manifests.content_file import (
     UNKNOWN,
     ContentFile,
     decode_content_file,
-    partition_types,
+    list_partition_types,
 )
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
@@ -399,7 +399,7 @@ def _parse_partition(partition: GivenPartition, metadata: TableMetadata) -> tupl
     try:
         values = tuple(
             None if kind == UNKNOWN or value is None else decode_json(kind, value)
-            for kind, value in zip(partition_types(metadata, spec), partition.values, strict=True)
+            for kind, value in zip(list_partition_types(metadata, spec), partition.values, strict=True)
         )
     except ValueError as error:
         raise BadRequest(f"scope: a partition of spec {partition.spec_id}: {str(error)[:300]}") from None

@@ -222,7 +222,9 @@ class ChangeApplication:
             removed = (remove.file_path for remove in self.request.remove)
             return {*removed, *(path for path in referenced if path is not None)}
 
-        await manifests.listing(listed, await run_by_count(len(self.request.remove) + len(change.deletes), paths))
+        await manifests.find_listing_manifests(
+            listed, await run_by_count(len(self.request.remove) + len(change.deletes), paths)
+        )
         if change.replaced is not None:
             with contextlib.suppress(BadRequest):
                 await find_replaced_files(self._planner, metadata, parent, change.replaced)
@@ -345,7 +347,7 @@ class ChangeApplication:
         await run_by_count(len(restored), lambda: [check_path(file.file_path) for file in restored])
         stored: list[StoredManifest] = []
         for spec_id, content, entries in await run_by_count(len(restored), undo.groups):
-            stored += await self._writer.several(entries, metadata, spec_id, content)
+            stored += await self._writer.write_manifests(entries, metadata, spec_id, content)
         return tuple(stored)
 
     async def _check_new(self, listed: tuple[ManifestFile, ...], metadata: TableMetadata) -> None:
@@ -362,7 +364,7 @@ class ChangeApplication:
         fresh = self._fresh
         paths = await run_by_count(len(fresh), lambda: [key.file_path for key in fresh])
         for manifest in await self._manifests.find_cached_listing(listed, paths):
-            entries = await self._manifests.entries(manifest, metadata)
+            entries = await self._manifests.read_entries(manifest, metadata)
             twin = await run_by_count(len(entries), partial(_find_first, entries, fresh))
             if twin is not None:
                 raise AlreadyExists(

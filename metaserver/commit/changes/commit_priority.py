@@ -86,7 +86,7 @@ class CommitPriority:
             del self._granted[table]
             self._grant(table, now_s)
 
-    def holder(self, table: str, now_s: float) -> tuple[ChangeId, float] | None:
+    def find_holder(self, table: str, now_s: float) -> tuple[ChangeId, float] | None:
         """Return the change that has priority and the seconds that remain, or None if no change has priority."""
         granted = self._granted.get(table)
         if granted is None:
@@ -104,7 +104,7 @@ class CommitPriority:
         return next(iter(self._waiting.values())).last_s
 
     def _grant(self, table: str, now_s: float) -> None:
-        if self._longest_s <= 0 or self.holder(table, now_s) is not None or self._pauses.get(table, 0.0) > now_s:
+        if self._longest_s <= 0 or self.find_holder(table, now_s) is not None or self._pauses.get(table, 0.0) > now_s:
             return
         self._pauses.pop(table, None)
         waiting = [

@@ -247,7 +247,7 @@ class Commits:
         queue.changed.clear()
         now_s = self._context.clock.monotonic()
         wait_s = queue.waiting[0].queued_s + self._priority_s - now_s
-        granted = self._priority.holder(queue.waiting[0].uuid, now_s)
+        granted = self._priority.find_holder(queue.waiting[0].uuid, now_s)
         if granted is None or wait_s <= 0:
             count = min(len(queue.waiting), self._context.settings.commit_group_max)
             return [queue.waiting.popleft() for _ in range(count)]
@@ -294,7 +294,7 @@ class Commits:
             CommitConflict: Another commit came first. The changes without an outcome have to be tried again.
         """
         try:
-            entry = await self._tables.entry(namespace, name)
+            entry = await self._tables.load_entry(namespace, name)
         except NotFound as error:
             for pending in group:
                 try:
@@ -446,7 +446,7 @@ class Commits:
         """
         if request.producer is None or uuid is None:
             return
-        state = await self._context.store.producer(uuid, request.producer.id)
+        state = await self._context.store.load_producer(uuid, request.producer.id)
         if state is not None and request.producer.sequence <= state.sequence:
             raise make_pointer_moved(namespace, name)
 
@@ -494,7 +494,7 @@ class Commits:
         now_ms = self._context.clock.now_ms()
         for pending in group:
             key = pending.caller.idempotency
-            if key is not None and await self._context.store.idempotency(key.key, now_ms) is not None:
+            if key is not None and await self._context.store.find_idempotency_record(key.key, now_ms) is not None:
                 pending.fail(error)
 
 

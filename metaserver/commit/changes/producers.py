@@ -31,7 +31,7 @@ async def find_last_commit(
 
     The result is None if neither the store nor the newest `look_back` snapshots have a commit of the producer.
     """
-    state = await store.producer(uuid, producer)
+    state = await store.load_producer(uuid, producer)
     if state is not None:
         return LastCommit(state.sequence, state.snapshot_id)
     return max(_find_recorded_commits(producer, metadata, look_back), default=None)

@@ -49,7 +49,7 @@ from seamark.metaserver.commit.snapshots.manifest_filter import (
 )
 from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
-from seamark.metaserver.planner.lookup.lookup import files_at
+from seamark.metaserver.planner.lookup.lookup import find_files_at
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.view.view import ENTRY_BITS, TableView, return_false
@@ -131,8 +131,8 @@ class ConflictCheck:
         Also return the first path that is not live, or None.
         """
         data = [manifest for manifest in self._listed if manifest.content == DATA]
-        listing = await self._manifests.listing(data, paths)
-        view = TableView(listing, await self._manifests.blocks(listing))
+        listing = await self._manifests.find_listing_manifests(data, paths)
+        view = TableView(listing, await self._manifests.read_blocks(listing))
         rows, missing = await run_by_count(view.file_count + len(paths), partial(_find_entry_ids, view, paths))
         return (view, rows), missing
 
@@ -207,7 +207,7 @@ class ConflictCheck:
         change = self._change
         removed = await run_by_count(len(self._found.files), self._list_removed_by_name)
         await self._refuse_matching(deletes, removed, vectors=True)
-        writing = deletes if change.data else history.writing(deletes)
+        writing = deletes if change.data else history.select_writing_deletes(deletes)
         if change.scope is not None and change.scope.bound is not None:
             # A row that the change deletes by position has been read, so it is in the scope.
             writing = await exclude_deletes(self._files, writing, change.scope.bound)
@@ -245,8 +245,8 @@ class ConflictCheck:
             (file, at), (block, local) = joined.locate(hit[0]), joined.locate_delete(hit[1])
             raise Collision(
                 "deletes",
-                f"{block.text('file_path', local)}, committed since the read, deletes rows of "
-                f"{file.text('file_path', at)}; compute the change again from the current snapshot",
+                f"{block.read_text('file_path', local)}, committed since the read, deletes rows of "
+                f"{file.read_text('file_path', at)}; compute the change again from the current snapshot",
             )
 
     def _find_pairs(
@@ -254,7 +254,7 @@ class ConflictCheck:
     ) -> list[tuple[int, int]]:
         """Return (row, delete) for each data file in `rows` and each delete file in `deletes` that applies to it."""
         index = DeleteIndex(joined, self._metadata.partition_specs, self._metadata.schemas)
-        fresh = set(deletes.selection.positions().tolist())
+        fresh = set(deletes.selection.list_positions().tolist())
         return [
             (row, delete)
             for row, applying in zip(rows.tolist(), index.find_deletes(rows), strict=True)
@@ -285,10 +285,10 @@ class ConflictCheck:
 
     def _may_delete(self, unnamed: Sequence[ContentFile], removed: AddedFiles) -> tuple[ContentFile, bytes] | None:
         """Return a position delete file and the path of a removed data file to which it may apply, or None."""
-        positions = files_at(removed.view, removed.selection.entry_ids())
+        positions = find_files_at(removed.view, removed.selection.list_entry_ids())
         groups = group_by_partition(positions)
         paths: list[list[bytes]] = [[] for _ in groups.partitions]
-        for path, number in zip(positions.texts("file_path").values(), groups.numbers.tolist(), strict=True):
+        for path, number in zip(positions.read_texts("file_path").list_values(), groups.numbers.tolist(), strict=True):
             if path is not None:
                 paths[number].append(path)
         for within in paths:
@@ -364,13 +364,13 @@ class ConflictCheck:
         rows = read() if is_short else await asyncio.to_thread(read)
         if len(rows) and scope.bound is not None:
             exclude = exclude_data if stats else exclude_deletes
-            rows = (await exclude(self._files, _restrict(files, rows), scope.bound)).selection.entry_ids()
+            rows = (await exclude(self._files, _restrict(files, rows), scope.bound)).selection.list_entry_ids()
         if len(rows):
             block, local = files.view.locate(int(rows[0]))
             raise Collision(
                 "scope",
                 f"Since snapshot {self._change.request.read_snapshot_id} another commit {description}: "
-                f"{block.text('file_path', local)}. Compute the change again from the current snapshot",
+                f"{block.read_text('file_path', local)}. Compute the change again from the current snapshot",
             )
 
     def _select_in_scope(self, files: AddedFiles, scope: ReadScope, *, stats: bool) -> Longs:
@@ -383,14 +383,14 @@ class ConflictCheck:
                 narrow_by_partition(selection, by_spec, return_false)
                 if stats:
                     narrow_by_stats(selection, scope.bound, return_false)
-            return selection.entry_ids()
-        rows = selection.entry_ids()
-        groups = group_by_partition(files_at(files.view, rows))
-        targets = self._targets_of(scope)
+            return selection.list_entry_ids()
+        rows = selection.list_entry_ids()
+        groups = group_by_partition(find_files_at(files.view, rows))
+        targets = self._make_targets(scope)
         meets = [targets.overlap(partition) for partition in groups.partitions]
         return rows[np.array(meets, dtype=np.bool_)[groups.numbers]] if len(rows) else rows
 
-    def _targets_of(self, scope: ReadScope) -> Targets:
+    def _make_targets(self, scope: ReadScope) -> Targets:
         """Return the partitions of a scope as targets of a comparison.
 
         They are created once, because they are compared with the files of many snapshots.
@@ -432,7 +432,7 @@ def find_first_between(paths: Sequence[bytes], file: ContentFile) -> bytes | Non
 def _restrict(files: AddedFiles, entry_ids: Longs) -> AddedFiles:
     """Return the files with these entry ids as a selection of the same view."""
     mask = np.zeros(files.view.file_count, dtype=np.uint8)
-    mask[files.view.positions_of(entry_ids)] = 1
+    mask[files.view.find_positions(entry_ids)] = 1
     selection = files.selection.copy()
     selection.intersect(mask)
     return AddedFiles(files.view, selection)
@@ -441,4 +441,4 @@ def _restrict(files: AddedFiles, entry_ids: Longs) -> AddedFiles:
 def _is_position_delete_file(view: TableView, delete: int) -> bool:
     """Return whether the file is a position delete file and not a deletion vector."""
     block, local = view.locate_delete(delete)
-    return block.long("content", local) == POSITION_DELETES and block.long("content_offset", local) is None
+    return block.read_long("content", local) == POSITION_DELETES and block.read_long("content_offset", local) is None

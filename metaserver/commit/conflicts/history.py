@@ -22,7 +22,7 @@ from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_coun
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.strings import read_strings
 from seamark.metaserver.planner.pruning.file_pruning import keep_appended
-from seamark.metaserver.planner.view.view import Selection, TableView
+from seamark.metaserver.planner.view.view import FileSelection, TableView
 
 _DATA = 0
 
@@ -31,7 +31,7 @@ class AddedFiles(NamedTuple):
     """Added files, as a selection of the rows of a view."""
 
     view: TableView
-    selection: Selection
+    selection: FileSelection
 
 
 class RemovedFiles(NamedTuple):
@@ -101,15 +101,15 @@ class History:
         for snapshot in changing:
             manifests += [
                 manifest
-                for manifest in await self._own(snapshot)
+                for manifest in await self._list_own_manifests(snapshot)
                 if (manifest.content != _DATA) == deletes and manifest.added_files_count != 0
             ]
-        view = TableView(manifests, await self._manifests.blocks(manifests))
-        selection = Selection.everything(view)
+        view = TableView(manifests, await self._manifests.read_blocks(manifests))
+        selection = FileSelection.select_all(view)
         keep_appended(selection, {snapshot.snapshot_id for snapshot in changing})
         return AddedFiles(view, selection)
 
-    def writing(self, deletes: AddedFiles) -> AddedFiles:
+    def select_writing_deletes(self, deletes: AddedFiles) -> AddedFiles:
         """Return the added deletes whose snapshots may also have written rows."""
         ids = {snapshot_id for snapshot_id, operation in self._operations.items() if operation != DELETE}
         selection = deletes.selection.copy()
@@ -143,13 +143,17 @@ class History:
         ]
         own = []
         if dropped:
-            own = [manifest for manifest in await self._own(snapshot) if (manifest.content != _DATA) == deletes]
-        still_listed = await self._manifests.blocks(own)
-        view = TableView(dropped, await self._manifests.blocks(dropped))
+            own = [
+                manifest
+                for manifest in await self._list_own_manifests(snapshot)
+                if (manifest.content != _DATA) == deletes
+            ]
+        still_listed = await self._manifests.read_blocks(own)
+        view = TableView(dropped, await self._manifests.read_blocks(dropped))
         rows = view.file_count + sum(block.rows for block in still_listed)
         return AddedFiles(view, await run_by_count(rows, partial(_find_missing, view, still_listed)))
 
-    async def _own(self, snapshot: Snapshot) -> list[ManifestFile]:
+    async def _list_own_manifests(self, snapshot: Snapshot) -> list[ManifestFile]:
         """Return the manifests that the snapshot added."""
         listed = await self._manifests.read_list(snapshot)
         return [manifest for manifest in listed if manifest.added_snapshot_id == snapshot.snapshot_id]
@@ -160,10 +164,10 @@ def _read_operation(snapshot: Snapshot) -> str:
     return OVERWRITE if operation == REPLACE and not is_replace(snapshot) else operation
 
 
-def _find_missing(view: TableView, blocks: Iterable[Block]) -> Selection:
+def _find_missing(view: TableView, blocks: Iterable[Block]) -> FileSelection:
     """Return the files of the view that none of the blocks lists."""
     block_keys = {key for block in blocks for key in _list_keys(block)}
-    selection = Selection.everything(view)
+    selection = FileSelection.select_all(view)
     for number, block in enumerate(view.blocks):
         selection.keep(number, np.array([key not in block_keys for key in _list_keys(block)], dtype=np.bool_))
     return selection
@@ -173,7 +177,7 @@ def _list_keys(block: Block) -> list[tuple[bytes | None, int]]:
     """Return a key for each file of a block: its path and, for a deletion vector, its offset."""
     rows = np.arange(block.rows, dtype=np.int64)
     paths = read_strings(block.find_text_column("file_path"), rows)
-    return list(zip(paths, block.longs("content_offset").tolist(), strict=True))
+    return list(zip(paths, block.read_longs("content_offset").tolist(), strict=True))
 
 
 def find_rows_by_path(block: Block, paths: Collection[bytes]) -> dict[bytes, int]:

@@ -42,7 +42,7 @@ from seamark.metaserver.planner.deletes.delete_files import delete_files_at
 from seamark.metaserver.planner.joins.dimension_columns import FileColumn, find_rows_where, iterate_filtered_columns
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
 from seamark.metaserver.planner.rows.row_deletes import find_key_columns
-from seamark.metaserver.planner.view.view import Selection, TableView, return_false
+from seamark.metaserver.planner.view.view import FileSelection, TableView, return_false
 
 FILES_MAX = 200
 """The maximum number of files whose keys one check reads. If there are more, all of them count as matches."""
@@ -77,7 +77,7 @@ async def exclude_deletes(source: CheckedFiles, added: AddedFiles, bound: Expres
     return AddedFiles(added.view, selection)
 
 
-def _select_deletes(added: AddedFiles, bound: Expression) -> tuple[Selection, list[_File]]:
+def _select_deletes(added: AddedFiles, bound: Expression) -> tuple[FileSelection, list[_File]]:
     """Select deletes by their bounds.
 
     Returns:
@@ -92,7 +92,7 @@ def _select_deletes(added: AddedFiles, bound: Expression) -> tuple[Selection, li
             continue
         part = _select_files(added, positions)
         narrow_by_stats(part, condition, return_false)
-        matching = set(part.positions().tolist())
+        matching = set(part.list_positions().tolist())
         _drop(selection, [position for position in positions if position not in matching])
         left += (_describe_file(added.view, position, condition) for position in sorted(matching))
     return selection, left
@@ -108,7 +108,9 @@ async def exclude_data(source: CheckedFiles, added: AddedFiles, bound: Expressio
         return AddedFiles(added.view, selection)
     condition = await asyncio.to_thread(_restrict_condition, bound, None)
     if condition != TRUE:
-        candidates = [_describe_file(added.view, position, condition) for position in selection.positions().tolist()]
+        candidates = [
+            _describe_file(added.view, position, condition) for position in selection.list_positions().tolist()
+        ]
         await _drop_disjoint(source, selection, candidates)
     return AddedFiles(added.view, selection)
 
@@ -128,9 +130,9 @@ def _group_equality_deletes(files: AddedFiles) -> dict[tuple[int, ...], list[int
     """Return the positions of the selected equality deletes, grouped by their key columns."""
     grouped: dict[tuple[int, ...], list[int]] = {}
     ids: dict[int, list[list[int] | None]] = {}
-    for position in files.selection.positions().tolist():
+    for position in files.selection.list_positions().tolist():
         number, block, row = _locate_row(files.view, position)
-        if block.long("content", row) != EQUALITY:
+        if block.read_long("content", row) != EQUALITY:
             continue
         if number not in ids:
             ids[number] = block.read_lists("equality_ids")
@@ -150,25 +152,25 @@ def _mask(view: TableView, positions: Iterable[int], *, elsewhere: bool) -> npt.
     return mask
 
 
-def _select_files(files: AddedFiles, positions: Iterable[int]) -> Selection:
+def _select_files(files: AddedFiles, positions: Iterable[int]) -> FileSelection:
     selection = files.selection.copy()
     selection.intersect(_mask(files.view, positions, elsewhere=False))
     return selection
 
 
-def _drop(selection: Selection, positions: Sequence[int]) -> None:
+def _drop(selection: FileSelection, positions: Sequence[int]) -> None:
     if positions:
         selection.intersect(_mask(selection.view, positions, elsewhere=True))
 
 
 def _describe_file(view: TableView, position: int, condition: Expression) -> _File:
     _, block, row = _locate_row(view, position)
-    size = block.long("file_size_in_bytes", row)
+    size = block.read_long("file_size_in_bytes", row)
     return _File(
         position,
-        block.text("file_path", row) or "",
+        block.read_text("file_path", row) or "",
         -1 if size is None else size,
-        (block.text("file_format", row) or "").lower() == "parquet",
+        (block.read_text("file_format", row) or "").lower() == "parquet",
         condition,
     )
 
@@ -243,10 +245,10 @@ async def find_first_match(
 
 def _list_positions(view: TableView, rows: Iterable[int]) -> list[tuple[int, int]]:
     ordered = sorted(rows)
-    return list(zip(ordered, view.positions_of(np.array(ordered, dtype=np.int64)).tolist(), strict=True))
+    return list(zip(ordered, view.find_positions(np.array(ordered, dtype=np.int64)).tolist(), strict=True))
 
 
-async def _drop_disjoint(source: CheckedFiles, selection: Selection, files: Sequence[_File]) -> None:
+async def _drop_disjoint(source: CheckedFiles, selection: FileSelection, files: Sequence[_File]) -> None:
     readable = [file for file in files if file.is_parquet and file.size_bytes > 0]
     if not readable or len(files) > FILES_MAX or sum(file.size_bytes for file in readable) > BYTES_MAX:
         return

@@ -13,7 +13,7 @@ from math import gcd
 from typing import NamedTuple
 
 from seamark.formats.iceberg.expressions.ranges import find_stored_as_int, is_ordered, is_rounded
-from seamark.formats.iceberg.manifests.content_file import partition_types
+from seamark.formats.iceberg.manifests.content_file import list_partition_types
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.transforms import (
     IDENTITY,
@@ -66,7 +66,7 @@ class PartitionOverlap:
         spec = self._metadata.spec(spec_id)
         if spec is None:
             raise BadRequest(f"The table has no partition spec {spec_id}")
-        kinds = partition_types(self._metadata, spec)
+        kinds = list_partition_types(self._metadata, spec)
         fields = (
             PartitionFieldValue(field.field_id or 0, kind, value)
             for field, kind, value in zip(spec.fields, kinds, values, strict=True)

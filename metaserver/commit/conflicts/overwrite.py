@@ -34,7 +34,7 @@ from seamark.formats.runtime.errors import BadRequest, RetryLater
 from seamark.metaserver.commit.change_requests.change import ReadScope
 from seamark.metaserver.commit.change_requests.change_body import Remove
 from seamark.metaserver.commit.conflicts.overlap import PartitionOverlap, Targets
-from seamark.metaserver.planner.lookup.lookup import files_at
+from seamark.metaserver.planner.lookup.lookup import find_files_at
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.scan.request import ScanRequest
@@ -71,13 +71,15 @@ async def find_replaced_files(
 
 
 def _list_paths(view: TableView, rows: Longs) -> set[str]:
-    return {path.decode() for path in files_at(view, rows).texts("file_path").values() if path is not None}
+    return {
+        path.decode() for path in find_files_at(view, rows).read_texts("file_path").list_values() if path is not None
+    }
 
 
 def _select_files_in_scope(view: TableView, metadata: TableMetadata, scope: ReadScope) -> set[Remove]:
     targets = Targets(PartitionOverlap(metadata), scope.partitions)
     rows = np.concatenate([np.empty(0, dtype=np.int64), *map(view.list_block_entry_ids, range(len(view.blocks)))])
-    groups = group_by_partition(files_at(view, rows))
+    groups = group_by_partition(find_files_at(view, rows))
     removed = []
     for number, partition in enumerate(groups.partitions):
         inside = targets.contain(partition)

@@ -99,7 +99,7 @@ async def _count_deleted_rows(
     counts = [(manifest.added_files_count, manifest.existing_files_count) for manifest in deletes]
     if sum(math.inf if None in count else sum(filter(None, count)) for count in counts) > _DELETE_FILES_MAX:
         return None
-    blocks = await manifests.blocks(deletes)
+    blocks = await manifests.read_blocks(deletes)
     return await run_by_count(
         len(to_remove.files) + sum(block.rows for block in blocks), partial(_sum_rows, blocks, to_remove)
     )
@@ -110,9 +110,9 @@ def _sum_rows(blocks: Sequence[Block], to_remove: FilesToRemove) -> int | None:
     deleted = 0
     for block in blocks:
         rows = np.arange(block.rows, dtype=np.int64)
-        if (block.longs("content") == EQUALITY_DELETES).any():
+        if (block.read_longs("content") == EQUALITY_DELETES).any():
             return None
-        records = block.longs("record_count")
+        records = block.read_longs("record_count")
         referenced = read_strings(block.find_text_column("referenced_data_file"), rows)
         applies = np.array([name is None or name in searched for name in referenced], dtype=np.bool_)
         if (records[applies] < 0).any():

@@ -156,7 +156,7 @@ async def _compare_live_entries(
 async def _read_entries(manifests: Manifests, metadata: TableMetadata, listed: Sequence[ManifestFile]) -> _Entries:
     entries_by_key: _Entries = {}
     for manifest in listed:
-        entries = await manifests.entries(manifest, metadata)
+        entries = await manifests.read_entries(manifest, metadata)
         await run_by_count(len(entries), partial(_add, entries, entries_by_key))
     return entries_by_key
 

@@ -265,7 +265,7 @@ class EngineCommits:
         if priority is None or not table.added_snapshots:
             return
         with contextlib.suppress(SeamarkError):
-            entry = await self._context.store.entry(EntryKind.TABLE, table.namespace, table.name)
+            entry = await self._context.store.load_entry(EntryKind.TABLE, table.namespace, table.name)
             if entry is not None:
                 priority.record_refusal(table.namespace, table.name, entry.uuid, _identify_writer(caller, table))
 
@@ -334,7 +334,7 @@ class EngineCommits:
             NoSuchTable: The table does not exist, and the commit does not create it.
             AlreadyExists: A view has the name of the new table.
         """
-        entry = await self._context.store.entry(EntryKind.TABLE, table.namespace, table.name)
+        entry = await self._context.store.load_entry(EntryKind.TABLE, table.namespace, table.name)
         if entry is not None:
             base = await self._context.documents.table(entry.metadata_location)
             check_uuid(entry, base)
@@ -422,11 +422,11 @@ class EngineCommits:
         # The UUIDs in the commit are checked too, because the table may have been renamed or dropped since.
         uuids = [*_list_required_uuids(table.requirements)[:1], *_list_assigned_uuids(table)[:1]]
         uuids += [uuid.lower() for uuid in uuids]
-        entry = await self._context.store.entry(EntryKind.TABLE, table.namespace, table.name)
+        entry = await self._context.store.load_entry(EntryKind.TABLE, table.namespace, table.name)
         if entry is not None:
             uuids.append(entry.uuid)
         for uuid in dict.fromkeys(uuids):
-            instant = await self._context.store.instant_by_fingerprint(uuid, commit.fingerprint)
+            instant = await self._context.store.find_instant_by_fingerprint(uuid, commit.fingerprint)
             # A transaction is atomic, so an instant of one table proves that all tables were committed.
             if instant is not None:
                 raise AlreadyCommitted([await self._load_outcome(table, instant)] if commit.is_single else [])
@@ -438,7 +438,7 @@ class EngineCommits:
             CommitUnknown: The name no longer refers to the same table.
         """
         documents = self._context.documents
-        entry = await self._context.store.entry(EntryKind.TABLE, table.namespace, table.name)
+        entry = await self._context.store.load_entry(EntryKind.TABLE, table.namespace, table.name)
         if entry is None or entry.uuid != instant.uuid:
             raise make_pointer_moved(table.namespace, table.name)
         then = msgspec.structs.replace(entry, metadata_location=instant.metadata_location or entry.metadata_location)

@@ -81,7 +81,7 @@ class ManifestCorrections:
                 with contextlib.suppress(SeamarkError, ValueError):
                     listed = await own.read_list_at(update.snapshot.manifest_list)
                     added = _select_new(listed, update.snapshot.snapshot_id)
-                    await gather([partial(own.data, manifest) for manifest in added], MANIFESTS_CONCURRENT_MAX)
+                    await gather([partial(own.read_encoded, manifest) for manifest in added], MANIFESTS_CONCURRENT_MAX)
 
     async def correct(
         self,
@@ -194,7 +194,7 @@ class _Correction:
                 and manifest.key_metadata is None
                 and can_be_written(self._metadata, manifest.partition_spec_id)
             ):
-                removals[manifest.manifest_path] = await self._own.removals(manifest, self._metadata)
+                removals[manifest.manifest_path] = await self._own.read_removals(manifest, self._metadata)
         return removals
 
     async def _write_without_marks(
@@ -214,11 +214,11 @@ class _Correction:
                 manifests.append(manifest)
                 continue
             unnumbered = structs.replace(manifest, sequence_number=_UNASSIGNED)
-            entries = [_inherit_numbers(entry) for entry in await self._own.entries(unnumbered, self._metadata)]
+            entries = [_inherit_numbers(entry) for entry in await self._own.read_entries(unnumbered, self._metadata)]
             entries += remaining
             if not entries:
                 continue
-            stored = await writer.manifest(entries, self._metadata, manifest.partition_spec_id, DELETE_MANIFEST)
+            stored = await writer.write_manifest(entries, self._metadata, manifest.partition_spec_id, DELETE_MANIFEST)
             manifests.append(stored.describe(snapshot.snapshot_id, manifest.sequence_number))
         if len(manifests) == len(listed) and not files.files:
             return []
@@ -274,7 +274,7 @@ class _Correction:
             entries = [
                 _inherit_numbers(structs.replace(entry, file=repair_file(entry.file, type_of))) for entry in entries
             ]
-            stored = await writer.manifest(entries, self._metadata, manifest.partition_spec_id, manifest.content)
+            stored = await writer.write_manifest(entries, self._metadata, manifest.partition_spec_id, manifest.content)
             described = stored.describe(snapshot.snapshot_id, manifest.sequence_number)
             manifests.append(structs.replace(described, first_row_id=manifest.first_row_id))
         await self._write_list(writer, snapshot, manifests)
@@ -283,8 +283,8 @@ class _Correction:
     async def _read_all_entries(self, source: Manifests, manifest: ManifestFile) -> list[ManifestEntry]:
         """Return the live and the deleted entries of a manifest. Inherited sequence numbers are not filled in."""
         unnumbered = structs.replace(manifest, sequence_number=_UNASSIGNED)
-        live = await source.entries(unnumbered, self._metadata)
-        return [*live, *await source.removals(unnumbered, self._metadata)]
+        live = await source.read_entries(unnumbered, self._metadata)
+        return [*live, *await source.read_removals(unnumbered, self._metadata)]
 
     def _open_writer(self, snapshot: Snapshot) -> tuple[HeldFiles, SnapshotWriter]:
         files = HeldFiles()
@@ -292,7 +292,7 @@ class _Correction:
 
     async def _write_list(self, writer: SnapshotWriter, snapshot: Snapshot, manifests: list[ManifestFile]) -> None:
         parent_id, sequence_number = snapshot.parent_snapshot_id, snapshot.sequence_number
-        await writer.manifest_list(tuple(manifests), self._metadata, parent_id, sequence_number)
+        await writer.write_manifest_list(tuple(manifests), self._metadata, parent_id, sequence_number)
 
 
 def _replace_list(snapshot: Snapshot, files: dict[str, bytes], written: Files) -> Snapshot:

@@ -199,7 +199,7 @@ async def _read_recorded_updates(
     A snapshot without a record gives (). The summary of a snapshot proves nothing, because any client can write it.
     """
     where = InstantFilter(uuid=uuid, action="commit", newest_first=True, archived=False)
-    instants = await context.store.instants(where, _INSTANTS_MAX)
+    instants = await context.store.list_instants(where, _INSTANTS_MAX)
     updates: dict[int | None, tuple[str, ...]] = {}
     # The instants are ordered from the newest. After a snapshot was removed, a new snapshot may get the same id.
     for instant in instants:
@@ -372,7 +372,7 @@ class _Rebase:
         if self._base.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION:
             manifests, next_row_id = assign_first_row_ids(manifests, next_row_id)
         listed = tuple(manifests)
-        location = await self._writer.manifest_list(listed, self._base, parent.snapshot_id, self._sequence_number)
+        location = await self._writer.write_manifest_list(listed, self._base, parent.snapshot_id, self._sequence_number)
         summary = self._commit.snapshot.summary or {}
         summary = rebase_summary(summary, parent.build_summary_map(), others_count)
         if undone:
@@ -454,7 +454,7 @@ class _Rebase:
             elif manifest.added_files_count:
                 written = [_mark_added(entry, snapshot_id) for entry in listed if entry.status == ADDED]
                 spec_id = manifest.partition_spec_id
-                stored = await self._writer.manifest(written, self._base, spec_id, DATA_MANIFEST)
+                stored = await self._writer.write_manifest(written, self._base, spec_id, DATA_MANIFEST)
                 own.append(stored.describe(snapshot_id, self._sequence_number))
         return own, {manifest.manifest_path for manifest in dropped} if keeps_merge else set()
 
@@ -463,7 +463,7 @@ class _Rebase:
             raise CannotRebase("the manifests to check are too large")
         decoded = []
         for manifest in manifests:
-            entries = await source.entries(manifest, self._base)
+            entries = await source.read_entries(manifest, self._base)
             if len(entries) != (manifest.added_files_count or 0) + (manifest.existing_files_count or 0):
                 raise CannotRebase(f"{manifest.manifest_path} does not have the content that its list states")
             decoded.append(entries)

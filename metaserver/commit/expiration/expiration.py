@@ -45,7 +45,7 @@ SNAPSHOTS_MAX = 1000
 """The maximum number of snapshots that an expiration removes. Another expiration removes further snapshots."""
 _MEMORY_DIVISOR = 8
 """The divisor of `commit_memory_bytes` for the memory of the manifests that an expiration reads."""
-_BATCH = 100
+_DELETED_FILES_PER_BATCH = 100
 _EXPIRATIONS_CONCURRENT_MAX = 2
 """The maximum number of concurrent expirations. It is limited because each expiration has many file names in memory."""
 _DELETES_CONCURRENT_MAX = 16
@@ -111,7 +111,7 @@ class _Removal(msgspec.Struct, frozen=True):
 async def list_pending_expirations(store: PointerStore, uuid: str | None = None) -> list[Instant]:
     """Return the expirations whose deletion is not complete, of one table or of all tables."""
     where = InstantFilter(uuid=uuid, action=ACTION, state=InstantState.INFLIGHT, archived=False)
-    return await store.instants(where, _BATCH)
+    return await store.list_instants(where, _DELETED_FILES_PER_BATCH)
 
 
 class Expiration:
@@ -267,7 +267,7 @@ class Expiration:
 
     async def _is_shared(self, uuid: str) -> bool:
         """Return whether several names, of live or dropped tables, refer to the table. Such names share its files."""
-        return await self._context.store.names_of(uuid) != 1
+        return await self._context.store.count_names(uuid) != 1
 
     async def _commit(self, caller: Caller, removal: _Removal) -> Instant:
         async with self._publisher.lock(removal.entry.namespace, removal.entry.name):
@@ -279,7 +279,7 @@ class Expiration:
         requested_ms = context.clock.now_ms()
         removed = list(removal.expired.snapshot_ids)
         summary = {_REMOVED: len(removed), _IDS: removed, METADATA_BEFORE: entry.metadata_location}
-        record = context.instant(caller, entry, ACTION, requested_ms=requested_ms, summary=summary).instant
+        record = context.make_instant(caller, entry, ACTION, requested_ms=requested_ms, summary=summary).instant
         instant = msgspec.structs.replace(record, state=InstantState.INFLIGHT, completed_ms=None)
         actions = ("remove-snapshot-ref",) * bool(removal.expired.refs)
         actions += ("remove-snapshots",) * bool(removal.expired.snapshot_ids)
@@ -310,7 +310,7 @@ class Expiration:
             NotFound: The table was dropped or renamed.
         """
         assert instant.name is not None
-        entry = await self._context.store.entry(EntryKind.TABLE, instant.namespace, instant.name)
+        entry = await self._context.store.load_entry(EntryKind.TABLE, instant.namespace, instant.name)
         if entry is None or entry.uuid != instant.uuid:
             raise NotFound(f"{show(instant.namespace, instant.name)} was dropped or renamed")
         return entry

@@ -78,9 +78,9 @@ _SUFFIXES = (
     ".metadata.json.gz",
 )
 """The suffixes of files that Iceberg writers create. Other files, such as checkpoints, belong to other programs."""
-_DECODE_ROUNDS = 8
-_LISTED = 1000
-_BATCH = 100
+_DECODE_ROUNDS_MAX = 8
+_LISTED_OBJECTS_PER_BATCH = 1000
+_DELETED_FILES_PER_BATCH = 100
 _REMOVALS_CONCURRENT_MAX = 2
 _DELETES_CONCURRENT_MAX = 16
 _MEMORY_DIVISOR = 8
@@ -200,7 +200,7 @@ class OrphanRemoval:
         reason = None
         if not is_collectable(metadata):
             reason = "gc.enabled of the table is false, so other tables may use its files"
-        elif await context.store.names_of(entry.uuid) != 1:
+        elif await context.store.count_names(entry.uuid) != 1:
             reason = "several names, live or dropped, share its UUID and with it its files"
         if reason is not None:
             raise BadRequest(f"Cannot remove orphan files of {show(namespace, name)}: {reason}")
@@ -208,13 +208,13 @@ class OrphanRemoval:
 
     def _check_age(self, metadata: TableMetadata, request: RemoveOrphanFilesRequest, passed: PassedTime) -> int:
         if request.older_than_ms is None:
-            return passed.ago(read_minimum_age_ms(metadata))
+            return passed.find_time_ago(read_minimum_age_ms(metadata))
         if request.older_than_ms > passed.now_ms - AGE_MIN_MS:
             raise BadRequest(
                 f"older-than-ms is {request.older_than_ms}, less than one day before now ({passed.now_ms}): files that "
                 "a writer is about to commit would be removed; choose an earlier time"
             )
-        return min(request.older_than_ms, passed.ago(AGE_MIN_MS))
+        return min(request.older_than_ms, passed.find_time_ago(AGE_MIN_MS))
 
     def _open_checked_manifests(self, metadata: TableMetadata, uuid: str) -> Manifests:
         check = partial(self._planner.check_paths, metadata, uuid)
@@ -264,7 +264,7 @@ class OrphanRemoval:
         uploads: list[Upload] = []
         for folder in _drop_nested_folders(list_own_folders(self._context, metadata)):
             try:
-                async for upload in self._context.objects.uploads(folder):
+                async for upload in self._context.objects.list_uploads(folder):
                     path = upload.location
                     name = path[len(folder) + 1 :]
                     is_file = path.startswith(f"{folder}/") and path.endswith(_SUFFIXES) and not _is_hidden(name)
@@ -301,13 +301,17 @@ class OrphanRemoval:
                 return False
             return True
 
-        for start in range(0, len(orphan_files), _BATCH):
+        for start in range(0, len(orphan_files), _DELETED_FILES_PER_BATCH):
             # The files are read before the lock is taken, so little is left to read under the lock.
             await self._catch_up(entry, needed)
             async with self._publisher.lock(entry.namespace, entry.name):
                 await note_removal(self._context, entry.uuid)
                 await self._catch_up(entry, needed)
-                batch = [info for info in orphan_files[start : start + _BATCH] if info.location not in needed]
+                batch = [
+                    info
+                    for info in orphan_files[start : start + _DELETED_FILES_PER_BATCH]
+                    if info.location not in needed
+                ]
                 outcomes = await gather([partial(delete, info) for info in batch], _DELETES_CONCURRENT_MAX)
                 # The removal is noted again, for a commit that checked a file before its deletion.
                 await note_removal(self._context, entry.uuid)
@@ -323,7 +327,7 @@ class OrphanRemoval:
             **({"aborted-uploads": deletion.uploads} if deletion.uploads else {}),
         }
         await self._context.transact(
-            [self._context.instant(caller, entry, ACTION, requested_ms=requested_ms, summary=summary)]
+            [self._context.make_instant(caller, entry, ACTION, requested_ms=requested_ms, summary=summary)]
         )
         return msgspec.structs.replace(deletion, files_failed=failed, files_unconfirmed=report.files_unconfirmed)
 
@@ -396,7 +400,7 @@ class _NeededNames:
 
 
 def _hash_name(location: str) -> int:
-    for _ in range(_DECODE_ROUNDS):
+    for _ in range(_DECODE_ROUNDS_MAX):
         if "%" not in location:
             break
         location = unquote(location)
@@ -429,7 +433,7 @@ async def _batch_objects(infos: AsyncIterator[ObjectInfo]) -> AsyncIterator[list
     batch: list[ObjectInfo] = []
     async for info in infos:
         batch.append(info)
-        if len(batch) == _LISTED:
+        if len(batch) == _LISTED_OBJECTS_PER_BATCH:
             yield batch
             batch = []
     if batch:

@@ -67,7 +67,7 @@ class ExpirationPolicy(msgspec.Struct, frozen=True):
         properties = metadata.properties
         if older_than_ms is None:
             age_ms = parse_long(properties, MAX_SNAPSHOT_AGE, MAX_SNAPSHOT_AGE_DEFAULT_MS)
-            older_than_ms = (passed or PassedTime(now_ms, now_ms)).ago(age_ms)
+            older_than_ms = (passed or PassedTime(now_ms, now_ms)).find_time_ago(age_ms)
         if retain_last is None:
             retain_last = parse_int(properties, MIN_SNAPSHOTS, 1)
         if retain_last < 1:
@@ -102,7 +102,7 @@ def find_expired(
     for name, ref in metadata.refs.items():
         snapshot = metadata.snapshot(ref.snapshot_id)
         max_age_ms = policy.max_ref_age_ms if ref.max_ref_age_ms is None else ref.max_ref_age_ms
-        if name != MAIN and (snapshot is None or snapshot.timestamp_ms < passed.ago(max_age_ms)):
+        if name != MAIN and (snapshot is None or snapshot.timestamp_ms < passed.find_time_ago(max_age_ms)):
             ended.append(name)
         elif ref.is_branch:
             branches.append(ref)
@@ -147,7 +147,7 @@ def _find_retained(
     terms = set[tuple[int, int, int]]()
     for ref in branches:
         age_ms, min_snapshots = ref.max_snapshot_age_ms, ref.min_snapshots_to_keep
-        older_than_ms = policy.older_than_ms if age_ms is None else passed.ago(age_ms)
+        older_than_ms = policy.older_than_ms if age_ms is None else passed.find_time_ago(age_ms)
         terms.add((older_than_ms, policy.retain_last if min_snapshots is None else min_snapshots, ref.snapshot_id))
     kept_ids: set[int] = set()
     young: set[int] = set()

@@ -99,7 +99,7 @@ async def find_unused(
     compared = list(live.values()) if unused_files else []
     if sum(map(_count_entries, compared)) > _COMPARED_MAX:
         spelled = [spelling for path, _ in unused_files.values() for spelling in list_spellings(path)]
-        compared = await manifests.listing(compared, spelled)
+        compared = await manifests.find_listing_manifests(compared, spelled)
     async for files in list_content_files(manifests, compared):
         for key in files:
             unused_files.pop(key, None)
@@ -177,7 +177,7 @@ async def list_content_files(
     for start in range(0, len(listed), manifests_per_read):
         part = listed[start : start + manifests_per_read]
         try:
-            blocks = await manifests.blocks(part)
+            blocks = await manifests.read_blocks(part)
         except Corrupt:
             if not skip_missing:
                 raise
@@ -189,7 +189,7 @@ def _estimate_sizes(listed: Sequence[ManifestFile], blocks: Sequence[Block]) -> 
     sizes_by_path: dict[str, tuple[str, int]] = {}
     for manifest, block in zip(listed, blocks, strict=True):
         files = lookup(TableView((manifest,), (block,)))
-        paths, sizes = files.texts("file_path").values(), files.longs("file_size_in_bytes").tolist()
+        paths, sizes = files.read_texts("file_path").list_values(), files.read_longs("file_size_in_bytes").tolist()
         for path, size in zip(paths, sizes, strict=True):
             if path is not None:
                 text = path.decode()

@@ -1,5 +1,6 @@
-"""Divides the entries of manifests among new manifests, so that few manifests list the files of a partition. The
-functions are pure.
+"""Divides the entries of manifests among new manifests, so that few manifests list the files of a partition.
+
+The functions are pure.
 
 An engine that plans its scans reads the manifests whose ranges of partition values match, and reads them completely.
 Therefore entries are sorted by their partition, and a manifest ends where a partition ends, if possible.

@@ -60,9 +60,9 @@ GROUP_BYTES_MAX, GROUP_ENTRIES_MAX = 64 << 20, 300_000
 """The maximum size and number of entries of the manifests in a group, which bound the memory. The smallest manifests
 are rewritten first.
 """
-ATTEMPTS = 3
+REWRITE_ATTEMPTS_MAX = 3
 """The maximum number of attempts. An attempt fails if other commits have replaced all of its manifests meanwhile."""
-WORTH = 0.75
+REMAINING_MANIFESTS_MAX_FRACTION = 0.75
 """A rewrite is committed if it leaves at most this fraction of the manifests.
 
 `_TOUCHES` and `_FEWER` set an alternative condition.
@@ -169,7 +169,7 @@ class ManifestRewrite:
         """
         async with self._slots:
             report = ManifestReport()
-            for _ in range(ATTEMPTS):
+            for _ in range(REWRITE_ATTEMPTS_MAX):
                 report = await self._attempt(caller, namespace, name, request)
                 if not report.conflicts or report.snapshot_id is not None:
                     break
@@ -236,13 +236,13 @@ class ManifestRewrite:
             chosen = _choose(members)
             group: _Group | None = None
             if len(chosen) >= min(min_count, _TOUCHES):
-                read = [await manifests.entries(manifest, metadata) for manifest in chosen]
+                read = [await manifests.read_entries(manifest, metadata) for manifest in chosen]
                 group = await asyncio.to_thread(_divide_entries, spec_id, content, chosen, read, metadata)
             if group is None or not _is_worth(group, min_count):
                 chosen = _choose(await self._with_wrong_metrics(members, metadata))
                 if not chosen:
                     continue
-                read = [await manifests.entries(manifest, metadata) for manifest in chosen]
+                read = [await manifests.read_entries(manifest, metadata) for manifest in chosen]
                 group = await asyncio.to_thread(_divide_entries, spec_id, content, chosen, read, metadata)
             groups.append(group)
         return groups
@@ -379,14 +379,14 @@ def _count_fitting_entries(
 
 def _is_worth(group: _Group, min_count: int) -> bool:
     before, after = len(group.replaced), len(group.chunks)
-    if before >= min_count and after <= WORTH * before:
+    if before >= min_count and after <= REMAINING_MANIFESTS_MAX_FRACTION * before:
         return True
     spread = group.touches_before >= _TOUCHES * group.partitions
     return spread and group.touches_after <= _FEWER * group.touches_before
 
 
 async def _write(writer: SnapshotWriter, group: _Group, metadata: TableMetadata) -> _WrittenGroup:
-    work = [partial(writer.manifest, chunk, metadata, group.spec_id, group.content) for chunk in group.chunks]
+    work = [partial(writer.write_manifest, chunk, metadata, group.spec_id, group.content) for chunk in group.chunks]
     return _WrittenGroup(group, tuple(await gather(work, MANIFESTS_CONCURRENT_MAX)))
 
 

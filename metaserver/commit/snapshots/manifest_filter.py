@@ -53,7 +53,7 @@ class FilesToRemove(NamedTuple):
     in_use: frozenset[str] = frozenset()
     """The Puffin files of removed deletion vectors that also contain vectors which stay."""
     files: Sequence[ContentFile] = ()
-    """The files to remove, in the order of `listing`."""
+    """The files to remove, in the order of `find_listing_manifests`."""
 
 
 async def find_files(
@@ -76,8 +76,8 @@ async def find_files(
         data.update(file.file_path for file in matches.values() if file.content == DATA)
         return bool(matches)
 
-    for manifest in await manifests.listing(drop_dead_manifests(listed), paths):
-        entries = await manifests.entries(manifest, metadata)
+    for manifest in await manifests.find_listing_manifests(drop_dead_manifests(listed), paths):
+        entries = await manifests.read_entries(manifest, metadata)
         if await run_by_count(len(entries), partial(match, entries)):
             listing[manifest.manifest_path] = manifest, entries
     if missing:
@@ -118,10 +118,10 @@ async def find_used_puffins(
         return frozenset()
     in_use: set[str] = set()
     deletes = [manifest for manifest in drop_dead_manifests(listed) if manifest.content != DATA]
-    for manifest in await manifests.listing(deletes, paths):
+    for manifest in await manifests.find_listing_manifests(deletes, paths):
         entries = known_entries.get(manifest.manifest_path)
         if entries is None:
-            entries = await manifests.entries(manifest, metadata)
+            entries = await manifests.read_entries(manifest, metadata)
         in_use |= await run_by_count(len(entries), partial(_find_staying_paths, entries, paths, removed))
     return frozenset(in_use)
 
@@ -134,8 +134,8 @@ async def find_referring_entries(
     Each manifest comes with its live entries.
     """
     deletes = [manifest for manifest in drop_dead_manifests(listed) if manifest.content != DATA]
-    candidates = await manifests.listing(deletes, paths, referenced=True)
-    return [(manifest, await manifests.entries(manifest, metadata)) for manifest in candidates]
+    candidates = await manifests.find_listing_manifests(deletes, paths, referenced=True)
+    return [(manifest, await manifests.read_entries(manifest, metadata)) for manifest in candidates]
 
 
 def _select_named(entries: Sequence[ManifestEntry], removes: Collection[Remove]) -> dict[Remove, ContentFile]:
@@ -237,7 +237,7 @@ class ManifestFilter:
             content = 0 if entries[0].file.content == DATA else 1
             stored = None
             if written:
-                stored = await self._writer.manifest(written, metadata, manifest.partition_spec_id, content)
+                stored = await self._writer.write_manifest(written, metadata, manifest.partition_spec_id, content)
             rewritten = self._made[key] = _Rewritten(own, unmarked, stored, files)
         return rewritten
 

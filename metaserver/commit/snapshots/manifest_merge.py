@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from seamark.formats.iceberg.manifests.content_file import UNKNOWN, partition_types
+from seamark.formats.iceberg.manifests.content_file import UNKNOWN, list_partition_types
 from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.iceberg.manifests.writer import ADDED, EXISTING, ManifestEntry
 from seamark.formats.iceberg.metadata import properties as props
@@ -21,7 +21,7 @@ from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter, 
 
 ENABLED = "commit.manifest-merge.enabled"
 MIN_COUNT = "commit.manifest.min-count-to-merge"
-MIN_COUNT_DEFAULT = 100
+MERGED_MANIFESTS_MIN_DEFAULT = 100
 
 
 class ManifestMerge:
@@ -38,7 +38,7 @@ class ManifestMerge:
         """Return the manifests of the snapshot, the newest first. Manifests that it adds get `sequence_number`."""
         if not props.parse_bool(metadata.properties, ENABLED, True):
             return list(listed)
-        min_count = max(2, props.parse_int(metadata.properties, MIN_COUNT, MIN_COUNT_DEFAULT))
+        min_count = max(2, props.parse_int(metadata.properties, MIN_COUNT, MERGED_MANIFESTS_MIN_DEFAULT))
         merged: list[ManifestFile] = []
         groups: dict[tuple[int, int], list[ManifestFile]] = {}
         for manifest in listed:
@@ -74,8 +74,8 @@ class ManifestMerge:
         if merged is None:
             entries: list[ManifestEntry] = []
             for manifest in bin_:
-                entries += [self._carry_over(entry) for entry in await self._manifests.entries(manifest, metadata)]
-            merged = self._made[key] = await self._writer.manifest(entries, metadata, spec_id, content)
+                entries += [self._carry_over(entry) for entry in await self._manifests.read_entries(manifest, metadata)]
+            merged = self._made[key] = await self._writer.write_manifest(entries, metadata, spec_id, content)
         return merged
 
     def _carry_over(self, entry: ManifestEntry) -> ManifestEntry:
@@ -96,7 +96,7 @@ def can_be_written(metadata: TableMetadata, spec_id: int) -> bool:
     spec = metadata.spec(spec_id)
     if spec is None:
         return True  # Reading the first manifest raises the error.
-    kinds = partition_types(metadata, spec)
+    kinds = list_partition_types(metadata, spec)
     return all(kind != UNKNOWN or field.is_void for field, kind in zip(spec.fields, kinds, strict=True))
 
 

@@ -56,7 +56,7 @@ MANIFESTS_CONCURRENT_MAX = 16
 _SEED = 0
 _TOGETHER_MAX = 20_000
 """The maximum number of hashes that are copied together for one search."""
-_SHARES = 4
+_CACHES_PER_BUDGET = 4
 """The number of caches.
 
 Each gets an equal share of the budget: manifest lists, encoded manifests, decoded blocks, hashes.
@@ -67,7 +67,7 @@ _ENTRY_FACTOR = 16
 
 The encoded bytes count because metrics take much memory.
 """
-_IN_LOOP_ENTRIES = 2_000
+_IN_LOOP_ENTRIES_MAX = 2_000
 _IN_THREAD_BYTES = 64 << 10
 """The size above which a manifest is decoded in a thread."""
 
@@ -128,10 +128,12 @@ class Manifests:
         """
         self._objects = objects
         self._limit_bytes = limit_bytes
-        self._lists: MemoryCache[str, tuple[ManifestFile, ...]] = MemoryCache(budget_bytes // _SHARES, "commits")
-        self._data: MemoryCache[str, bytes] = MemoryCache(budget_bytes // _SHARES, "commits")
-        self._blocks: MemoryCache[str, Block] = MemoryCache(budget_bytes // _SHARES, "commits")
-        self._names: MemoryCache[str, PathHashes] = MemoryCache(budget_bytes // _SHARES, "commits")
+        self._lists: MemoryCache[str, tuple[ManifestFile, ...]] = MemoryCache(
+            budget_bytes // _CACHES_PER_BUDGET, "commits"
+        )
+        self._data: MemoryCache[str, bytes] = MemoryCache(budget_bytes // _CACHES_PER_BUDGET, "commits")
+        self._blocks: MemoryCache[str, Block] = MemoryCache(budget_bytes // _CACHES_PER_BUDGET, "commits")
+        self._names: MemoryCache[str, PathHashes] = MemoryCache(budget_bytes // _CACHES_PER_BUDGET, "commits")
         self._reading: SingleFlight[str, bytes] = SingleFlight()
         self._unwritten_lists: dict[str, tuple[ManifestFile, ...]] = {}
         self._unwritten: dict[str, bytes] = {}
@@ -215,7 +217,7 @@ class Manifests:
         self._data.put(location, data, len(data))
         self._names.put(location, names, names.size_bytes)
 
-    async def data(self, manifest: ManifestFile) -> bytes:
+    async def read_encoded(self, manifest: ManifestFile) -> bytes:
         """Return the encoded manifest.
 
         Raises:
@@ -233,13 +235,13 @@ class Manifests:
             raise Corrupt(f"Manifest {location} has {len(data)} bytes; its list states {manifest.manifest_length}")
         return data
 
-    async def entries(self, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
+    async def read_entries(self, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
         """Return the live entries, fully decoded.
 
         Raises:
             Corrupt: The manifest cannot be decoded. The message names it.
         """
-        data = await self.data(manifest)
+        data = await self.read_encoded(manifest)
         decoded = await _run_by_size(len(data), lambda: decode_listed(data, manifest))
         # The memory is checked before the entries are created, because a small file may have millions of entries.
         if self._memory is not None:
@@ -253,19 +255,19 @@ class Manifests:
         Raises:
             Corrupt: The manifest cannot be decoded. The message names it.
         """
-        data = await self.data(manifest)
+        data = await self.read_encoded(manifest)
         decoded = await _run_by_size(len(data), lambda: decode_listed(data, manifest))
         if self._memory is not None:
             self._memory.hold(("decoded", manifest.manifest_path), len(decoded.heap))
         return decoded
 
-    async def removals(self, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
+    async def read_removals(self, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
         """Return the entries with the status DELETED, which state that a snapshot has removed a file.
 
         Raises:
             Corrupt: The manifest cannot be decoded. The message names it.
         """
-        data = await self.data(manifest)
+        data = await self.read_encoded(manifest)
         decoded = await _run_by_size(len(data), lambda: decode_listed(data, manifest, with_deleted=True))
         if self._memory is not None:
             self._memory.check(decoded.rows * _ENTRY_BYTES)
@@ -273,7 +275,7 @@ class Manifests:
             self._memory.hold(("removals", manifest.manifest_path), removed * _ENTRY_BYTES)
         return await _run_by_size(len(data), lambda: list_removals(decoded, manifest, metadata))
 
-    async def blocks(self, manifests: Sequence[ManifestFile]) -> list[Block]:
+    async def read_blocks(self, manifests: Sequence[ManifestFile]) -> list[Block]:
         """Return the live entries as columns, with one block for each manifest.
 
         Raises:
@@ -292,7 +294,7 @@ class Manifests:
             # The writers of a table read mostly the same manifests.
             decoded = self._blocks.get(manifest.manifest_path)
             if decoded is None:
-                data = await self.data(manifest)
+                data = await self.read_encoded(manifest)
                 decoded = await _run_by_size(len(data), lambda: _decode_block(data, manifest.manifest_path))
                 self._blocks.put(manifest.manifest_path, decoded, decoded.size_bytes)
             if decoded.spec_id != manifest.partition_spec_id or decoded.content > manifest.content:
@@ -305,7 +307,7 @@ class Manifests:
 
         return await gather([partial(block, manifest) for manifest in manifests], MANIFESTS_CONCURRENT_MAX)
 
-    async def listing(
+    async def find_listing_manifests(
         self, manifests: Sequence[ManifestFile], paths: Collection[str], *, referenced: bool = False
     ) -> list[ManifestFile]:
         """Return the manifests that may list a live file at one of the paths.
@@ -319,7 +321,9 @@ class Manifests:
         unknown = [manifest for manifest, hashes in zip(manifests, names, strict=True) if hashes is None]
         if unknown:
             fresh = iter(
-                await gather([partial(self._names_of, manifest) for manifest in unknown], MANIFESTS_CONCURRENT_MAX)
+                await gather(
+                    [partial(self._read_path_hashes, manifest) for manifest in unknown], MANIFESTS_CONCURRENT_MAX
+                )
             )
             names = [next(fresh) if hashes is None else hashes for hashes in names]
         candidates = [hashes.referenced if referenced else hashes.paths for hashes in names if hashes is not None]
@@ -338,7 +342,7 @@ class Manifests:
             [(manifest, names.paths) for manifest, names in hashes_by_manifest if names is not None], searched
         )
 
-    async def _names_of(self, manifest: ManifestFile) -> PathHashes:
+    async def _read_path_hashes(self, manifest: ManifestFile) -> PathHashes:
         names = self._names.get(manifest.manifest_path)
         if names is None:
             (block,) = await self._decode_blocks([manifest], None)  # Only the hashes of the manifest stay in memory.
@@ -408,7 +412,7 @@ def _list_names(manifest: ManifestFile, block: Block) -> PathHashes:
     files = lookup(TableView((manifest,), (block,)))
     hashed = []
     for name in ("file_path", "referenced_data_file"):
-        texts = files.texts(name)
+        texts = files.read_texts(name)
         hashes = _hash.hash_spans(texts.data, texts.ends, _SEED)
         hashed.append(np.unique(hashes[texts.present != 0]))
     return PathHashes(*hashed)
@@ -420,7 +424,7 @@ async def run_by_count(entries: int, work: Callable[[], T]) -> T:
     If the work takes more than a few milliseconds, it runs in a thread, because a change may add or remove hundreds of
     thousands of files.
     """
-    return work() if entries <= _IN_LOOP_ENTRIES else await asyncio.to_thread(work)
+    return work() if entries <= _IN_LOOP_ENTRIES_MAX else await asyncio.to_thread(work)
 
 
 async def _run_by_size(size: int, work: Callable[[], T]) -> T:

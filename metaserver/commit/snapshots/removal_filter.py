@@ -98,13 +98,13 @@ class RemovalFilter:
     async def _filter_manifest(
         self, manifests: Manifests, metadata: TableMetadata, manifest: ManifestFile, paths: Collection[str]
     ) -> ManifestFile | None:
-        removals = await manifests.removals(manifest, metadata)
+        removals = await manifests.read_removals(manifest, metadata)
         staying = await run_by_count(
             len(removals), lambda: [entry for entry in removals if entry.file.file_path not in paths]
         )
         if len(staying) == len(removals):
             return manifest
-        entries = [*await manifests.entries(manifest, metadata), *staying]
+        entries = [*await manifests.read_entries(manifest, metadata), *staying]
         if not entries:
             return None
         if metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION and manifest.content == DATA_MANIFEST:
@@ -118,7 +118,7 @@ class RemovalFilter:
                 f"{manifest.manifest_path} has the partition spec {manifest.partition_spec_id}. A source column of "
                 "this spec was dropped, so the manifest cannot be rewritten for the undo"
             )
-        stored = await self._writer.manifest(entries, metadata, manifest.partition_spec_id, manifest.content)
+        stored = await self._writer.write_manifest(entries, metadata, manifest.partition_spec_id, manifest.content)
         self.written.add(stored.path)
         described = stored.describe(manifest.added_snapshot_id, manifest.sequence_number)
         return msgspec.structs.replace(described, first_row_id=manifest.first_row_id)
@@ -127,7 +127,7 @@ class RemovalFilter:
         assert snapshot.manifest_list is not None
         location = self._lists.get(snapshot.manifest_list)
         if location is None:
-            location = await self._writer.manifest_list(
+            location = await self._writer.write_manifest_list(
                 manifests, metadata, snapshot.parent_snapshot_id, snapshot.sequence_number, of=snapshot.snapshot_id
             )
             self._lists[snapshot.manifest_list] = location

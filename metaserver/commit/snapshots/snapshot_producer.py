@@ -92,7 +92,7 @@ async def produce(
                 f"{first_row_id:,} of {LONG_MAX:,}; commit fewer rows"
             )
     parent_id = None if parent is None else parent.snapshot_id
-    location = await writer.manifest_list(tuple(listed), metadata, parent_id, sequence)
+    location = await writer.write_manifest_list(tuple(listed), metadata, parent_id, sequence)
     removed_counts = await run_by_count(len(removed.files), partial(count_files, removed.files))
     summary = build_summary(
         terms.operation,

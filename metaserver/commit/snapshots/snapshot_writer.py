@@ -33,7 +33,7 @@ from seamark.metaserver.commit.snapshots.manifests import (
 from seamark.metaserver.runtime.gathering import gather
 
 TARGET_SIZE = "commit.manifest.target-size-bytes"
-TARGET_SIZE_DEFAULT = 8 << 20
+TARGET_BYTES_DEFAULT = 8 << 20
 _DEFERRED_BYTES_MAX = 4 << 20
 """The maximum size of a snapshot's files that wait for their writes at the same time, which bounds their memory.
 
@@ -43,7 +43,7 @@ _SAMPLE_ENTRIES = 250
 """The number of entries that are written first, to estimate how many entries fit a manifest."""
 ENTRIES_MAX = 50_000
 """The maximum number of entries of a manifest, even if the entries are small."""
-_IN_THREAD_ENTRIES = 50
+_IN_THREAD_ENTRIES_MIN = 50
 
 
 class StoredManifest(NamedTuple):
@@ -103,26 +103,26 @@ class SnapshotWriter:
         self.commit_id = str(clock.uuid4())
         self.written: list[str] = []
 
-    async def manifest(
+    async def write_manifest(
         self, entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int
     ) -> StoredManifest:
         def work() -> tuple[WrittenManifest, PathHashes]:
             written = write_manifest(entries, metadata=metadata, spec_id=spec_id, content=content)
             return written, hash_names([entry.file for entry in entries if entry.is_live])
 
-        written, names = work() if len(entries) <= _IN_THREAD_ENTRIES else await asyncio.to_thread(work)
+        written, names = work() if len(entries) <= _IN_THREAD_ENTRIES_MIN else await asyncio.to_thread(work)
         self._number += 1
         path = f"{self._folder}/{self.commit_id}-m{self._number}.avro"
         await self._create(path, written.data, written.data)
         self._manifests.remember(path, written.data, names)
         return StoredManifest(path, written)
 
-    async def several(
+    async def write_manifests(
         self, entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int
     ) -> list[StoredManifest]:
         """Write the entries to manifests of approximately the target size of the table."""
         if len(entries) <= _SAMPLE_ENTRIES:
-            return [await self.manifest(entries, metadata, spec_id, content)] if entries else []
+            return [await self.write_manifest(entries, metadata, spec_id, content)] if entries else []
         sample = partial(write_manifest, entries[:_SAMPLE_ENTRIES], metadata=metadata, spec_id=spec_id, content=content)
         size = len((await asyncio.to_thread(sample)).data)
         fitting = min(max(_SAMPLE_ENTRIES, target_size(metadata) * _SAMPLE_ENTRIES // size), ENTRIES_MAX)
@@ -130,10 +130,11 @@ class SnapshotWriter:
         each = -(-len(entries) // parts)
         chunks = [entries[at : at + each] for at in range(0, len(entries), each)]
         return await gather(
-            [partial(self.manifest, chunk, metadata, spec_id, content) for chunk in chunks], MANIFESTS_CONCURRENT_MAX
+            [partial(self.write_manifest, chunk, metadata, spec_id, content) for chunk in chunks],
+            MANIFESTS_CONCURRENT_MAX,
         )
 
-    async def manifest_list(
+    async def write_manifest_list(
         self,
         manifests: tuple[ManifestFile, ...],
         metadata: TableMetadata,
@@ -202,12 +203,12 @@ async def open_writer(
     context.warehouse.check(folder, "The folder of the table's metadata")
     # The location is checked before the first write, because a writer may overwrite the metadata.
     await check_own(context, uuid, folder)
-    snapshot_id = int.from_bytes(context.clock.random_bytes(8), "big") >> 1 or 1
+    snapshot_id = int.from_bytes(context.clock.draw_bytes(8), "big") >> 1 or 1
     return SnapshotWriter(context.objects, context.clock, manifests, folder, snapshot_id, is_deferred=is_deferred)
 
 
 def target_size(metadata: TableMetadata) -> int:
-    return max(1, props.parse_int(metadata.properties, TARGET_SIZE, TARGET_SIZE_DEFAULT))
+    return max(1, props.parse_int(metadata.properties, TARGET_SIZE, TARGET_BYTES_DEFAULT))
 
 
 async def write_added(writer: SnapshotWriter, change: Change, metadata: TableMetadata) -> tuple[StoredManifest, ...]:
@@ -219,7 +220,7 @@ async def write_added(writer: SnapshotWriter, change: Change, metadata: TableMet
     for content, files in ((0, change.data), (1, change.deletes)):
         groups = await run_by_count(len(files), partial(_group_by_spec, files, writer.snapshot_id))
         for spec_id, entries in groups.items():
-            stored += await writer.several(entries, metadata, spec_id, content)
+            stored += await writer.write_manifests(entries, metadata, spec_id, content)
     return tuple(stored)
 
 

@@ -20,7 +20,7 @@ from seamark.cache.tier import TierStats
 
 _WRITES_MAX = 16
 """The maximum number of blocks that are written to the disk in one batch."""
-_NEVER_MAPPED = 1 << 62
+_NEVER_MAPPED_BYTES = 1 << 62
 """Blocks are read, not mapped. Otherwise the server could return bytes that another program changed after the check."""
 
 
@@ -45,7 +45,7 @@ def open_tier(
         tier_folder,  # type: ignore[arg-type]
         budget_bytes,
         mapped_max=0,
-        map_bytes_min=_NEVER_MAPPED,
+        map_bytes_min=_NEVER_MAPPED_BYTES,
         should_replace=lambda candidate, victim: sketch.estimate(candidate) > sketch.estimate(victim),
         holder_bytes=holder_bytes,
         reused_bytes=block_bytes,
@@ -88,9 +88,9 @@ class ObjectBlocks:
         return self._memory
 
     def collect_disk_stats(self) -> list[tuple[str, TierStats]]:
-        return [(name, tier.stats()) for name, tier in (("blocks", self._disk), ("pinned", self._pinned)) if tier]
+        return [(name, tier.read_stats()) for name, tier in (("blocks", self._disk), ("pinned", self._pinned)) if tier]
 
-    def in_memory(self, name: str, number: int, *, counted: bool = True) -> memoryview | None:
+    def find_in_memory(self, name: str, number: int, *, counted: bool = True) -> memoryview | None:
         return self._memory.get(_make_key(name, number), counted=counted)
 
     def has_in_memory(self, name: str, number: int) -> bool:

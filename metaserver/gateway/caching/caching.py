@@ -88,7 +88,7 @@ class CachingBackend:
 
     def report(self, metrics: GatewayCacheMetrics) -> None:
         blocks, fetches = self._tiers.blocks, self._fetches
-        memory, disks = blocks.memory.stats(), blocks.collect_disk_stats()
+        memory, disks = blocks.memory.read_stats(), blocks.collect_disk_stats()
         metrics.sample(
             memory={
                 "blocks": memory.used_bytes,
@@ -298,7 +298,7 @@ class CachingBackend:
         for _ in range(2):
             record = await self._opening.run(location, lambda: self._open(location, call, owner))
             # The task may belong to an earlier read, which began before a write that has ended since.
-            if self._records.version(location) == record.version:
+            if self._records.get_version(location) == record.version:
                 return record
         return None
 
@@ -309,7 +309,7 @@ class CachingBackend:
             RefusedRead: The store refuses the read.
             RetryLater: The store cannot answer now.
         """
-        version, now_ms = self._records.version(location), self._clock.now_ms()
+        version, now_ms = self._records.get_version(location), self._clock.now_ms()
         cached_record = await self._records.find(location, owner.holder)
         if cached_record is not None and self._records.is_trusted(cached_record):
             return cached_record

@@ -102,7 +102,7 @@ class Fetch:
                 if not future.done():
                     future.set_result(None)
 
-    async def until(self, offset: int) -> None:
+    async def wait_until(self, offset: int) -> None:
         """Wait until a byte beyond `offset` has arrived.
 
         If the fetch ends before that, raise its error.
@@ -114,7 +114,7 @@ class Fetch:
             self._waiting.append((offset, future))
             await future
 
-    async def pieces(self, start: int, end: int) -> AsyncGenerator[memoryview]:
+    async def iter_pieces(self, start: int, end: int) -> AsyncGenerator[memoryview]:
         """Yield the bytes of the object from `start` to `end`, both within the fetch, while they arrive.
 
         The first bytes are yielded at once, and then whole blocks, because each piece costs an iteration of the event
@@ -124,7 +124,7 @@ class Fetch:
         while start < end:
             number, offset = divmod(start, self._block_bytes)
             block_end = min(end, (number + 1) * self._block_bytes)
-            await self.until(start if is_first else block_end - 1)
+            await self.wait_until(start if is_first else block_end - 1)
             is_first = False
             stop = min(self.arrived, block_end)
             yield self.block(number)[offset : offset + stop - start]

@@ -24,7 +24,7 @@ from seamark.metaserver.gateway.caching.records import ObjectRecord
 from seamark.metaserver.gateway.caching.sending import STEP_BYTES, AnswerBudget
 from seamark.metaserver.gateway.caching.store import Store
 
-_ATTEMPTS = 3
+_READ_ATTEMPTS_MAX = 3
 """The number of attempts to get the next byte from the store. Each byte that arrives resets the count."""
 _PAUSE_S = 0.1
 """The pause before the second attempt. The pause before the third attempt is twice as long."""
@@ -75,7 +75,7 @@ class RangeReader:
             block, source = self._blocks.get_without_waiting(record.name, number, owner, counted=counted) or (None, "")
             if block is None:
                 # The call also counts the request.
-                block = self._blocks.in_memory(record.name, number, counted=counted)
+                block = self._blocks.find_in_memory(record.name, number, counted=counted)
             counted = True
             if block is None:
                 fetch = self._fetches.find(record.name, number)
@@ -177,7 +177,7 @@ class RangeReader:
         block_bytes, is_first = self._blocks.block_bytes, True
         self._fetches.hold(fetch)
         try:
-            async for piece in fetch.pieces(start, min(end, fetch.end)):
+            async for piece in fetch.iter_pieces(start, min(end, fetch.end)):
                 if is_first and fetch.end < end:
                     self._start_next(fetch.record, fetch.last + 1, (end - 1) // block_bytes, owner)
                 is_first = False
@@ -282,6 +282,6 @@ class _ReadAttempts:
     async def wait_after(self, error: RetryLater | RefusedRead) -> None:
         """Wait before the next attempt, or raise the error if no attempt is left."""
         self._failed += 1
-        if self._failed == _ATTEMPTS or (isinstance(error, RefusedRead) and not self.started):
+        if self._failed == _READ_ATTEMPTS_MAX or (isinstance(error, RefusedRead) and not self.started):
             raise error
         await asyncio.sleep(_PAUSE_S * self._failed)

@@ -126,8 +126,8 @@ class Records:
         self._executor = executor
         self._recheck_ms = int(recheck_s * 1000)
 
-    def version(self, location: str) -> int:
-        return self._versions.of(location)
+    def get_version(self, location: str) -> int:
+        return self._versions.get_version(location)
 
     def get_trusted(self, location: str) -> ObjectRecord | None:
         """Return the record if it needs no check."""
@@ -136,7 +136,7 @@ class Records:
 
     def is_trusted(self, record: ObjectRecord) -> bool:
         age_ms = self._clock.now_ms() - record.checked_ms
-        return 0 <= age_ms < self._recheck_ms and record.version == self._versions.of(record.location)
+        return 0 <= age_ms < self._recheck_ms and record.version == self._versions.get_version(record.location)
 
     async def find(self, location: str, holder: str) -> ObjectRecord | None:
         """Return the record from memory or disk. It may need a check.

@@ -13,7 +13,7 @@ from collections import Counter
 STEP_BYTES = 1 << 20
 """The bytes that are passed to the kernel with one call, while the budget is free."""
 STEP_MIN_BYTES = 16 << 10
-_PARTS = 8
+_SEND_BUDGET_DIVISOR = 8
 
 
 class SendBudget:
@@ -33,7 +33,7 @@ class SendBudget:
         free = self._limit_bytes - self.taken_bytes
         if self._held:
             free = min(free, self._share_bytes - self._held.get(holder, 0))
-        return max(STEP_MIN_BYTES, min(STEP_BYTES, free // _PARTS))
+        return max(STEP_MIN_BYTES, min(STEP_BYTES, free // _SEND_BUDGET_DIVISOR))
 
     def take(self, holder: str, size_bytes: int) -> None:
         self.taken_bytes += size_bytes

@@ -25,13 +25,13 @@ from seamark.metaserver.settings.settings import Settings
 
 READER_THREADS = 4
 _WRITER_NICE = 10
-_RECORDS_SHARE = 16
+_RECORDS_BUDGET_DIVISOR = 16
 """The divisor of the memory budget for records of objects, which use a sixteenth of it."""
 _RECORDS_MIN_BYTES = 256 << 10
 """The minimum memory for records. It applies even if there is no memory budget: without a record, a block on the
 disk costs two reads.
 """
-_PENDING_SHARE = 4
+_PENDING_BUDGET_DIVISOR = 4
 """The divisor of the fetch budget for blocks that wait for the disk: a quarter, or half for pinned blocks."""
 _SKETCH_KEYS_MIN = 1024
 
@@ -55,7 +55,7 @@ class CacheTiers:
         self.whole_bytes = settings.gateway_cache_whole_bytes
         share_percent = 100 if settings.auth == "none" else settings.gateway_cache_holder_percent
         memory_bytes = settings.gateway_cache_memory_bytes
-        records_bytes = max(_RECORDS_MIN_BYTES, memory_bytes // _RECORDS_SHARE)
+        records_bytes = max(_RECORDS_MIN_BYTES, memory_bytes // _RECORDS_BUDGET_DIVISOR)
         budget_bytes = max(0, memory_bytes - records_bytes)
         self._versions = versions
         self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="gateway-cache-read")
@@ -76,7 +76,7 @@ class CacheTiers:
             self._readers,
             self._writer,
             block_bytes=settings.gateway_cache_block_bytes,
-            pending_bytes_max=fetch_bytes // _PENDING_SHARE,
+            pending_bytes_max=fetch_bytes // _PENDING_BUDGET_DIVISOR,
         )
         self.fetches = Fetches(
             self.store,

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from seamark.formats.runtime.clock import Clock
 
-_SLOTS = 1 << 16
-_BYTES = _SLOTS * 8
+_VERSION_SLOTS = 1 << 16
+_BYTES = _VERSION_SLOTS * 8
 
 
 class WriteVersions:
@@ -39,11 +39,11 @@ class WriteVersions:
             self._map = mmap.mmap(file.fileno(), _BYTES)
         self._slots = memoryview(self._map).cast("Q")
 
-    def of(self, location: str) -> int:
+    def get_version(self, location: str) -> int:
         return self._slots[_compute_slot(location)]
 
     def change(self, location: str) -> None:
-        self._slots[_compute_slot(location)] = int.from_bytes(self._clock.random_bytes(8), "little")
+        self._slots[_compute_slot(location)] = int.from_bytes(self._clock.draw_bytes(8), "little")
 
     def close(self) -> None:
         self._slots.release()
@@ -65,5 +65,5 @@ def _create(path: Path, clock: Clock) -> None:
             return
         handle, scratch = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(handle, "wb") as file:
-            file.write(clock.random_bytes(_BYTES))
+            file.write(clock.draw_bytes(_BYTES))
         os.replace(scratch, path)

@@ -66,7 +66,7 @@ class CloudBackend:
         share = 1 if settings.auth == "none" else 2
         memory_bytes = settings.bodies_memory_bytes
         self._bodies = HolderLimit("bytes of conditional writes", memory_bytes, memory_bytes // share)
-        roots = Warehouse(settings.warehouse_uri(), settings.allowed_locations).roots
+        roots = Warehouse(settings.make_warehouse_uri(), settings.allowed_locations).roots
         self._buckets = sorted({root.bucket for root in roots if root.scheme == "s3"})
 
     async def close(self) -> None:
@@ -237,7 +237,7 @@ class CloudBackend:
         assert call.body is not None
         if call.body.length:
             raise S3Error("NotImplemented", "A key that ends with a slash cannot have content on this store")
-        async for _ in call.body.pieces():
+        async for _ in call.body.iter_pieces():
             pass
         return web.Response(headers={"ETag": '"0-0-0"', "x-amz-request-id": call.request_id})
 
@@ -328,7 +328,7 @@ class CloudBackend:
         Raises:
             SeamarkError: The cloud does not answer, or refuses.
         """
-        before_ms = passed.ago(int(self._abandoned_s * 1000))
+        before_ms = passed.find_time_ago(int(self._abandoned_s * 1000))
         for bucket in self._buckets:
             try:
                 await self._uploads.delete_abandoned(self._open_bucket(bucket), before_ms)
@@ -352,7 +352,7 @@ class CloudBackend:
         store = self._stores.get(bucket)
         if store is None:
             self._check_place(bucket, "x")
-            store = self._stores[bucket] = self._objects.open_bucket(self._backing.bucket(bucket))
+            store = self._stores[bucket] = self._objects.open_bucket(self._backing.map_bucket(bucket))
         return store
 
     def _describe(self, headers: Mapping[str, str]) -> dict[str, str]:
@@ -387,7 +387,7 @@ async def _read_body(call: S3Call) -> AsyncIterator[bytes]:
     trailer = call.headers.get("x-amz-trailer", "").lower()
     checksums = Checksums(names | ({trailer} if trailer else set()), md5="content-md5" in call.headers)
     withheld = b""
-    async for piece in body.pieces():
+    async for piece in body.iter_pieces():
         checksums.update(piece)
         if withheld:
             yield withheld

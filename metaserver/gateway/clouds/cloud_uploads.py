@@ -36,7 +36,7 @@ class CloudUploads:
 
     async def create(self, store: RemoteStore, key: str, headers: Mapping[str, str]) -> str:
         """Return the id of a new upload. `headers` are the headers that reads of the object return."""
-        upload_id = self._clock.random_bytes(16).hex()
+        upload_id = self._clock.draw_bytes(16).hex()
         document = msgspec.json.encode(dict(headers))
         await obstore.put_async(
             store, f"{_get_upload_folder(key, upload_id)}/{_HEADERS}", document, use_multipart=False
@@ -58,7 +58,7 @@ class CloudUploads:
         self, store: RemoteStore, key: str, upload_id: str, number: int, pieces: AsyncIterator[bytes], length: int
     ) -> str:
         """Store a part of `length` bytes, and return its ETag."""
-        etag = self._clock.random_bytes(16).hex()
+        etag = self._clock.draw_bytes(16).hex()
         await put_stream(store, f"{_get_upload_folder(key, upload_id)}/{number:05d}-{etag}", pieces, length, {})
         return f'"{etag}"'
 

@@ -21,7 +21,7 @@ PUT_BYTES_MAX = 8 << 20
 """The size up to which an object is sent with one request. A larger object is sent in chunks of this size."""
 READ_BYTES = 4 << 20
 """The maximum number of bytes that one request reads."""
-_CONCURRENT_CHUNKS = 2
+_CONCURRENT_CHUNKS_MAX = 2
 
 
 async def put_stream(
@@ -52,7 +52,7 @@ async def put_stream(
             keep_failure(),
             attributes=attributes,
             chunk_size=PUT_BYTES_MAX,
-            max_concurrency=_CONCURRENT_CHUNKS,
+            max_concurrency=_CONCURRENT_CHUNKS_MAX,
         )
     except Exception:
         if failure:

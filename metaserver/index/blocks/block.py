@@ -28,7 +28,7 @@ from isal import isal_zlib
 
 from seamark.formats.iceberg.types.values import Value
 from seamark.formats.index.packing import (
-    ALIGNMENT,
+    ALIGNMENT_BYTES,
     MISSING,
     NONE,
     Form,
@@ -354,29 +354,29 @@ class Block:
         """Return the packed column, or None if no row has a value."""
         return self._open_column(self._directory.longs.get(name))
 
-    def longs(self, name: str) -> Longs:
+    def read_longs(self, name: str) -> Longs:
         """Return int64[rows], the values of a field such as status or sequence_number; MISSING for null."""
         column = self.find_long_column(name)
-        return np.full(self.rows, MISSING, dtype=np.int64) if column is None else column.longs()
+        return np.full(self.rows, MISSING, dtype=np.int64) if column is None else column.read_longs()
 
-    def long(self, name: str, row: int) -> int | None:
+    def read_long(self, name: str, row: int) -> int | None:
         column = self.find_long_column(name)
-        key = None if column is None else column.key(row)
+        key = None if column is None else column.read_key(row)
         assert key is None or isinstance(key, int)
         return key
 
     def find_text_column(self, name: str) -> PackedColumn | None:
         return self._open_column(self._directory.texts.get(name))
 
-    def raw(self, name: str, row: int) -> bytes | None:
+    def get_raw(self, name: str, row: int) -> bytes | None:
         """Return `file_path`, `file_format`, `key_metadata` or `referenced_data_file` of a row, as bytes."""
         column = self.find_text_column(name)
-        key = None if column is None else column.key(row)
+        key = None if column is None else column.read_key(row)
         assert key is None or isinstance(key, bytes)
         return key
 
-    def text(self, name: str, row: int) -> str | None:
-        raw = self.raw(name, row)
+    def read_text(self, name: str, row: int) -> str | None:
+        raw = self.get_raw(name, row)
         return None if raw is None else raw.decode("utf-8", "replace")
 
     def read_lists(self, name: str) -> list[list[int] | None]:
@@ -384,9 +384,9 @@ class Block:
         entry = self._directory.lists.get(name)
         if entry is None or entry.counts is None:
             return [None] * self.rows
-        counts = self.read_column(entry.counts).longs()
+        counts = self.read_column(entry.counts).read_longs()
         column = self._open_column(entry.values, entry.total)
-        values = [] if column is None else column.longs().tolist()
+        values = [] if column is None else column.read_longs().tolist()
         ends = np.cumsum(np.maximum(counts, 0)).tolist()
         sizes = counts.tolist()
         return [None if size == MISSING else values[end - size : end] for size, end in zip(sizes, ends, strict=True)]
@@ -417,10 +417,10 @@ class Block:
                 return entry.kind, entry.values
         return None
 
-    def entry(self, column_id: int) -> ColumnEntry | None:
+    def find_entry(self, column_id: int) -> ColumnEntry | None:
         return self._columns.get(column_id)
 
-    def kind(self, column_id: int) -> str | None:
+    def find_kind(self, column_id: int) -> str | None:
         """Return the column's type in the manifest's schema."""
         entry = self._columns.get(column_id)
         return None if entry is None else entry.kind
@@ -431,7 +431,7 @@ class Block:
         The names are `value_counts`, `null_value_counts`, `nan_value_counts` and `column_sizes`.
         """
         column = self.count_column(name, column_id)
-        return np.full(self.rows, MISSING, dtype=np.int64) if column is None else column.longs()
+        return np.full(self.rows, MISSING, dtype=np.int64) if column is None else column.read_longs()
 
     def count_column(self, name: str, column_id: int) -> PackedColumn | None:
         """Return the packed counts `name` of a column, or None if no row has such a count."""
@@ -457,13 +457,13 @@ class Block:
         return PackedColumn(self._arrays, packed, self.rows)
 
 
-def longs_at(column: PackedColumn, rows: Longs) -> Longs:
-    """Return int64[len(rows)], the values of `PackedColumn.longs` for some rows."""
+def read_longs_at(column: PackedColumn, rows: Longs) -> Longs:
+    """Return int64[len(rows)], the values of `PackedColumn.read_longs` for some rows."""
     packed = column.packed
     if packed.width == 0:
         values = np.full(len(rows), packed.base, dtype=np.int64)
     else:
-        codes = column.array(packed.codes, f"<u{packed.width}", column.rows)[rows].astype(np.uint64)
+        codes = column.read_array(packed.codes, f"<u{packed.width}", column.rows)[rows].astype(np.uint64)
         values = (codes + np.uint64(packed.base & 0xFFFFFFFFFFFFFFFF)).view(np.int64)
     if packed.presence != NONE:
         values[~present_at(column, rows)] = MISSING
@@ -473,23 +473,23 @@ def longs_at(column: PackedColumn, rows: Longs) -> Longs:
 def doubles_at(column: PackedColumn, rows: Longs) -> npt.NDArray[np.float64]:
     """Return float64[len(rows)], the values of `PackedColumn.doubles` for some rows."""
     packed = column.packed
-    return column.array(packed.codes, f"<f{packed.width}", column.rows)[rows].astype(np.float64)
+    return column.read_array(packed.codes, f"<f{packed.width}", column.rows)[rows].astype(np.float64)
 
 
 def present_at(column: PackedColumn, rows: Longs) -> npt.NDArray[np.bool_]:
     """Return bool[len(rows)], the values of `PackedColumn.present` for some rows."""
     if column.packed.presence == NONE:
         return np.ones(len(rows), dtype=np.bool_)
-    bits = column.array(column.packed.presence, "<u1", (column.rows + 7) // 8)
+    bits = column.read_array(column.packed.presence, "<u1", (column.rows + 7) // 8)
     return np.asarray(bits[rows >> 3] >> (rows & 7).astype(np.uint8) & 1).view(np.bool_)
 
 
 def _decode_value(column: PackedColumn | None, kind: str, row: int) -> Value | None:
-    key = None if column is None else column.key(row)
+    key = None if column is None else column.read_key(row)
     if column is None or key is None:
         return None
     return decode_value(Form(column.packed.form), kind, key)
 
 
 def align_size(size: int) -> int:
-    return size + (-size % ALIGNMENT)
+    return size + (-size % ALIGNMENT_BYTES)

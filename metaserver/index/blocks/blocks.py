@@ -101,7 +101,7 @@ class Blocks:
                 self._alive.pop(key, None)
                 await self._stack.remove(key)
 
-    async def manifest_list(self, location: str, neighbour: DecodedList | None = None) -> DecodedList:
+    async def read_manifest_list(self, location: str, neighbour: DecodedList | None = None) -> DecodedList:
         """Return a manifest list.
 
         Args:
@@ -119,9 +119,9 @@ class Blocks:
 
         return await self._decode_with_retry(decode)
 
-    def missing(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile]:
+    def list_missing(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile]:
         """Return the manifests whose blocks are not in memory."""
-        return [manifest for manifest in manifests if _cache_key_of(manifest) not in self._alive]
+        return [manifest for manifest in manifests if _make_cache_key(manifest) not in self._alive]
 
     async def load(self, manifests: Sequence[ManifestFile]) -> list[Block]:
         """Return the blocks in the order of the manifests.
@@ -129,7 +129,7 @@ class Blocks:
         Raises:
             Corrupt: A manifest is missing, damaged, or contradicts the manifest list; the message names it.
         """
-        keys = [_cache_key_of(manifest) for manifest in manifests]
+        keys = [_make_cache_key(manifest) for manifest in manifests]
         blocks = {key: block for key in keys if (block := self._alive.get(key)) is not None}
         absent = {key: manifest for key, manifest in zip(keys, manifests, strict=True) if key not in blocks}
         if len(absent) >= _OPENED_TOGETHER_MIN:
@@ -250,5 +250,5 @@ def _check(manifest: ManifestFile, block: Block) -> None:
         raise Corrupt(f"Manifest {block.location} lists delete files; its manifest list states data files")
 
 
-def _cache_key_of(manifest: ManifestFile) -> str:
+def _make_cache_key(manifest: ManifestFile) -> str:
     return f"block/{VERSION}/{manifest.manifest_path}?{manifest.manifest_length}"

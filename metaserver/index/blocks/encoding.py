@@ -20,7 +20,7 @@ from seamark.formats.iceberg.types.types import canonicalize_primitive, get_base
 from seamark.formats.index.kernels._bounds import ORDERS, unusable_bounds
 from seamark.formats.index.kernels._pack import SOURCES, Packer
 from seamark.formats.index.packing import (
-    ALIGNMENT,
+    ALIGNMENT_BYTES,
     MISSING,
     Form,
     Longs,
@@ -80,7 +80,7 @@ def encode_block(decoded: DecodedManifest) -> list[bytes | memoryview]:
     )
     head = msgspec.msgpack.encode(directory)
     prefix = HEAD.pack(MAGIC, len(head), isal_zlib.crc32(head)) + head
-    return [prefix + b"\0" * (-len(prefix) % ALIGNMENT), memoryview(arrays)]
+    return [prefix + b"\0" * (-len(prefix) % ALIGNMENT_BYTES), memoryview(arrays)]
 
 
 def _may_have_dots(fields: tuple[Any, ...] | None, arrays: Any, rows: int) -> bool:

@@ -24,8 +24,8 @@ WIDTH_MIN = 4
 ROWS_MIN = 512
 STRING_ROWS_MIN = 2048
 """A string column with fewer rows has no sketch, because a sketch of strings needs 1 KiB besides its bytes."""
-_BOUNDS = 127
-_BEFORE_BYTES = {Form.INTEGERS: 0, Form.FLOATS: 16, Form.STRINGS: 8 * _BOUNDS}
+_SKETCH_BOUNDS = 127
+_BEFORE_BYTES = {Form.INTEGERS: 0, Form.FLOATS: 16, Form.STRINGS: 8 * _SKETCH_BOUNDS}
 """The number of bytes before the sketch itself, by form. These bytes describe how the sketch was made."""
 _SAMPLE_ROWS = 2048
 _BYTES = 400
@@ -67,8 +67,8 @@ def _build_sketch(block: Block, packed: Packed) -> tuple[npt.NDArray[np.uint8], 
     if packed.form == Form.FLOATS:
         sketch = _scan.sketch_floats(address, packed.width, block.rows)
     else:
-        codes = block.read_column(packed).array(packed.codes, f"<u{packed.width}", block.rows)
+        codes = block.read_column(packed).read_array(packed.codes, f"<u{packed.width}", block.rows)
         sample = np.sort(codes[:: max(1, block.rows // _SAMPLE_ROWS)]).astype(np.uint64)
-        bounds = sample[np.arange(1, _BOUNDS + 1) * len(sample) // (_BOUNDS + 1)]
+        bounds = sample[np.arange(1, _SKETCH_BOUNDS + 1) * len(sample) // (_SKETCH_BOUNDS + 1)]
         sketch = _scan.sketch_strings(address, packed.width, block.rows, bounds)
     return None if sketch is None else (sketch, 0)

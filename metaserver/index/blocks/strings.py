@@ -1,4 +1,4 @@
-"""Reads strings of a packed column for many rows at once, faster than `PackedColumn.key` for each row."""
+"""Reads strings of a packed column for many rows at once, faster than `PackedColumn.read_key` for each row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read_strings(column: PackedColumn | None, rows: Longs) -> list[bytes | None]
         return [None] * len(rows)
     packed = column.packed
     if len(rows) <= _FEW_ROWS_MAX:
-        return [cast("bytes | None", column.key(row)) for row in rows.tolist()]
+        return [cast("bytes | None", column.read_key(row)) for row in rows.tolist()]
     if packed.width == 0:
         values: list[bytes | None] = [packed.common] * len(rows)
     else:
@@ -50,7 +50,7 @@ def _decode_strings(column: PackedColumn, rows: Longs) -> list[bytes | None]:
     upto = _read_uints(column, packed.ends, 4)[rows].astype(np.int64)
     tail_starts = upto - np.maximum(lengths - width, 0)
     first = int(tail_starts.min())
-    tails = column.array(packed.tails + first, "u1", int(upto.max()) - first).tobytes()
+    tails = column.read_array(packed.tails + first, "u1", int(upto.max()) - first).tobytes()
     stops = np.arange(len(rows)) * width + np.minimum(lengths, width)
     return [
         common + heads[at:stop] + tails[start:end]
@@ -69,4 +69,4 @@ def _list_steps(width: int, rows: Longs) -> range:
 
 
 def _read_uints(column: PackedColumn, offset: int, width: int) -> npt.NDArray[Any]:
-    return column.array(offset, f"<u{width}", column.rows)
+    return column.read_array(offset, f"<u{width}", column.rows)

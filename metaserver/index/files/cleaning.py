@@ -83,7 +83,7 @@ class Cleaner:
 
     async def _delete_unused(self) -> int:
         deleted_count = 0
-        before_ms = (await look_at_clock(self._store, self._clock)).ago(self._retention_ms)
+        before_ms = (await look_at_clock(self._store, self._clock)).find_time_ago(self._retention_ms)
         for file in await self._store.index_files_unused(before_ms, _FILES_PER_ROUND_MAX):
             try:
                 await self._objects.delete(file.location)
@@ -114,11 +114,11 @@ class Cleaner:
         }
         if any(definitions_of_name.problems for definitions_of_name in definitions):
             return 0  # The definition of these files may be one of the unreadable definitions.
-        registered = await self._registry.files(entry)
+        registered = await self._registry.load_files(entry)
         superseded_count = 0
-        before_ms = (await look_at_clock(self._store, self._clock)).ago(self._retention_ms)
+        before_ms = (await look_at_clock(self._store, self._clock)).find_time_ago(self._retention_ms)
         for definition_id in set(registered.definitions) - defined:
-            old = [file.location for file in registered.live(definition_id) if file.changed_ms < before_ms]
+            old = [file.location for file in registered.list_live(definition_id) if file.changed_ms < before_ms]
             if old:
                 await self._registry.replace(entry.uuid, definition_id, add=(), remove=old)
                 superseded_count += len(old)
@@ -126,7 +126,7 @@ class Cleaner:
 
     async def _delete_orphans(self, entry: Entry, tables: list[TableMetadata]) -> int:
         now_ms = self._clock.now_ms()
-        registered_locations = {file.location for file in (await self._registry.files(entry)).files}
+        registered_locations = {file.location for file in (await self._registry.load_files(entry)).files}
         deleted_count = 0
         # The location is in the metadata file, which the table's writers can overwrite.
         index_folders = {f"{self._folder_of(table)}/{name}" for table in tables for name in self._folders}
@@ -136,7 +136,7 @@ class Cleaner:
             if len(self._orphans_ms) >= _FOLDERS_MAX:
                 self._orphans_ms.clear()
             self._orphans_ms[folder] = now_ms
-            before_ms = (await look_at_clock(self._store, self._clock)).ago(_ORPHAN_AGE_MS)
+            before_ms = (await look_at_clock(self._store, self._clock)).find_time_ago(_ORPHAN_AGE_MS)
             # The listing is completed first, because deletions during a listing could make it skip files.
             old = [stored async for stored in self._objects.list(folder) if stored.modified_ms < before_ms]
             unknown = [stored.location for stored in old if stored.location not in registered_locations]

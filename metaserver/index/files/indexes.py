@@ -47,7 +47,7 @@ _LATER_MAX, _LATER_BYTES = 10_000, 400
 _REMOTE_PARTS_BYTES = 64 << 20
 """The memory for the parts of large index files that are read by range."""
 
-_MAPPED_SHARE = 8
+_MAPPED_SIZE_DIVISOR = 8
 """The fraction of a mapped file's size that counts. Its directory and page tables take at least a hundredth."""
 
 DISK_S = 0.02
@@ -113,7 +113,7 @@ class Indexes:
         """The number of index files that could not be used since the start."""
         self.quarantined = 0
 
-    def in_memory(self, file: RegisteredIndexFile) -> OpenIndex | None:
+    def find_in_memory(self, file: RegisteredIndexFile) -> OpenIndex | None:
         """Return the open file if it is in memory, otherwise None."""
         return self._stack.get_cached(_make_key(file.location))
 
@@ -122,7 +122,7 @@ class Indexes:
 
         The method never raises.
         """
-        opened = self.in_memory(file)
+        opened = self.find_in_memory(file)
         if opened is not None:
             return opened
         until_s = self._retry_at.get(file.location)
@@ -222,7 +222,7 @@ class Indexes:
         If the file is in memory or small, the method returns the open file. Otherwise, it opens the file by range and
         calls `read`. If `read` gives no result, the whole file is loaded. The method waits as long as needed.
         """
-        opened = self.in_memory(file)
+        opened = self.find_in_memory(file)
         if opened is not None or not self.supports_remote_reads(file):
             return opened or await self.open(file)
         fresh = not self.is_being_fetched(file)
@@ -286,8 +286,8 @@ class Indexes:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def stats(self) -> StackStats:
-        return self._stack.stats()
+    def read_stats(self) -> StackStats:
+        return self._stack.read_stats()
 
 
 def _open_registered(data: memoryview, file: RegisteredIndexFile) -> OpenIndex:
@@ -350,7 +350,7 @@ async def open_indexes(
     files_in: AbstractAsyncContextManager[Stack[OpenIndex]] = open_stack(
         MemoryCache(settings.index_memory_bytes, "indexes"),
         weigh=lambda index: index.size_bytes,
-        weigh_mapped=lambda index: index.size_bytes // _MAPPED_SHARE,
+        weigh_mapped=lambda index: index.size_bytes // _MAPPED_SIZE_DIVISOR,
         pending_bytes_max=settings.index_memory_bytes,
         folder=folder,
         disk_bytes=settings.index_disk_bytes,

@@ -40,7 +40,7 @@ class IndexFiles:
                 files_of_definition.setdefault(file.definition, []).append(file)
         self._live = {definition: tuple(of_definition) for definition, of_definition in files_of_definition.items()}
 
-    def live(self, definition_id: str) -> tuple[RegisteredIndexFile, ...]:
+    def list_live(self, definition_id: str) -> tuple[RegisteredIndexFile, ...]:
         """Return the files that plans may use, oldest first."""
         return self._live.get(definition_id, ())
 
@@ -59,7 +59,7 @@ class Registry:
         self._cache: MemoryCache[tuple[str, int], IndexFiles] = MemoryCache(_BUDGET_BYTES, "index-registry")
         self._flights: SingleFlight[tuple[str, int], IndexFiles] = SingleFlight()
 
-    async def files(self, entry: Entry) -> IndexFiles:
+    async def load_files(self, entry: Entry) -> IndexFiles:
         """Return the index files of the entry's table, at its index version or at a newer version."""
         if entry.index_version == 0:
             return IndexFiles(0, ())

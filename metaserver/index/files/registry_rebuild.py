@@ -28,7 +28,7 @@ from seamark.metaserver.store.model import RegisteredIndexFile
 
 FOLDER_FILES_MAX = 100_000
 """The maximum number of files in a folder of indexes that the server searches."""
-_FILES_READ_CONCURRENTLY = 32
+_CONCURRENT_FILES_MAX = 32
 _FILES_PER_REGISTRATION_MAX = 1000
 
 
@@ -127,7 +127,7 @@ class RegistryRebuild:
         self, uuid: str, definitions: Mapping[str, IndexDefinition], files: Sequence[ObjectInfo]
     ) -> tuple[list[FolderIndexFile], dict[str, str]]:
         """Return the files of the table's indexes, and, by location, the reasons why the other files were left out."""
-        slots = asyncio.Semaphore(_FILES_READ_CONCURRENTLY)
+        slots = asyncio.Semaphore(_CONCURRENT_FILES_MAX)
 
         async def describe(info: ObjectInfo) -> IndexFileSummary | str:
             async with slots:
@@ -165,7 +165,7 @@ class RegistryRebuild:
         if not candidates:
             return []
         live_summaries = []
-        for file in registered.live(definition.id):
+        for file in registered.list_live(definition.id):
             # An unreadable file describes nothing. The next plan that uses the file quarantines it.
             with suppress(Corrupt, ObjectMissing, UnknownVersion):
                 live_summaries.append(await self.reader.describe(file.location, file.size_bytes))

@@ -110,7 +110,7 @@ class RemoteIndexFile:
         return self.blob
 
     async def probe(self, query: IndexQuery) -> Flags | None:
-        """Return the result that `query.of` gives for a local file, or None if it would need too many reads.
+        """Return the result that `query.mark_files` gives for a local file, or None if it would need too many reads.
 
         Errors of `read_range` are not converted.
 

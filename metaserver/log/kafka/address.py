@@ -35,11 +35,11 @@ class KafkaAddress:
         """The topic of the journal."""
         return f"{self.prefix}.journal"
 
-    def input_topic_of(self, stream: str) -> str:
+    def find_input_topic(self, stream: str) -> str:
         """Return the topic to which other programs write the rows of a stream."""
         return f"{self.prefix}.in.{stream}"
 
-    def topic_of(self, stream: str) -> str:
+    def make_topic_name(self, stream: str) -> str:
         """Return the topic of a stream.
 
         Raises:

@@ -66,7 +66,7 @@ class Broker(Protocol):
             OffsetOutOfRange: A record was deleted.
         """
 
-    async def journal_range(self) -> JournalRange:
+    async def read_journal_range(self) -> JournalRange:
         """Return the present range of the journal. All records that were written before the call are in it."""
 
     async def delete_records(self, before: Mapping[Shard, int]) -> None:

@@ -37,7 +37,7 @@ from seamark.metaserver.log.kafka.broker import JournalListener, JournalRange, N
 from seamark.metaserver.log.kafka.kafka_log import KafkaLimits, KafkaLog, open_log_over
 from seamark.metaserver.log.port import Shard
 
-READERS = 4
+READER_THREADS = 4
 """The number of threads that read rows."""
 _TIMEOUT_S = 10.0
 """The maximum time of a request to the cluster."""
@@ -129,7 +129,7 @@ class KafkaBroker:
         self._ranges = self._make_consumer()
         self._readers: queue.LifoQueue[Consumer] = queue.LifoQueue()
         self._open_readers: list[Consumer] = []
-        self._threads = ThreadPoolExecutor(READERS + 1, thread_name_prefix="kafka-read")
+        self._threads = ThreadPoolExecutor(READER_THREADS + 1, thread_name_prefix="kafka-read")
         self._is_closing = threading.Event()
         self._serving = threading.Thread(target=self._serve_producer, name="kafka-producer", daemon=True)
         self._following: threading.Thread | None = None
@@ -231,7 +231,7 @@ class KafkaBroker:
     async def create_partitions(self, shards: Iterable[Shard]) -> None:
         counts: dict[str, int] = defaultdict(int)
         for shard in shards:
-            topic = self._address.topic_of(shard.stream)
+            topic = self._address.make_topic_name(shard.stream)
             counts[topic] = max(counts[topic], shard.number + 1)
         for topic, count in counts.items():
             if self._partitions.get(topic, 0) < count:
@@ -303,14 +303,17 @@ class KafkaBroker:
             raise self._make_unavailable_error(error) from error
 
     async def delete_stream(self, stream: str) -> None:
-        topic = self._address.topic_of(stream)
+        topic = self._address.make_topic_name(stream)
         self._partitions.pop(topic, None)
         deleted = self._admin.delete_topics([topic])
         await self._await_answer(deleted[topic], KafkaError.UNKNOWN_TOPIC_OR_PART)
 
     async def delete_records(self, before: Mapping[Shard, int]) -> None:
         await self._delete_before(
-            [TopicPartition(self._address.topic_of(shard.stream), shard.number, end) for shard, end in before.items()]
+            [
+                TopicPartition(self._address.make_topic_name(shard.stream), shard.number, end)
+                for shard, end in before.items()
+            ]
         )
 
     async def delete_journal(self, before: int) -> None:
@@ -343,14 +346,14 @@ class KafkaBroker:
         for shard, each in places.items():
             messages = [{"value": records[place].value, "callback": partial(writes.end, place)} for place in each]
             try:
-                self._produce(self._address.topic_of(shard.stream), shard.number, messages)
+                self._produce(self._address.make_topic_name(shard.stream), shard.number, messages)
             except LogUnavailable as error:
                 writes.refuse(each, error)
         answers: list[int | LogUnavailable] = []
         for record, answer in zip(records, await writes.wait(_ANSWER_S_MAX), strict=True):
             if isinstance(answer, KafkaError):
                 if answer.code() in _NO_TOPIC:  # Another process has deleted it.
-                    self._partitions.pop(self._address.topic_of(record.shard.stream), None)
+                    self._partitions.pop(self._address.make_topic_name(record.shard.stream), None)
                 answers.append(self._make_unavailable_error(KafkaException(answer)))
             elif answer is None:
                 answers.append(self._make_silence_error())
@@ -398,7 +401,9 @@ class KafkaBroker:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     async def read(self, shard: Shard, records: Sequence[int]) -> Mapping[int, bytes]:
-        return await self._run(partial(self._read, self._address.topic_of(shard.stream), shard.number, set(records)))
+        return await self._run(
+            partial(self._read, self._address.make_topic_name(shard.stream), shard.number, set(records))
+        )
 
     def _read(self, topic: str, partition: int, wanted: set[int]) -> dict[int, bytes]:
         try:
@@ -429,13 +434,13 @@ class KafkaBroker:
                         raise OffsetOutOfRange(f"The topic {topic} no longer has the record {min(wanted)}")
                     if not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:
                         raise KafkaException(error)
-                elif (offset := _offset_of(each)) in wanted:
+                elif (offset := _read_offset(each)) in wanted:
                     values[offset] = each.value() or b""
             if self._clock.monotonic() > deadline_s or self._is_closing.is_set():
                 raise LogUnavailable(f"Kafka did not answer a read of the topic {topic} within {_TIMEOUT_S:g} s")
         return values
 
-    async def journal_range(self) -> JournalRange:
+    async def read_journal_range(self) -> JournalRange:
         return JournalRange(*await self._run(self._read_journal_range))
 
     def _read_journal_range(self) -> tuple[int, int]:
@@ -491,7 +496,7 @@ class KafkaBroker:
         for each in [message, *self._follower.consume(_FOLLOWED_MAX, 0)]:
             error = each.error()
             if error is None:
-                if (offset := _offset_of(each)) >= position:
+                if (offset := _read_offset(each)) >= position:
                     records.append((offset, each.value() or b""))
                     position = offset + 1
             elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
@@ -518,7 +523,7 @@ def _call_on_loop(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> 
         loop.call_soon_threadsafe(work)
 
 
-def _offset_of(message: Message) -> int:
+def _read_offset(message: Message) -> int:
     """Return Kafka's offset of a message that was read without an error."""
     offset = message.offset()
     assert offset is not None

@@ -29,7 +29,7 @@ from seamark.metaserver.log.kafka.journal import (
 from seamark.metaserver.log.port import Acknowledgement, Shard, StreamProducer, StreamProducerState
 from seamark.metaserver.log.state import AppendEntry, BatchSize, Group, LogState
 
-_NO_LIMIT = 1 << 62
+_NO_LIMIT_OFFSET = 1 << 62
 Outcome = Acknowledgement | StreamProducerState | SeamarkError | None
 """The outcome of a request: its answer, or the error with which it was refused."""
 
@@ -47,7 +47,7 @@ class JournalState:
     def __init__(self) -> None:
         # Each replica limits producers before it writes (`KafkaLog.append`): a limit here would be a setting that
         # replicas may have different values of, and so different states.
-        self.state = LogState(_NO_LIMIT, _NO_LIMIT)
+        self.state = LogState(_NO_LIMIT_OFFSET, _NO_LIMIT_OFFSET)
         self.applied = 0
         self.groups = 0
         self.trimmed_ms = 0
@@ -119,7 +119,7 @@ class JournalState:
         before = self.state.get_released_offsets()
         self.state.release(offsets)
         for shard in offsets.keys() & before.keys():
-            batches, released = self.batches(shard), self.state.shards[shard].released
+            batches, released = self.list_batches(shard), self.state.shards[shard].released
             first = bisect.bisect_right(batches, before[shard], key=lambda batch: batch.end)
             last = bisect.bisect_right(batches, released, key=lambda batch: batch.end)
             self._count_unreleased(shard.stream, -sum(batch.size_bytes for batch in batches[first:last]))
@@ -157,7 +157,7 @@ class JournalState:
         self.state.keep_ms = request.keep_ms
         self.state.forget(now_ms, now_ms)
 
-    def batches(self, shard: Shard) -> Sequence[StoredBatch]:
+    def list_batches(self, shard: Shard) -> Sequence[StoredBatch]:
         """Return the batches of a shard that can be read, ascending."""
         return self._batches.get(shard, ())
 

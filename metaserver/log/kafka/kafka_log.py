@@ -72,7 +72,7 @@ from seamark.metaserver.log.waiting import Waiters
 RECORD_BYTES_MAX = 900_000
 """The maximum size of a record. Larger batches are in several records: a broker accepts 1 MB by default."""
 RunInThread = Callable[[Callable[[], list[bytes]]], Awaitable[list[bytes]]]
-_EVER = 1 << 62
+_NO_LIMIT_OFFSET = 1 << 62
 APPEND_SHARDS_MAX = 1000
 """The maximum number of shards of an append, so that a group of the journal is one record."""
 TRIMMED_SHARDS_MAX = 4000
@@ -157,7 +157,7 @@ class KafkaLog:
         self._answers: dict[int, list[asyncio.Future[Outcome]]] = {}
         """The requests of the groups that were written and not read again, by the number of the group."""
         self._next_group = 0
-        self._waiters = Waiters(lambda shard: self._journal.state.watermark(shard))
+        self._waiters = Waiters(lambda shard: self._journal.state.read_watermark(shard))
         self._appliers: list[tuple[int, asyncio.Future[None]]] = []
         """Tasks that wait until the journal is applied up to an offset."""
         self._asking = asyncio.Lock()
@@ -230,7 +230,7 @@ class KafkaLog:
             self._answer(number, None)
         self._refuse_waiting()
         self._waiters.close()
-        self._wake_appliers(_EVER)
+        self._wake_appliers(_NO_LIMIT_OFFSET)
 
     async def catch_up(self) -> None:
         self._check_open()
@@ -256,7 +256,7 @@ class KafkaLog:
                 raise self._question_error
             number = self._asked = self._asked + 1
             try:
-                self._end = (await self._broker.journal_range()).end
+                self._end = (await self._broker.read_journal_range()).end
             except SeamarkError as error:
                 self._failed_question, self._question_error = number, error
                 raise
@@ -470,21 +470,21 @@ class KafkaLog:
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def producer(self, name: str) -> StreamProducerState | None:
+    def find_producer(self, name: str) -> StreamProducerState | None:
         self._check_open()
-        return self._journal.state.producer(name)
+        return self._journal.state.find_producer(name)
 
-    def watermarks(self, shards: Iterable[Shard]) -> dict[Shard, int]:
+    def read_watermarks(self, shards: Iterable[Shard]) -> dict[Shard, int]:
         self._check_open()
-        return self._journal.state.watermarks(shards)
+        return self._journal.state.read_watermarks(shards)
 
     async def read(self, shard: Shard, offset: int, *, limit_bytes: int, end: int | None = None) -> Sequence[Record]:
         self._check_open()
         self._journal.state.check_readable(shard, offset)
         chosen: list[StoredBatch] = []
         size_bytes = 0
-        batches = self._journal.batches(shard)
-        for place in range(_place_of(batches, offset), len(batches)):
+        batches = self._journal.list_batches(shard)
+        for place in range(_find_batch_place(batches, offset), len(batches)):
             batch = batches[place]
             size_bytes += batch.size_bytes
             if (end is not None and batch.offset >= end) or (chosen and size_bytes > limit_bytes):
@@ -498,7 +498,7 @@ class KafkaLog:
             await self.catch_up()  # Another replica has removed rows; its record of the journal says which.
             self._journal.state.check_readable(shard, offset)
             raise
-        return [_record_of(shard, batch, values) for batch in chosen]
+        return [_build_record(shard, batch, values) for batch in chosen]
 
     async def wait(self, positions: Mapping[Shard, int], timeout_s: float) -> bool:
         self._check_open()
@@ -506,15 +506,15 @@ class KafkaLog:
         self._check_open()
         return is_reached
 
-    async def offset_at(self, shard: Shard, time_ms: int) -> int:
+    async def find_offset(self, shard: Shard, time_ms: int) -> int:
         self._check_open()
-        batches = self._journal.batches(shard)
+        batches = self._journal.list_batches(shard)
         place = bisect.bisect_left(batches, time_ms, key=lambda batch: batch.time_ms)
-        return batches[place].offset if place < len(batches) else self._journal.state.watermark(shard)
+        return batches[place].offset if place < len(batches) else self._journal.state.read_watermark(shard)
 
-    def shards(self, stream: str | None = None) -> dict[Shard, ShardState]:
+    def list_shards(self, stream: str | None = None) -> dict[Shard, ShardState]:
         self._check_open()
-        return self._journal.state.shard_states(stream)
+        return self._journal.state.list_shard_states(stream)
 
     def count_unreleased_bytes(self, stream: str) -> int:
         return self._journal.count_unreleased_bytes(stream)
@@ -575,7 +575,7 @@ class KafkaLog:
         Raises:
             LogUnavailable: Kafka does not answer, or the journal has no state to begin with.
         """
-        start, end = await self._broker.journal_range()
+        start, end = await self._broker.read_journal_range()
         self._reader = JournalReader(start)
         self._broker.follow_journal(start, self)
         timeout_s = self._limits.open_timeout_s
@@ -591,7 +591,7 @@ class KafkaLog:
         self._failure = self._failure or "The log is closed, because the server stops; retry later"
         self._refuse_waiting()
         self._waiters.close()
-        self._wake_appliers(_EVER)
+        self._wake_appliers(_NO_LIMIT_OFFSET)
 
     def cancel_groups(self) -> list[asyncio.Task[None]]:
         """Cancel the groups that are being written; return their tasks."""
@@ -603,7 +603,7 @@ class KafkaLog:
         """Check, for tests, the conditions that are true after every step."""
         self._journal.check_invariants()
 
-    def snapshot(self) -> tuple[int, bytes]:
+    def take_snapshot(self) -> tuple[int, bytes]:
         """Return, for tests, the number of applied records of the journal and the state after them."""
         return self._journal.applied, msgspec.msgpack.encode(self._journal.summarize())
 
@@ -641,7 +641,7 @@ def _count_pieces(batch: Batch) -> int:
     return max(1, -(-batch.size_bytes // RECORD_BYTES_MAX))
 
 
-def _record_of(shard: Shard, stored: StoredBatch, values: Mapping[int, bytes]) -> Record:
+def _build_record(shard: Shard, stored: StoredBatch, values: Mapping[int, bytes]) -> Record:
     pieces = [values[record] for record in stored.records]
     data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
     if len(data) != stored.size_bytes:
@@ -654,7 +654,7 @@ def _record_of(shard: Shard, stored: StoredBatch, values: Mapping[int, bytes]) -
     return Record(shard, stored.offset, batch, stored.time_ms, stored.producer, stored.sequence)
 
 
-def _place_of(batches: Sequence[StoredBatch], offset: int) -> int:
+def _find_batch_place(batches: Sequence[StoredBatch], offset: int) -> int:
     return bisect.bisect_right(batches, offset, key=lambda batch: batch.end)
 
 

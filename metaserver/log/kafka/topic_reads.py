@@ -56,11 +56,11 @@ class KafkaTopics:
         """End the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def name_of(self, uuid: str) -> str:
-        return self._address.input_topic_of(uuid)
+    def make_topic_name(self, uuid: str) -> str:
+        return self._address.find_input_topic(uuid)
 
     async def list_topics(self) -> dict[str, InputTopic]:
-        prefix = self._address.input_topic_of("")
+        prefix = self._address.find_input_topic("")
         listed = await self.run(partial(self._admin.list_topics, timeout=_TIMEOUT_S))
         names = [name for name in listed.topics if name.startswith(prefix)]
         if not names:
@@ -94,16 +94,16 @@ class KafkaTopics:
             codes = _GONE | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
             if isinstance(reason, KafkaError) and reason.code() in codes:
                 return None
-            raise self.unavailable(reason) from error
+            raise self.make_unavailable_error(reason) from error
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run a blocking call in a thread."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except KafkaException as error:
-            raise self.unavailable(error.args[0]) from error
+            raise self.make_unavailable_error(error.args[0]) from error
 
-    def unavailable(self, reason: object) -> LogUnavailable:
+    def make_unavailable_error(self, reason: object) -> LogUnavailable:
         """Return the error of a call that failed."""
         text = reason.str() if isinstance(reason, KafkaError) else str(reason)
         return LogUnavailable(f"Kafka at {self._address.servers} does not serve an input topic ({text}); retry later")
@@ -160,7 +160,7 @@ class _Consumer:
                     messages.append(_to_message(message))
                 elif error.code() in _ENDED or not (error.retriable() or error.code() < 0):
                     # Kafka has removed the next messages, or the topic was deleted. `begin` finds the next message.
-                    raise self._topics.unavailable(error)
+                    raise self._topics.make_unavailable_error(error)
                 else:
                     _log.info("an input topic is not read", topic=self._topic.name, error=error.str())
         return messages

@@ -55,7 +55,7 @@ class TopicSource(Protocol):
     Every method may raise LogUnavailable if the cluster does not answer.
     """
 
-    def name_of(self, uuid: str) -> str:
+    def make_topic_name(self, uuid: str) -> str:
         """Return the name of the input topic of a table."""
 
     async def list_topics(self) -> dict[str, InputTopic]:

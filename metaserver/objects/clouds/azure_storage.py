@@ -37,7 +37,7 @@ class AzureStorage(ServerStorage):
         with self._issued.hold():
             yield AzureObjects(roots, settings, clock)
 
-    def endpoint(self, settings: Settings) -> str:
+    def get_endpoint(self, settings: Settings) -> str:
         return settings.azure_endpoint
 
     def suggest_fix(self, error: Exception, settings: Settings) -> str:
@@ -69,7 +69,7 @@ class AzureStorage(ServerStorage):
             refresh=("adls.refresh-credentials-endpoint", refresh_path),
         )
 
-    def access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
+    def compute_access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
         return (
             settings.azure_client_access,
             lends_keys(settings.azure_client_access, delegation),

@@ -43,7 +43,7 @@ class Backing:
                 f"s3_backend must be gs:// or abfss://account.dfs.core.windows.net; {settings.s3_backend!r} is not"
             )
 
-    def bucket(self, bucket: str) -> str:
+    def map_bucket(self, bucket: str) -> str:
         """Return the bucket of locations in the cloud for a bucket of `s3://` locations."""
         return f"{bucket}@{self._host}" if self._host else bucket
 
@@ -53,7 +53,7 @@ class Backing:
         Raises:
             BadRequest: The cloud has no such bucket name or key.
         """
-        return parse_object(f"{self._scheme}://{self.bucket(location.bucket)}/{location.path}", "The location")
+        return parse_object(f"{self._scheme}://{self.map_bucket(location.bucket)}/{location.path}", "The location")
 
     def open(self, roots: Sequence[Location], settings: Settings, clock: Clock) -> CloudObjects[Any]:
         objects = GoogleObjects if self._scheme == "gs" else AzureObjects
@@ -80,7 +80,7 @@ class BackedObjects(ForwardingObjects):
         super().__init__(stored)
         self._backing = backing
 
-    def _at(self, location: str) -> str:
+    def _map_location(self, location: str) -> str:
         at = parse_location(location)
         if at.scheme != "s3":
             raise BadRequest(f"{location!r} is not on S3")
@@ -89,6 +89,6 @@ class BackedObjects(ForwardingObjects):
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         at = parse_location(prefix)
         root = self._backing.place(Location(at.scheme, at.bucket, "")).root()
-        async for info in self._stored.list(self._at(prefix)):
+        async for info in self._stored.list(self._map_location(prefix)):
             location = f"{at.root()}{info.location.removeprefix(root)}"
             yield ObjectInfo(location, info.size_bytes, info.modified_ms)

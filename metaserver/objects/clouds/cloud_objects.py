@@ -34,7 +34,7 @@ from seamark.metaserver.settings.settings import Settings
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
-_LIST_PAGE = 1000
+_OBJECTS_PER_PAGE = 1000
 _BACKOFF_MAX_S = 2.0
 # obstore also raises Python's FileNotFoundError, NotImplementedError and ValueError.
 MISSING = (FileNotFoundError, exceptions.NotFoundError)
@@ -128,7 +128,7 @@ class CloudObjects(ABC, Generic[S]):
 
     async def create(self, location: str, data: bytes, *, durable: bool = True) -> None:
         store, at = self._open(location)
-        write_id = self._clock.random_bytes(16).hex()
+        write_id = self._clock.draw_bytes(16).hex()
         try:
             await self._put_if_absent(store, at, data, {self.write_id: write_id})
         except exceptions.AlreadyExistsError:
@@ -161,14 +161,14 @@ class CloudObjects(ABC, Generic[S]):
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         store, at = self._open(prefix, whole_bucket=True)
         try:
-            async for page in obstore.list(store, f"{at.path}/" if at.path else None, chunk_size=_LIST_PAGE):
+            async for page in obstore.list(store, f"{at.path}/" if at.path else None, chunk_size=_OBJECTS_PER_PAGE):
                 for meta in page:
                     modified_ms = int(meta["last_modified"].timestamp() * 1000)
                     yield ObjectInfo(f"{at.root()}/{meta['path']}", meta["size"], modified_ms)
         except FAILED as error:
             raise self.explain(error, prefix) from error
 
-    def uploads(self, prefix: str) -> AsyncIterator[Upload]:
+    def list_uploads(self, prefix: str) -> AsyncIterator[Upload]:
         return yield_no_uploads()
 
     async def abort_uploads(self, uploads: Sequence[Upload]) -> int:

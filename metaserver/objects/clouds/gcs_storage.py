@@ -38,7 +38,7 @@ class GoogleStorage(ServerStorage):
         with self._issued.hold():
             yield GoogleObjects(roots, settings, clock)
 
-    def endpoint(self, settings: Settings) -> str:
+    def get_endpoint(self, settings: Settings) -> str:
         return settings.gcs_endpoint
 
     def suggest_fix(self, error: Exception, settings: Settings) -> str:
@@ -68,7 +68,7 @@ class GoogleStorage(ServerStorage):
             refresh=("gcs.oauth2.refresh-credentials-endpoint", refresh_path),
         )
 
-    def access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
+    def compute_access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
         return (
             settings.gcs_client_access,
             lends_keys(settings.gcs_client_access, delegation),

@@ -33,7 +33,7 @@ from seamark.metaserver.planner.joins.dimensions import ListedFile, list_files_a
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.rows.data_columns import DataRows
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.view.view import Selection, return_false
+from seamark.metaserver.planner.view.view import FileSelection, return_false
 from seamark.metaserver.runtime.gathering import gather
 
 COLUMNS_MAX = 4
@@ -43,7 +43,7 @@ READ_BYTES, DECODED_BYTES = 64 << 20, 128 << 20
 SAMPLE_S = 3.0
 NOT_SAMPLED = "the values are not sampled"
 FUNCTION_NOT_SAMPLED = "values of functions are not sampled"
-_FILES_CONCURRENT = 4
+_CONCURRENT_FILES_MAX = 4
 _HITS_MIN = 3
 """The minimum number of hits for which the share in the sample is used as the share in all files."""
 _PROBABILITY_MIN = 0.05
@@ -65,7 +65,7 @@ class ColumnSample:
     rows_left: int
     columns: tuple[FileColumn, ...]
 
-    def matches(self, condition: Expression) -> list[int]:
+    def count_matching_rows(self, condition: Expression) -> list[int]:
         """Return the number of matching rows in each sampled file.
 
         Args:
@@ -74,12 +74,12 @@ class ColumnSample:
         masks = ((find_rows_where(condition, (), {self.column: column}), column) for column in self.columns)
         return [column.rows if mask is None else int(mask.sum()) for mask, column in masks]
 
-    def share_of_rows(self, condition: Expression) -> float:
+    def compute_share_of_rows(self, condition: Expression) -> float:
         """Return the share of the rows in `files_left` that match."""
         rows = sum(column.rows for column in self.columns)
-        return sum(self.matches(condition)) / rows if rows else 0.0
+        return sum(self.count_matching_rows(condition)) / rows if rows else 0.0
 
-    def files_with(self, condition: Expression, values: int | None) -> int | None:
+    def estimate_files(self, condition: Expression, values: int | None) -> int | None:
         """Estimate how many of `files_left` have a row that matches the condition.
 
         Args:
@@ -90,7 +90,7 @@ class ColumnSample:
             None if the sample is too small for an estimate.
         """
         sampled = len(self.columns)
-        hits = sum(count > 0 for count in self.matches(condition))
+        hits = sum(count > 0 for count in self.count_matching_rows(condition))
         if sampled == self.files_left:
             return hits
         share = hits / sampled
@@ -111,7 +111,7 @@ class ColumnSample:
         number of sampled files. Then a value that occurs in any of them occurs in n p / (1 - (1 - p)^n) of them on
         average. This number grows with p, so bisection finds the p that gives the average of the sample.
         """
-        parts = [column.keys_of_rows(None) for column in self.columns]
+        parts = [column.collect_keys(None) for column in self.columns]
         distinct = len(union_keys(parts, self.column.kind))
         if not distinct:
             return 0.0
@@ -128,7 +128,7 @@ Samples = Mapping[int, ColumnSample | str]
 """The samples by column id. For a column without a sample, the value is a text with the reason."""
 
 
-def conditions_of_columns(bound: Expression) -> dict[int, list[Bound]]:
+def group_conditions_by_column(bound: Expression) -> dict[int, list[Bound]]:
     """Return, by column id, the conditions that all rows must satisfy.
 
     Only conditions on plain columns whose values have an order are returned.
@@ -150,7 +150,7 @@ async def sample_columns(objects: ObjectStore, scan: ScanPlan) -> Samples:
     """
     if scan.files <= 1:
         return {}
-    condition_parts = list(conditions_of_columns(scan.bound).items())[:COLUMNS_MAX]
+    condition_parts = list(group_conditions_by_column(scan.bound).items())[:COLUMNS_MAX]
     rows = DataRows(
         objects,
         asyncio.get_running_loop(),
@@ -180,7 +180,7 @@ async def _sample(rows: DataRows, scan: ScanPlan, parts: Sequence[Bound]) -> Col
         return (await asyncio.to_thread(read_file_columns, rows, scan.metadata, file, [column]))[column]
 
     try:
-        columns = await gather([partial(read, file) for file in chosen], _FILES_CONCURRENT)
+        columns = await gather([partial(read, file) for file in chosen], _CONCURRENT_FILES_MAX)
     except Unreadable as error:
         return f"a data file cannot be read: {error}"
     except SeamarkError as error:
@@ -190,12 +190,12 @@ async def _sample(rows: DataRows, scan: ScanPlan, parts: Sequence[Bound]) -> Col
 
 def _find_files_left(scan: ScanPlan, parts: Sequence[Bound]) -> list[ListedFile]:
     """Return the files that the conditions `parts` keep, by partition values and bounds."""
-    selection = Selection.everything(scan.view)
+    selection = FileSelection.select_all(scan.view)
     specs = [spec for spec in scan.metadata.partition_specs if spec.spec_id in scan.view.specs]
     for part in parts:
         narrow_by_partition(selection, {spec.spec_id: project(part, spec).possible for spec in specs}, return_false)
         narrow_by_stats(selection, part, return_false)
-    return list_files_at(scan, selection.entry_ids())
+    return list_files_at(scan, selection.list_entry_ids())
 
 
 def _choose_sample_files(files: Sequence[ListedFile]) -> list[ListedFile]:

@@ -2,7 +2,7 @@
 
 A cube answers a query if the grouping keys and the compared columns are dimensions, and the aggregates are measures
 (`connector/cubes`). The candidates are the cube of each shape, and the union of several of them. A cube that does not
-shrink the rows of a file by the factor `SHRINK` is no candidate, because `seamark index create` refuses it.
+shrink the rows of a file by the factor `ROWS_PER_GROUP_MIN` is no candidate, because `seamark index create` refuses it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from seamark.formats.index.definitions import IndexDefinition
 from seamark.formats.index.keys.measures import ColumnOperand
-from seamark.formats.index.kinds.cube import SHRINK
+from seamark.formats.index.kinds.cube import ROWS_PER_GROUP_MIN
 from seamark.metaserver.history.shapes import AGGREGATE_FUNCTIONS, Aggregate
 from seamark.metaserver.planner.advice.replay import RecordedShape
 from seamark.metaserver.planner.advice.row_samples import RowSample
@@ -90,12 +90,12 @@ def find_cube_candidates(
     for recorded in frequent:
         dimensions = _find_dimensions(recorded)
         sets.append(dimensions)
-        if _estimate_shrink(union | dimensions, sample, rows_per_file) >= SHRINK:
+        if _estimate_shrink(union | dimensions, sample, rows_per_file) >= ROWS_PER_GROUP_MIN:
             union |= dimensions
     return [
         _make_candidate(dimensions, frequent, sample, rows_per_file)
         for dimensions in dict.fromkeys([union, *sets])
-        if dimensions and _estimate_shrink(dimensions, sample, rows_per_file) >= SHRINK
+        if dimensions and _estimate_shrink(dimensions, sample, rows_per_file) >= ROWS_PER_GROUP_MIN
     ]
 
 

@@ -27,8 +27,8 @@ def add_bounds(sample: RowSample, files: FoundFiles) -> RowSample:
     """
     columns = {}
     for column_id, column in sample.columns.items():
-        stats = files.stats(RequestedColumn(column_id, column.kind))
-        bounds = [_list_distinct_bounds(stats.bounds(side)) for side in ("lower", "upper")]
+        stats = files.find_statistics(RequestedColumn(column_id, column.kind))
+        bounds = [_list_distinct_bounds(stats.read_bounds(side)) for side in ("lower", "upper")]
         more = np.unique(np.concatenate([*bounds, column.values[:0]]))
         if len(more) > _BOUNDS_MAX:
             more = more[np.linspace(0, len(more) - 1, _BOUNDS_MAX).astype(np.int64)]
@@ -39,7 +39,7 @@ def add_bounds(sample: RowSample, files: FoundFiles) -> RowSample:
 def _list_distinct_bounds(bounds: object) -> npt.NDArray[Any]:
     """Return the different bounds of a side, without missing bounds."""
     if isinstance(bounds, Strings):
-        texts = {text for text in bounds.values() if text is not None}
+        texts = {text for text in bounds.list_values() if text is not None}
         values = np.empty(len(texts), dtype=object)
         values[:] = sorted(texts)
         return values
@@ -50,15 +50,15 @@ def _list_distinct_bounds(bounds: object) -> npt.NDArray[Any]:
 def make_current_layout(files: FoundFiles, sample: RowSample) -> SimulatedLayout:
     """Return the layout of a table's files, by their column bounds. A file without bounds may have any value."""
     lower, upper, nulls = {}, {}, {}
-    records, sizes = files.longs("record_count"), files.longs("file_size_in_bytes").astype(np.float64)
+    records, sizes = files.read_longs("record_count"), files.read_longs("file_size_in_bytes").astype(np.float64)
     picked = np.arange(files.files)
     if files.files > _CURRENT_FILES_MAX:
         picked = np.sort(np.random.default_rng(files.files).choice(files.files, _CURRENT_FILES_MAX, replace=False))
     for column_id, column in sample.columns.items():
-        stats = files.stats(RequestedColumn(column_id, column.kind))
+        stats = files.find_statistics(RequestedColumn(column_id, column.kind))
         count = len(column.values)
-        low = _codes_of_bounds(stats.bounds("lower"), column, "left", picked)
-        high = _codes_of_bounds(stats.bounds("upper"), column, "right", picked)
+        low = _compute_bound_codes(stats.read_bounds("lower"), column, "left", picked)
+        high = _compute_bound_codes(stats.read_bounds("upper"), column, "right", picked)
         null_counts = stats.counts("null_value_counts")[picked]
         nulls_only = null_counts == records[picked]
         lower[column_id] = np.where(low < 0, 1, low + 1).astype(np.int32)
@@ -68,7 +68,7 @@ def make_current_layout(files: FoundFiles, sample: RowSample) -> SimulatedLayout
     return SimulatedLayout(lower, upper, nulls, weights)
 
 
-def _codes_of_bounds(
+def _compute_bound_codes(
     bounds: object, column: SampledColumn, side: str, picked: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
     """Return the number of distinct values below each bound of the picked files, int64[picked].
@@ -78,7 +78,7 @@ def _codes_of_bounds(
     If `side` is `left`, a value that equals the bound does not count. If it is `right`, the value counts.
     """
     if isinstance(bounds, Strings):
-        all_texts = bounds.values()
+        all_texts = bounds.list_values()
         texts = [all_texts[number] for number in picked.tolist()]
         has_bound = np.array([text is not None for text in texts], dtype=np.bool_)
         places = np.array([np.searchsorted(column.values, text or b"", side) for text in texts], dtype=np.int64)  # type: ignore[call-overload]

@@ -35,11 +35,17 @@ from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.packing import MISSING, Form, Longs, encode_key, get_form
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.planner.advice.column_samples import NOT_SAMPLED, ColumnSample, Samples
-from seamark.metaserver.planner.lookup.lookup import FoundFiles, FoundStatistics, RequestedColumn, Strings, files_at
+from seamark.metaserver.planner.lookup.lookup import (
+    FoundFiles,
+    FoundStatistics,
+    RequestedColumn,
+    Strings,
+    find_files_at,
+)
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.view.view import Selection, return_false
+from seamark.metaserver.planner.view.view import FileSelection, return_false
 
 COLUMNS_MAX = 4
 """The maximum number of columns of a clustering. With more columns, each column would divide the rows too coarsely."""
@@ -119,10 +125,10 @@ def estimate_layouts(scan: ScanPlan, samples: Samples, properties: Mapping[str, 
     columns = _group_intervals_by_column(scan)
     if not columns or scan.files <= 1:
         return LayoutEstimates([], {})
-    selection = Selection.everything(scan.view)
+    selection = FileSelection.select_all(scan.view)
     specs = [spec for spec in scan.metadata.partition_specs if spec.spec_id in scan.view.specs]
     narrow_by_partition(selection, {spec.spec_id: project(scan.bound, spec).possible for spec in specs}, return_false)
-    files = files_at(scan.view, selection.entry_ids())
+    files = find_files_at(scan.view, selection.list_entry_ids())
     policy = _read_policy_columns(properties)
     shares_of: dict[str, Shares] = {}
     unknown: dict[str, str] = {}
@@ -138,7 +144,9 @@ def estimate_layouts(scan: ScanPlan, samples: Samples, properties: Mapping[str, 
         return LayoutEstimates([], unknown)
     partitions = _count_partitions(files, properties)
     files_in = sum(each.files * count for each, count in partitions.items())
-    limit = files_in * min(_PROPOSED_FILES_MAX_FRACTION, _PROPOSED_BYTES_MAX_FRACTION * _share_of_bytes(scan, files))
+    limit = files_in * min(
+        _PROPOSED_FILES_MAX_FRACTION, _PROPOSED_BYTES_MAX_FRACTION * _compute_share_of_bytes(scan, files)
+    )
     if policy:
         policy_conditions = {name: columns[name] for name in policy if name in columns}
         policy_shares = [
@@ -156,7 +164,7 @@ def estimate_layouts(scan: ScanPlan, samples: Samples, properties: Mapping[str, 
     singles = [
         LayoutEstimate((name,), files_in, _count_kept_files((each,), partitions)) for name, each in shares_of.items()
     ]
-    singles.sort(key=lambda one: one.files)
+    singles.sort(key=lambda estimate: estimate.files)
     best = _choose_clustering(singles, shares_of, partitions)
     return LayoutEstimates(
         [one for one in (*([best] if best else ()), *singles) if one.files <= limit],
@@ -179,7 +187,7 @@ def _count_partitions(candidates: FoundFiles, properties: Mapping[str, str]) -> 
     grouped = group_by_partition(candidates)
     sizes = np.bincount(
         grouped.numbers,
-        weights=candidates.longs("file_size_in_bytes").clip(0).astype(np.float64),
+        weights=candidates.read_longs("file_size_in_bytes").clip(0).astype(np.float64),
         minlength=len(grouped.partitions),
     )
     return Counter(
@@ -187,13 +195,13 @@ def _count_partitions(candidates: FoundFiles, properties: Mapping[str, str]) -> 
             max(1, math.ceil(size_bytes / target_bytes)),
             max(1, math.ceil(size_bytes / LAYER_BYTES), math.ceil(files / LAYER_FILES)),
         )
-        for size_bytes, files in zip(sizes.tolist(), grouped.files(), strict=True)
+        for size_bytes, files in zip(sizes.tolist(), grouped.count_files(), strict=True)
     )
 
 
-def _share_of_bytes(scan: ScanPlan, candidates: FoundFiles) -> float:
+def _compute_share_of_bytes(scan: ScanPlan, candidates: FoundFiles) -> float:
     """Return the share of the bytes of `candidates` that the plan keeps."""
-    return min(1.0, scan.stages[-1].bytes_left / max(1, int(candidates.longs("file_size_in_bytes").clip(0).sum())))
+    return min(1.0, scan.stages[-1].bytes_left / max(1, int(candidates.read_longs("file_size_in_bytes").clip(0).sum())))
 
 
 def _choose_clustering(
@@ -315,11 +323,13 @@ def _estimate_row_shares(
     part = parts[0]
     if not intervals or not candidates.files or len(intervals) * candidates.files > _WORK_MAX:
         return None
-    axis = _Axis.read(candidates.stats(RequestedColumn(part.column_id, part.kind)), candidates.longs("record_count"))
+    axis = _Axis.read(
+        candidates.find_statistics(RequestedColumn(part.column_id, part.kind)), candidates.read_longs("record_count")
+    )
     spread = None if axis is None else [axis.shares(interval) for interval in intervals]
     if isinstance(sample, ColumnSample):
         starts = [start for start, _ in spread] if spread else [n / len(intervals) for n in range(len(intervals))]
-        rows = max(1, int(candidates.longs("record_count").clip(0).sum()))
+        rows = max(1, int(candidates.read_longs("record_count").clip(0).sum()))
         widths = [share * sample.rows_left / rows for share in _sample_shares(sample, parts, len(intervals))]
         return [(max(0.0, min(low, 1 - width)), low + width) for low, width in zip(starts, widths, strict=True)]
     if spread is None:
@@ -340,9 +350,9 @@ def _sample_shares(sample: ColumnSample, parts: Sequence[Bound], intervals: int)
     part = parts[0]
     if len(parts) == 1 and len(part.values) == intervals <= _VALUES_MAX and part.op in (Op.EQ, Op.IN):
         values = (msgspec.structs.replace(part, op=Op.EQ, values=(value,)) for value in part.values)
-        return [sample.share_of_rows(value) for value in values]
+        return [sample.compute_share_of_rows(value) for value in values]
     conjunction = And(tuple(parts)) if len(parts) > 1 else part
-    return [sample.share_of_rows(conjunction) / intervals] * intervals
+    return [sample.compute_share_of_rows(conjunction) / intervals] * intervals
 
 
 def _count_distinct_values(scan: ScanPlan, column_id: int) -> int | None:
@@ -380,14 +390,14 @@ class _Axis(NamedTuple):
     def read(cls, stats: FoundStatistics, counts: Longs) -> _Axis | None:
         assert stats.form is not None
         rows = counts.clip(0).astype(np.float64)
-        lower, upper = stats.bounds("lower"), stats.bounds("upper")
+        lower, upper = stats.read_bounds("lower"), stats.read_bounds("upper")
         base, common, scale = 0, b"", 1.0
         if isinstance(lower, Strings) or isinstance(upper, Strings):
             assert isinstance(lower, Strings)
             assert isinstance(upper, Strings)
             if len(rows) > _STRING_FILES_MAX:
                 return None
-            texts = list(zip(lower.values(), upper.values(), strict=True))
+            texts = list(zip(lower.list_values(), upper.list_values(), strict=True))
             is_known = np.array([None not in pair for pair in texts], dtype=np.bool_)
             present = [(first, last) for first, last in texts if first is not None and last is not None]
             if not present:
@@ -416,11 +426,11 @@ class _Axis(NamedTuple):
 
     def shares(self, interval: Interval) -> tuple[float, float]:
         low, high, has_low, has_high = interval
-        start = 0.0 if low is None else self._share_below(self._at(low, after=not has_low))
-        end = 1.0 if high is None else self._share_below(self._at(high, after=has_high))
+        start = 0.0 if low is None else self._share_below(self._locate(low, after=not has_low))
+        end = 1.0 if high is None else self._share_below(self._locate(high, after=has_high))
         return start, max(start, end)
 
-    def _at(self, key: Key, *, after: bool) -> float:
+    def _locate(self, key: Key, *, after: bool) -> float:
         """Return the position of a key on the axis.
 
         Args:

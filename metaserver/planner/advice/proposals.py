@@ -26,7 +26,7 @@ from seamark.formats.iceberg.metadata.clustering import CURVE, HILBERT, LINEAR, 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, parse_count
 from seamark.formats.index.definitions import IndexDefinition, define, read_definitions
-from seamark.formats.index.kinds.bloom import FPP
+from seamark.formats.index.kinds.bloom import FALSE_POSITIVE_PROBABILITY
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.planner.advice.cube_candidates import CubeCandidate, find_answered, find_cube_candidates
 from seamark.metaserver.planner.advice.current_layout import make_current_layout
@@ -66,7 +66,7 @@ _PINNED_READS_PER_DAY_MIN = 10
 """A table is worth pinning in the gateway's cache if statements read its bytes at least this number of times a day."""
 _CACHE_PINNED = "seamark.cache.pinned"
 CUBE = "cube"
-FALSE_SHARES = {"bloom": FPP, "bitmap": 0.0, "record": 0.0}
+FALSE_SHARES = {"bloom": FALSE_POSITIVE_PROBABILITY, "bitmap": 0.0, "record": 0.0}
 
 
 class Reads(msgspec.Struct, frozen=True, rename="kebab"):

@@ -26,7 +26,7 @@ from seamark.metaserver.history.samples import BOTH, HIGH, LOW, FilterSample
 from seamark.metaserver.history.shapes import Conjunct, QueryShape, ShapeTerm
 from seamark.metaserver.planner.advice.row_samples import RowSample, SampledColumn
 
-DRAWS_EACH = 24
+DRAWN_STATEMENTS_PER_SHAPE_MAX = 24
 """The maximum number of statements that are drawn from one shape."""
 _MASK_BYTES_EACH = 8 << 20
 """The memory for the conditions of the statements that are drawn from one shape. At least one statement is drawn."""
@@ -131,7 +131,7 @@ def draw_statements(shapes: Sequence[RecordedShape], sample: RowSample, *, seed:
         codes = _draw_compared_codes(recorded, sample, draws, rng)
         for draw in range(draws):
             if recorded.filters:
-                conditions = _conditions_of_filter(recorded.filters[draw % len(recorded.filters)], sample)
+                conditions = _build_filter_conditions(recorded.filters[draw % len(recorded.filters)], sample)
             else:
                 samples = recorded.samples
                 widths = samples[draw % len(samples)] if samples else FilterSample()
@@ -193,14 +193,14 @@ def _count_draws(shape: QueryShape, sample: RowSample) -> int:
     """Return the number of statements to draw from a shape, so that their conditions fit in the memory."""
     compared = [sample.columns.get(term.column_id) for conjunct in shape.conjuncts for term in conjunct]
     mask_bytes = sum(len(column.values) + 1 for column in compared if column is not None)
-    return min(DRAWS_EACH, max(1, _MASK_BYTES_EACH // max(1, mask_bytes)))
+    return min(DRAWN_STATEMENTS_PER_SHAPE_MAX, max(1, _MASK_BYTES_EACH // max(1, mask_bytes)))
 
 
-def _conditions_of_filter(bound: Expression, sample: RowSample) -> tuple[tuple[DrawnCondition, ...], ...]:
+def _build_filter_conditions(bound: Expression, sample: RowSample) -> tuple[tuple[DrawnCondition, ...], ...]:
     """Return the conditions of a filter that the history kept with its literals."""
     conditions = []
     for part in bound.children if isinstance(bound, And) else (bound,):
-        alternatives = [_condition_of(predicate, sample) for predicate in collect_predicates(part)]
+        alternatives = [_build_condition(predicate, sample) for predicate in collect_predicates(part)]
         is_flat = isinstance(part, Bound) or (
             isinstance(part, Or) and all(isinstance(child, Bound) for child in part.children)
         )
@@ -210,7 +210,7 @@ def _conditions_of_filter(bound: Expression, sample: RowSample) -> tuple[tuple[D
     return tuple(conditions)
 
 
-def _condition_of(predicate: Bound, sample: RowSample) -> DrawnCondition | None:
+def _build_condition(predicate: Bound, sample: RowSample) -> DrawnCondition | None:
     column = sample.columns.get(predicate.column_id)
     if column is None or predicate.transform != "identity":
         return None
@@ -339,7 +339,7 @@ def _draw_range(column: SampledColumn, side: str, share: float, row: int, rng: n
 
 def compute_curve_order(sample: RowSample, column_ids: Sequence[int], curve: str) -> Longs:
     """Return the order of the sampled rows along a curve through the columns, int64[rows]."""
-    points = np.stack([sample.columns[column_id].ranks(_RANK_BITS) for column_id in column_ids], axis=1)
+    points = np.stack([sample.columns[column_id].compute_ranks(_RANK_BITS) for column_id in column_ids], axis=1)
     keys = compute_curve_keys(points, _RANK_BITS, curve)
     as_bytes = np.ascontiguousarray(keys).view(f"V{keys.shape[1]}").ravel()
     order: Longs = np.argsort(as_bytes.view(f"S{keys.shape[1]}"), kind="stable")

@@ -33,7 +33,7 @@ from seamark.metaserver.runtime.gathering import gather
 FILES_MAX, ROWS_MAX, LAYOUT_ROWS_MAX = 48, 2_000_000, 60_000
 """The files and rows that are read, and the rows of which layouts are simulated."""
 SAMPLE_S = 8.0
-_FILES_CONCURRENT = 4
+_CONCURRENT_FILES_MAX = 4
 _INTEGERS = frozenset({"int", "long", "date", "time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
 _FLOATS = frozenset({"float", "double"})
 _TEXTS = frozenset({"string", "binary", "uuid", "fixed"})
@@ -73,7 +73,7 @@ class SampledColumn:
     def is_numeric(self) -> bool:
         return self.values.dtype != np.dtype(object)
 
-    def ranks(self, bits: int) -> npt.NDArray[np.uint64]:
+    def compute_ranks(self, bits: int) -> npt.NDArray[np.uint64]:
         """Return the rank of each row's value, uint64[rows], less than 2**bits. Equal values have equal ranks."""
         counts = np.bincount(self.codes, minlength=len(self.values) + 1)
         ends = np.cumsum(counts)
@@ -132,7 +132,7 @@ async def sample_rows(
 
     try:
         async with asyncio.timeout(SAMPLE_S):
-            parts = await gather([partial(read, file) for file in chosen], _FILES_CONCURRENT)
+            parts = await gather([partial(read, file) for file in chosen], _CONCURRENT_FILES_MAX)
         return await asyncio.to_thread(_combine, parts, columns)
     except TimeoutError:
         return f"the rows could not be read within {SAMPLE_S:g} s"

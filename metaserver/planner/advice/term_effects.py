@@ -1,5 +1,6 @@
-"""The effect of each conjunct of a filter. If partitions and bounds leave out few files, also the index that would
-help.
+"""The effect of each conjunct of a filter.
+
+If partitions and bounds leave out few files, also the index that would help.
 
 An index is proposed unless a sample of the column shows that most files have a matching row. The explanation of a plan
 shows these texts. Planning does not use them.
@@ -16,12 +17,12 @@ from seamark.formats.iceberg.expressions.projection import project
 from seamark.formats.iceberg.types.functions import is_function
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.definitions import Definitions, IndexDefinition, read_definitions
-from seamark.formats.index.kinds.bloom import FPP
+from seamark.formats.index.kinds.bloom import FALSE_POSITIVE_PROBABILITY
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.metaserver.planner.advice.column_samples import FUNCTION_NOT_SAMPLED, NOT_SAMPLED, ColumnSample, Samples
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.view.view import Selection, return_false
+from seamark.metaserver.planner.view.view import FileSelection, return_false
 
 _TERMS_MAX = 16
 """The maximum number of conjuncts that are reported. Each of them reads the bounds of all files once."""
@@ -54,7 +55,7 @@ class TermEffect(NamedTuple):
     index_note: str | None = None
 
 
-def effects_of_terms(scan: ScanPlan, samples: Samples) -> list[TermEffect]:
+def compute_term_effects(scan: ScanPlan, samples: Samples) -> list[TermEffect]:
     """Return the effects of the first `_TERMS_MAX` conjuncts of the filter, in the order of the filter."""
     parts = scan.bound.children if isinstance(scan.bound, And) else (scan.bound,)
     definitions = read_definitions(scan.metadata)
@@ -62,7 +63,7 @@ def effects_of_terms(scan: ScanPlan, samples: Samples) -> list[TermEffect]:
 
 
 def _measure_effect(scan: ScanPlan, part: Bound, definitions: Definitions, samples: Samples) -> TermEffect:
-    selection = Selection.everything(scan.view)
+    selection = FileSelection.select_all(scan.view)
     files_in = selection.count()
     specs = [spec for spec in scan.metadata.partition_specs if spec.spec_id in scan.view.specs]
     narrow_by_partition(selection, {spec.spec_id: project(part, spec).possible for spec in specs}, return_false)
@@ -98,18 +99,18 @@ def _estimate_with_index(
         # The layout estimates already report the reason for a plain column.
         return None, sample if sample == FUNCTION_NOT_SAMPLED else NOT_SAMPLED
     values = len(part.values) if part.op in (Op.EQ, Op.IN) else None
-    hits = sample.files_with(part, values)
+    hits = sample.estimate_files(part, values)
     if hits is None:
         return None, "too few files of the sample have a matching row"
     # The sample is from the files that all conditions on the column keep. `left` counts the files that a
     # single condition keeps.
     hits = min(left, round(hits * left / max(1, sample.files_left)))
-    false_share = min(1.0, FPP * (values or 1)) if kind == "bloom" else 0.0
+    false_share = min(1.0, FALSE_POSITIVE_PROBABILITY * (values or 1)) if kind == "bloom" else 0.0
     return hits + math.ceil(false_share * (left - hits)), None
 
 
 def _has_bounds(scan: ScanPlan, part: Bound) -> bool:
-    entries = scan.view.stats(part.column_id, part.kind).entries
+    entries = scan.view.find_statistics(part.column_id, part.kind).entries
     return any(entry is not None and entry.lower is not None for entry in entries)
 
 

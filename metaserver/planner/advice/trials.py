@@ -248,7 +248,7 @@ def refuse(
         return "the proposal does not pay within the horizon"
     if properties is None:
         return "a job cannot apply it"
-    own = own_properties(applied)
+    own = list_own_properties(applied)
     for name in properties:
         current = effective.properties.get(name)
         if current is not None and own.get(name) != current:
@@ -309,7 +309,7 @@ def _refuse_cost(
     return None
 
 
-def own_properties(applied: Iterable[AppliedProposal]) -> dict[str, str]:
+def list_own_properties(applied: Iterable[AppliedProposal]) -> dict[str, str]:
     """Return the properties that trials in effect have set."""
     properties: dict[str, str] = {}
     for proposal in applied:

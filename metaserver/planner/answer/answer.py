@@ -31,7 +31,7 @@ from seamark.formats.iceberg.expressions.residuals import (
 from seamark.formats.index.packing import Longs
 from seamark.formats.protocol.wire import encode_json as to_json
 from seamark.formats.runtime.memoization import computed_once
-from seamark.metaserver.index.blocks.block import Block, longs_at
+from seamark.metaserver.index.blocks.block import Block, read_longs_at
 from seamark.metaserver.planner.answer._answer import CHOICE, CONSTANT, write
 from seamark.metaserver.planner.answer.content_files import (
     STANDARD,
@@ -136,7 +136,7 @@ class ScanTaskWriter:
         longest = len(to_json(self._residuals.encode(self._scan.bound)))
         return None if longest <= _RESIDUAL_BYTES_MIN else max(1, self._form.residual_bytes // longest)
 
-    def tasks(self, entry_ids: Longs) -> Iterator[bytes]:
+    def write_tasks(self, entry_ids: Longs) -> Iterator[bytes]:
         """Yield the items of `file-scan-tasks` for these ascending entry ids, as pieces to concatenate.
 
         Raises:
@@ -168,7 +168,7 @@ class ScanTaskWriter:
 
         In format version 2, files inherit no such field.
         """
-        manifest = self._scan.view.manifest_of(first)
+        manifest = self._scan.view.find_manifest(first)
         fields = []
         with error_context(block):
             if (ids := assign_first_row_ids(manifest, block, rows)) is not None:
@@ -254,7 +254,7 @@ class _Files:
                 columns.content or (CHOICE, encode_contents(block, rows)),
                 columns.path,
                 columns.format or (CHOICE, encode_formats(block, rows)),
-                (CHOICE, self._partitions.texts(block, columns, rows, self._texts)),
+                (CHOICE, self._partitions.write_texts(block, columns, rows, self._texts)),
                 *columns.optional,
             ]
             if numbers is not None:
@@ -362,7 +362,7 @@ class _Residuals:
         nan_free = np.full(len(rows), bool(self._nan_columns))
         for column_id in self._nan_columns:
             counts = block.count_column("nan_value_counts", column_id)
-            nan_free &= False if counts is None else longs_at(counts, rows) == 0
+            nan_free &= False if counts is None else read_longs_at(counts, rows) == 0
         read_whole = np.zeros(len(rows), dtype=np.bool_)
         if self._whole_files:
             read_whole |= [b"orc" in text for text in encode_formats(block, rows)]

@@ -27,7 +27,7 @@ from seamark.formats.iceberg.types.values import FLOATS, INTS, LONGS, Value, enc
 from seamark.formats.index.packing import MISSING, NONE, Form, Longs, PackedColumn
 from seamark.formats.protocol.wire import encode_json as to_json
 from seamark.formats.runtime.errors import Corrupt, NotAcceptable
-from seamark.metaserver.index.blocks.block import Block, doubles_at, longs_at, present_at
+from seamark.metaserver.index.blocks.block import Block, doubles_at, present_at, read_longs_at
 from seamark.metaserver.planner.answer._answer import CHOICE, CONSTANT, HEX, ITEMS, NUMBER, TEXT, write
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
@@ -132,7 +132,7 @@ def encode_contents(block: Block, rows: Longs) -> list[bytes]:
     """Return the content type of each row's file, for blocks with several content types."""
     column = block.find_long_column("content")
     assert column is not None
-    return [_CONTENTS[content] for content in longs_at(column, rows).tolist()]
+    return [_CONTENTS[content] for content in read_longs_at(column, rows).tolist()]
 
 
 def encode_formats(block: Block, rows: Longs) -> list[bytes]:
@@ -143,7 +143,7 @@ def encode_formats(block: Block, rows: Longs) -> list[bytes]:
     """
     column = block.find_text_column("file_format")
     assert column is not None
-    return [_encode_format(column.key(row)) for row in rows.tolist()]
+    return [_encode_format(column.read_key(row)) for row in rows.tolist()]
 
 
 def _list_optional_parts(block: Block) -> Iterator[Part]:
@@ -228,7 +228,7 @@ def encode_keys(block: Block, columns: BlockLayout, fields: Sequence[int], rows:
 def _encode_float_keys(block: Block, field: int, rows: Longs) -> list[bytes]:
     column = block.partition_columns[field]
     assert column is not None
-    return [repr(column.key(row)).encode() for row in rows.tolist()]
+    return [repr(column.read_key(row)).encode() for row in rows.tolist()]
 
 
 _COUNTS = {
@@ -287,12 +287,12 @@ def _write_map(name: str, keys: list[str], texts: tuple[str | None, ...]) -> str
 def _read_counts(column: PackedColumn | None) -> Texts:
     if column is None:
         return lambda rows: [None] * len(rows)
-    return lambda rows: [None if count == MISSING else str(count) for count in longs_at(column, rows).tolist()]
+    return lambda rows: [None if count == MISSING else str(count) for count in read_longs_at(column, rows).tolist()]
 
 
 def _make_bound_reader(block: Block, side: str, column_id: int) -> Texts | None:
     """Return the function that reads this column's lower or upper bounds, or None if the block has no such bounds."""
-    column, kind = block.get_bound_column(side, column_id), block.kind(column_id)
+    column, kind = block.get_bound_column(side, column_id), block.find_kind(column_id)
     if column is None or kind is None:
         return None
     dtype = _DTYPES.get(kind)
@@ -303,7 +303,7 @@ def _make_bound_reader(block: Block, side: str, column_id: int) -> Texts | None:
         ]
     if dtype is None:
         return lambda rows: [_write_bound(block, side, column_id, kind, row) for row in rows.tolist()]
-    read_at = doubles_at if kind in FLOATS else longs_at
+    read_at = doubles_at if kind in FLOATS else read_longs_at
 
     def read(rows: Longs) -> list[str | None]:
         numbers = read_at(column, rows).astype(dtype)
@@ -431,7 +431,7 @@ class PartitionTexts:
             and self._specs == metadata.partition_specs
         )
 
-    def texts(self, block: Block, columns: BlockLayout, rows: Longs, cache: PartitionTextCache) -> list[bytes]:
+    def write_texts(self, block: Block, columns: BlockLayout, rows: Longs, cache: PartitionTextCache) -> list[bytes]:
         """Return `,"partition":[…]` for rows of the block.
 
         The texts are empty if this client could not read the tuples.

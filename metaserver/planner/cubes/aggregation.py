@@ -125,7 +125,7 @@ class _GroupedDimension:
 
 @dataclass(frozen=True, slots=True)
 class CubeAnswer:
-    """How a request follows from a cube.
+    """The derivation of a request's answer from a cube.
 
     Attributes:
         condition: The condition of the request, over the columns of `filtered`.
@@ -150,7 +150,7 @@ class CubeAnswer:
     def types(self) -> tuple[str, ...]:
         """The types of the answer's columns in the SQL dialect."""
         dimensions = [_name_type(dimension.kind) for dimension in self.dimensions]
-        return (*dimensions, *(_name_type(_result_kind(measure)) for measure in self.query.measures))
+        return (*dimensions, *(_name_type(_find_result_kind(measure)) for measure in self.query.measures))
 
 
 def find_answer(query: GroupQuery, condition: Expression, cube: IndexDefinition) -> CubeAnswer:
@@ -250,7 +250,7 @@ def _check_measure(measure: Measure, *, floats: bool) -> None:
         raise NotFromGroups(f"{measure.text} is left to the statement")
 
 
-def _result_kind(measure: Measure) -> str:
+def _find_result_kind(measure: Measure) -> str:
     """Return the Iceberg type of a measure."""
     if measure.function == COUNT or measure.operand is None:
         return "long"
@@ -360,7 +360,7 @@ def _finish(measure: Measure, partials: Sequence[pa.ChunkedArray]) -> pa.Chunked
     name = get_base_name(measure.operand.kind)
     if measure.function == AVG:
         if name == "decimal":
-            return _divide_decimals(first, partials[1], pa.decimal128(*_digits(measure.operand)))
+            return _divide_decimals(first, partials[1], pa.decimal128(*_find_digits(measure.operand)))
         sums = first if name in _FLOATS else _to_doubles(first)
         counts = pc.fill_null(partials[1], 0)
         counts = pc.if_else(pc.equal(counts, 0), pa.scalar(None, counts.type), counts)
@@ -373,7 +373,7 @@ def _finish(measure: Measure, partials: Sequence[pa.ChunkedArray]) -> pa.Chunked
     return first
 
 
-def _digits(operand: Operand) -> tuple[int, int]:
+def _find_digits(operand: Operand) -> tuple[int, int]:
     return get_decimal_precision(operand.kind), get_decimal_scale(operand.kind)
 
 

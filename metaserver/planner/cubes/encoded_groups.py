@@ -103,7 +103,7 @@ class EncodedGroups:
             if not matches.all():
                 encoded.append((float(matches.mean()), matches, column))
         rows: _Rows | None = None
-        for _, matches, column in sorted(encoded, key=lambda one: one[0]):
+        for _, matches, column in sorted(encoded, key=lambda match: match[0]):
             if rows is None:
                 rows = np.flatnonzero(matches.take(column.codes))
             else:

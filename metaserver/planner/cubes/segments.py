@@ -46,10 +46,10 @@ GROUPS_MAX = 2_000_000
 BYTES_MAX = 256 << 20
 """The maximum number of bytes of the groups of a segment, in memory."""
 _COMBINED_BYTES = 64 << 20
-_COMBINED_GROUPS = 500_000
+_UNCOMBINED_GROUPS_MAX = 500_000
 """The number of groups, or of their bytes, from which they are combined before further groups are read."""
-_OPENED_AT_ONCE = 16
-_BUILDS_AT_ONCE = 2
+_CONCURRENT_OPENS_MAX = 16
+_CONCURRENT_BUILDS_MAX = 2
 _PLACES_BYTES = 32 << 20
 """The memory for the places of entries."""
 _TOO_LARGE_BYTES = 256 << 10
@@ -110,7 +110,7 @@ class SegmentStats:
 
 
 class _Places:
-    """Where the entries of data files are: for each file, an index file and the number of the entry in it.
+    """The places of the entries of data files: for each file, an index file and the number of the entry in it.
 
     Args:
         ids: The identities of the data files.
@@ -179,7 +179,7 @@ class _Merging:
         self._pending.append(groups)
         self._rows += groups.num_rows
         self._bytes += groups.nbytes
-        if self._rows > _COMBINED_GROUPS or self._bytes > _COMBINED_BYTES:
+        if self._rows > _UNCOMBINED_GROUPS_MAX or self._bytes > _COMBINED_BYTES:
             self._combine()
             if self._rows > GROUPS_MAX or self._bytes > BYTES_MAX:
                 raise SegmentTooLarge(f"the merged groups exceed {GROUPS_MAX:,} groups or {BYTES_MAX:,} bytes")
@@ -222,7 +222,7 @@ class Segments:
         self._too_large: MemoryCache[str, str] = MemoryCache(_TOO_LARGE_BYTES, "cube-segments")
         """Why groups cannot be merged, by the key of their segment. The key decides the groups."""
         self._flights: SingleFlight[str, pa.Table] = SingleFlight()
-        self._builds = asyncio.Semaphore(_BUILDS_AT_ONCE)
+        self._builds = asyncio.Semaphore(_CONCURRENT_BUILDS_MAX)
         self.stats = SegmentStats()
 
     async def find_covered(self, entry: Entry, definition: IndexDefinition, ids: Ids) -> npt.NDArray[np.bool_]:
@@ -302,7 +302,7 @@ class Segments:
         try:
             merged = await self._merge(merger, group)
         except SegmentTooLarge:  # Smaller groups of files have fewer groups of rows.
-            members = merger.tree.members(group) or [
+            members = merger.tree.list_members(group) or [
                 FileGroup(1, first, min(first + _ENTRY_FILES_MAX, group.end))
                 for first in range(group.first, group.end, _ENTRY_FILES_MAX)
             ]
@@ -310,7 +310,7 @@ class Segments:
                 async for part in self._list_parts(merger, member):
                     yield part
             return
-        yield group.first, group.end, await self._encode_segment(merger.key_of(group), merged)
+        yield group.first, group.end, await self._encode_segment(merger.make_segment_key(group), merged)
 
     async def _encode_segment(self, key: str, segment: pa.Table) -> EncodedGroups:
         encoded = self.get_entry(key, _WHOLE_SEGMENT)
@@ -320,7 +320,7 @@ class Segments:
         return encoded
 
     async def _merge(self, merger: _Merger, group: FileGroup) -> pa.Table:
-        key = merger.key_of(group)
+        key = merger.make_segment_key(group)
         stored = self._stack.get_cached(key)
         if stored is not None:
             return stored
@@ -340,20 +340,20 @@ class Segments:
         return await self._flights.run(f"{key}/{merger.stores_all}", build)
 
     async def _locate(self, entry: Entry, definition: IndexDefinition, ids: Ids, damaged: frozenset[str]) -> _Places:
-        registered = await self._registry.files(entry)
+        registered = await self._registry.load_files(entry)
         digest = _digest(ids) if len(ids) <= _IN_LOOP_FILES_MAX else await asyncio.to_thread(_digest, ids)
         key = (entry.uuid, definition.id, registered.version, digest)
         places = None if damaged else self._places.get(key)
         if places is not None:
             return places
         # If two index files have an entry of one data file, the entries are equal, and the newer one is read.
-        files = [file for file in registered.live(definition.id)[::-1] if file.location not in damaged]
+        files = [file for file in registered.list_live(definition.id)[::-1] if file.location not in damaged]
         places = await asyncio.to_thread(_Places, ids, files)
         was_opened = True
-        for start in range(0, len(files), _OPENED_AT_ONCE):
+        for start in range(0, len(files), _CONCURRENT_OPENS_MAX):
             if places.is_complete:
                 break
-            opened = await self.open(files[start : start + _OPENED_AT_ONCE])
+            opened = await self.open(files[start : start + _CONCURRENT_OPENS_MAX])
             was_opened = was_opened and all(opened)
             await asyncio.to_thread(places.add, start, opened)
         if was_opened and not damaged:
@@ -397,7 +397,7 @@ class _Merger:
         partials = list_partials(definition.measures)
         self._functions = {f"m{number}": partial.function for number, partial in enumerate(partials)}
 
-    def key_of(self, group: FileGroup) -> str:
+    def make_segment_key(self, group: FileGroup) -> str:
         """Return the key of the segment of a group of files."""
         return f"{self._prefix}/{self.tree.digest(group)}"
 
@@ -408,11 +408,11 @@ class _Merger:
             SegmentTooLarge: See `_Merging`.
             _DamagedIndexFile: An entry cannot be read.
         """
-        key = self.key_of(group)
+        key = self.make_segment_key(group)
         segment = await self._segments.find(key)
         if segment is not None and segment.schema == self._schema:
             return segment
-        members = self.tree.members(group)
+        members = self.tree.list_members(group)
         if len(members) == 1:
             return await self.merge(members[0])
         if members:

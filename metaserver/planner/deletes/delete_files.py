@@ -25,7 +25,7 @@ from seamark.metaserver.planner.view.view import TableView
 FILE_LIMIT_BYTES = 64 << 20
 """The maximum size of one delete file or deletion vector."""
 KEPT_BYTES = 128 << 20
-DECODED_AT_ONCE = 2
+CONCURRENT_DECODES_MAX = 2
 """The maximum number of delete files that all requests together decode concurrently.
 
 Each decoding may use `decoded_limit_bytes`.
@@ -40,17 +40,17 @@ def delete_files_at(view: TableView, rows: Iterable[int]) -> dict[int, DeleteFil
     delete_files = {}
     for row in rows:
         block, local = view.locate_delete(row)
-        content = block.long("content", local)
+        content = block.read_long("content", local)
         if content == EQUALITY and block.location not in equality_ids:
             equality_ids[block.location] = block.read_lists("equality_ids")
         columns = equality_ids[block.location][local] if content == EQUALITY else None
         delete_files[row] = DeleteFile(
-            path=block.text("file_path", local) or "",
-            format=(block.text("file_format", local) or "").lower(),
+            path=block.read_text("file_path", local) or "",
+            format=(block.read_text("file_format", local) or "").lower(),
             content=content or 0,
             size_bytes=_read_number(block, "file_size_in_bytes", local),
             records=_read_number(block, "record_count", local),
-            referenced=block.text("referenced_data_file", local),
+            referenced=block.read_text("referenced_data_file", local),
             offset=_read_number(block, "content_offset", local),
             length=_read_number(block, "content_size_in_bytes", local),
             columns=tuple(sorted(set(columns or ()))),
@@ -59,7 +59,7 @@ def delete_files_at(view: TableView, rows: Iterable[int]) -> dict[int, DeleteFil
 
 
 def _read_number(block: Block, name: str, row: int) -> int:
-    value = block.long(name, row)
+    value = block.read_long(name, row)
     return MISSING if value is None else value
 
 
@@ -72,7 +72,7 @@ class DeleteFiles:
     def __init__(self, objects: ObjectStore, decoded_bytes: int) -> None:
         self._objects = objects
         self._decoded_bytes = decoded_bytes
-        self._decoding = asyncio.Semaphore(DECODED_AT_ONCE)
+        self._decoding = asyncio.Semaphore(CONCURRENT_DECODES_MAX)
         self._kept: MemoryCache[tuple[object, ...], Content] = MemoryCache(KEPT_BYTES, "delete-files")
         self._reading: SingleFlight[tuple[object, ...], Content] = SingleFlight()
 

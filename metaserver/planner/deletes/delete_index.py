@@ -55,15 +55,15 @@ def read_sequence_numbers(manifest: ManifestFile, block: Block, rows: Longs) -> 
     Raises:
         Corrupt: A file has no sequence number and cannot inherit one; the message names the manifest.
     """
-    sequences = block.longs("sequence_number")[rows]
+    sequences = block.read_longs("sequence_number")[rows]
     missing = sequences == MISSING
     if not missing.any():
         return sequences
     if manifest.sequence_number:
         # Version 1 manifests have the sequence number 0, and so do their entries.
-        invalid = np.flatnonzero(missing & (block.longs("status")[rows] != ADDED))
+        invalid = np.flatnonzero(missing & (block.read_longs("status")[rows] != ADDED))
         if len(invalid):
-            name = block.text("file_path", int(rows[invalid[0]]))
+            name = block.read_text("file_path", int(rows[invalid[0]]))
             raise Corrupt(
                 f"Manifest {block.location}: the entry of {name} has no sequence number, and its "
                 "status is not ADDED, so it cannot inherit one"
@@ -82,9 +82,9 @@ def assign_first_row_ids(manifest: ManifestFile, block: Block, rows: Longs) -> L
     if manifest.first_row_id is None or not len(rows):
         return None
     end = int(rows.max()) + 1
-    stored_ids = block.longs("first_row_id")[:end]
+    stored_ids = block.read_longs("first_row_id")[:end]
     missing = stored_ids == MISSING
-    counts = np.where(missing, block.longs("record_count")[:end], 0)
+    counts = np.where(missing, block.read_longs("record_count")[:end], 0)
     assigned = np.where(missing, manifest.first_row_id + np.cumsum(counts) - counts, stored_ids)
     return assigned[rows]
 
@@ -176,10 +176,10 @@ class DeleteIndex:
         sequences = read_sequence_numbers(
             self._view.delete_manifests[number], block, np.arange(block.rows, dtype=np.int64)
         )
-        contents = block.longs("content")
+        contents = block.read_longs("content")
         invalid = np.flatnonzero((contents != _POSITIONS) & (contents != _EQUALITY))
         if len(invalid):
-            name = block.text("file_path", int(invalid[0]))
+            name = block.read_text("file_path", int(invalid[0]))
             raise Corrupt(f"Delete manifest {block.location} lists {name}, which is not a delete file")
         rows = np.flatnonzero(contents == _POSITIONS)
         if len(rows):
@@ -369,7 +369,7 @@ class _Collected:
     def add(self, groups: Longs, sequences: Longs, deletes: Longs) -> None:
         self._parts.append((groups, sequences, deletes))
 
-    def columns(self) -> tuple[Longs, Longs, Longs]:
+    def collect_columns(self) -> tuple[Longs, Longs, Longs]:
         """Return (groups, sequence numbers, delete rows)."""
         if not self._parts:
             return (np.empty(0, dtype=np.int64),) * 3
@@ -384,7 +384,7 @@ class _Groups:
     """
 
     def __init__(self, collected: _Collected) -> None:
-        groups, sequences, deletes = collected.columns()
+        groups, sequences, deletes = collected.collect_columns()
         order = np.lexsort((deletes, sequences, groups))
         self._groups: Longs = groups[order]
         # np.unique imports modules for empty input, which costs tens of milliseconds in the first plan of a process.
@@ -450,7 +450,7 @@ def _read_referenced_files(block: Block, rows: Longs, is_vector: npt.NDArray[np.
         if name is not None:
             continue
         if is_vector[position]:
-            path = block.text("file_path", int(rows[position]))
+            path = block.read_text("file_path", int(rows[position]))
             raise Corrupt(f"Manifest {block.location}: a deletion vector in {path} has no referenced_data_file")
         if low == high:
             referenced_files[position] = low
@@ -478,7 +478,7 @@ def _read_partition_values(block: Block, field_id: int, rows: Longs) -> Sequence
         doubles[np.isnan(doubles)] = np.nan
         values: list[object] = doubles.view(np.int64).tolist()
     else:
-        values = column.longs()[rows].tolist()
+        values = column.read_longs()[rows].tolist()
     if packed.presence != NONE:
         for position in np.flatnonzero(~column.present()[rows]).tolist():
             values[position] = None

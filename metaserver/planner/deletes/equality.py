@@ -43,7 +43,7 @@ A pair takes about 60 bytes.
 """
 _NULL, _NAN = 1, 2
 _UNBOUNDED = 1 << 62
-_UUID_HALF = 8
+_UUID_HALF_BYTES = 8
 
 Piece = tuple[Block, Longs, Longs]
 """(block, positions among the requested data files, rows of the block)."""
@@ -185,7 +185,9 @@ class _ColumnGroup:
             if selected.any():
                 positions, rows = positions[selected], rows[selected]
                 for at, column in enumerate(self._columns):
-                    above[at][positions], below[at][positions], flags[at][positions] = column.of_data(block, rows)
+                    above[at][positions], below[at][positions], flags[at][positions] = column.compute_data_bounds(
+                        block, rows
+                    )
         return above, below, flags
 
     def _find_pairs(self, data_files: _DataFiles, rows: Longs) -> tuple[Longs, Longs] | None:
@@ -265,7 +267,7 @@ class _Column:
         Returns:
             None if no delete file has statistics of the column.
         """
-        kind = next((kind for block, _ in pieces if (kind := block.kind(column_id)) is not None), None)
+        kind = next((kind for block, _ in pieces if (kind := block.find_kind(column_id)) is not None), None)
         if kind is None:
             return None
         order, required = _order(kind), _is_required(column_id, schemas)
@@ -284,7 +286,7 @@ class _Column:
         lower, upper, flags = (np.concatenate(parts) for parts in zip(*ranks, strict=True))
         return column, (lower, upper, flags)
 
-    def of_data(self, block: Block, rows: Longs) -> tuple[Longs, Longs, npt.NDArray[np.uint8]]:
+    def compute_data_bounds(self, block: Block, rows: Longs) -> tuple[Longs, Longs, npt.NDArray[np.uint8]]:
         """Return `above`, `below` and the flags of data files; see `_DataFiles`."""
         statistics = _read_statistics(block, self._column_id, rows, self._order, self._required)
         above = _compute_ranks(
@@ -328,12 +330,12 @@ def _read_bounds(
     block: Block, side: str, column_id: int, rows: Longs, order: str
 ) -> tuple[Values | None, npt.NDArray[np.bool_]]:
     """Return (values, whether each value is known). The values are int64, float64, or comparable objects."""
-    column, kind = block.get_bound_column(side, column_id), block.kind(column_id)
+    column, kind = block.get_bound_column(side, column_id), block.find_kind(column_id)
     if column is None or kind is None or _order(kind) != order:
         return None, np.zeros(len(rows), dtype=np.bool_)
     is_known = column.present()[rows]
     if column.packed.form == Form.INTEGERS:
-        return column.longs()[rows], is_known
+        return column.read_longs()[rows], is_known
     if column.packed.form == Form.FLOATS:
         return column.doubles()[rows], is_known
     read = _choose_reader(kind)
@@ -344,7 +346,7 @@ def _read_bounds(
 
 def _choose_reader(kind: str) -> Callable[[bytes], object]:
     if kind == "uuid":
-        return lambda text: text[:_UUID_HALF]
+        return lambda text: text[:_UUID_HALF_BYTES]
     if kind.startswith("decimal"):
         return lambda text: decode_value(Form.STRINGS, kind, text)
     return lambda text: text

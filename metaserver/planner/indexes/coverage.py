@@ -68,7 +68,7 @@ class FileIds:
         positions[present] = self._order[sorted_positions[present]]
         return positions
 
-    def at(self, positions: Longs) -> tuple[Words, Mask]:
+    def read_identities(self, positions: Longs) -> tuple[Words, Mask]:
         """Return uint64[n, 2], the identities of the files at some positions, and bool[n], which files have one."""
         places = np.full(self.count, -1, dtype=np.int64)
         places[self._order] = np.arange(len(self._order))
@@ -249,8 +249,8 @@ def _identify(view: TableView) -> _BlockIds:
     The hash input of all files is built in one buffer: each path, followed by its size and record count.
     """
     files = lookup(view, EVERYTHING)
-    paths = files.texts("file_path")
-    counts = np.stack([files.longs("file_size_in_bytes"), files.longs("record_count")], axis=1)
+    paths = files.read_texts("file_path")
+    counts = np.stack([files.read_longs("file_size_in_bytes"), files.read_longs("record_count")], axis=1)
     is_known = (counts >= 0).all(axis=1) & (paths.present != 0)
     starts = paths.ends + _COUNTS_BYTES * np.arange(len(paths.ends), dtype=np.int64)
     heap = np.empty(int(starts[-1]), dtype=np.uint8)

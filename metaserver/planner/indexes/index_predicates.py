@@ -57,7 +57,7 @@ class KeySetPredicate:
 
     def query(self) -> IndexQuery | None:
         """Return the query for the index, or None if the index prunes nothing for this many keys."""
-        return KINDS[self.definition.kind].query_of_keys(self.dynamic_filter.keys)
+        return KINDS[self.definition.kind].make_keys_query(self.dynamic_filter.keys)
 
 
 class IndexPredicate(NamedTuple):

@@ -35,7 +35,7 @@ from seamark.metaserver.store.model import Entry, RegisteredIndexFile
 
 T = TypeVar("T")
 
-_DEFINITIONS_KEPT = 1000
+_CACHED_DEFINITIONS_MAX = 1000
 
 log = structlog.get_logger()
 
@@ -77,7 +77,7 @@ class IndexSelection:
         a UUID, but may evolve differently.
         """
 
-    def definitions(self, metadata: TableMetadata, entry: Entry | None) -> tuple[IndexDefinition, ...]:
+    def list_definitions(self, metadata: TableMetadata, entry: Entry | None) -> tuple[IndexDefinition, ...]:
         """Return the definitions by which plans of the table may prune.
 
         These are the enabled definitions, except cubes. If the table has no index file, the result is empty.
@@ -92,7 +92,7 @@ class IndexSelection:
         cached = self._definitions.get(key)
         if cached is None or cached[0] != metadata.schemas:
             cached = self._definitions[key] = (metadata.schemas, read_definitions(metadata))
-            if len(self._definitions) > _DEFINITIONS_KEPT:
+            if len(self._definitions) > _CACHED_DEFINITIONS_MAX:
                 self._definitions.popitem(last=False)
         return tuple(definition for definition in cached[1].enabled if not KINDS[definition.kind].aggregates)
 
@@ -109,7 +109,9 @@ class IndexSelection:
         registered_files = await self._list_files(entry)
         if registered_files is None:
             return None
-        listed_files = {definition.id: registered_files.live(definition.id) for definition in projection.definitions}
+        listed_files = {
+            definition.id: registered_files.list_live(definition.id) for definition in projection.definitions
+        }
         files = [file for of_definition in listed_files.values() for file in of_definition]
         if not files:
             return None
@@ -151,7 +153,7 @@ class IndexSelection:
 
     async def _list_files(self, entry: Entry) -> IndexFiles | None:
         try:
-            return await self._indexes.registry.files(entry)
+            return await self._indexes.registry.load_files(entry)
         except SeamarkError as error:
             log.warning("index files not listed", table=entry.name, reason=error.message)
             return None
@@ -166,7 +168,7 @@ class IndexSelection:
         opened: dict[str, OpenIndex] = {}
         absent: list[RegisteredIndexFile] = []
         for file in files:
-            opened_index = self._indexes.in_memory(file)
+            opened_index = self._indexes.find_in_memory(file)
             if opened_index is None:
                 absent.append(file)
             else:

@@ -31,7 +31,7 @@ from seamark.metaserver.planner.indexes.coverage import Coverage
 from seamark.metaserver.planner.indexes.index_predicates import IndexPredicate, IndexProjection, KeySetPredicate
 from seamark.metaserver.planner.indexes.row_intersection import Conjunct, has_row
 from seamark.metaserver.planner.scan.scan_plan import IndexUse
-from seamark.metaserver.planner.view.view import Expired, Selection, TableView, narrow_to_any
+from seamark.metaserver.planner.view.view import Expired, FileSelection, TableView, narrow_to_any
 from seamark.metaserver.store.model import RegisteredIndexFile
 
 
@@ -59,14 +59,14 @@ class Probe:
     """Whether an index file was not loaded in time."""
     damaged: dict[str, str] = field(default_factory=dict)
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """By definition id: the number of files before the index, and the number of files that it removed.
+    """The number of files before each index, and the number of files that the index removed, by definition id.
 
     The numbers exclude pruning by rows.
     """
     missing_rows: dict[str, set[int]] = field(default_factory=dict)
     """Data files whose rows are in a bitmap index, but not in memory, by location of the index file."""
     _counted: set[object] = field(default_factory=set)
-    _kept: dict[object, Flags | None] = field(default_factory=dict)
+    _kept_flags: dict[object, Flags | None] = field(default_factory=dict)
     _queries: dict[object, IndexQuery | None] = field(default_factory=dict)
 
     @property
@@ -80,7 +80,7 @@ class Probe:
         self.missing_rows.clear()
         self._counted.clear()
 
-    def steps(self, expired: Expired) -> Iterator[tuple[str, Callable[[Selection], None]]]:
+    def list_steps(self, expired: Expired) -> Iterator[tuple[str, Callable[[FileSelection], None]]]:
         """Yield the steps that narrow a selection, with their names, in ascending order of cost."""
         used = {definition.kind for definition in self.projection.definitions}
         kinds: frozenset[str] = frozenset()
@@ -100,7 +100,7 @@ class Probe:
             for key, (files_in, removed) in self.counts.items()
         )
 
-    def narrow(self, selection: Selection, kinds: frozenset[str], expired: Expired) -> None:
+    def narrow(self, selection: FileSelection, kinds: frozenset[str], expired: Expired) -> None:
         """Narrow the selection by all indexes of these kinds.
 
         `kinds` includes the kinds of earlier steps, because the children of a disjunction may need different kinds.
@@ -113,7 +113,9 @@ class Probe:
             if predicate.definition.kind in kinds and not expired():
                 self._intersect(selection, predicate, expired)
 
-    def _narrow(self, selection: Selection, expression: Expression, kinds: frozenset[str], expired: Expired) -> None:
+    def _narrow(
+        self, selection: FileSelection, expression: Expression, kinds: frozenset[str], expired: Expired
+    ) -> None:
         match expression:
             case And(children):
                 for child in children:
@@ -133,11 +135,13 @@ class Probe:
             self.projection.by_field[predicate.column_id].kind in kinds for predicate in collect_predicates(expression)
         )
 
-    def _intersect(self, selection: Selection, predicate: IndexPredicate | KeySetPredicate, expired: Expired) -> None:
+    def _intersect(
+        self, selection: FileSelection, predicate: IndexPredicate | KeySetPredicate, expired: Expired
+    ) -> None:
         definition_id, key = predicate.definition.id, predicate.key
-        if key not in self._kept:
-            self._kept[key] = self._flag_kept_files(predicate, expired)
-        kept_flags = self._kept[key]
+        if key not in self._kept_flags:
+            self._kept_flags[key] = self._flag_kept_files(predicate, expired)
+        kept_flags = self._kept_flags[key]
         first = key not in self._counted
         self._counted.add(key)
         if kept_flags is not None:
@@ -162,7 +166,7 @@ class Probe:
             hits = remote_hits.get(part.location)
             if index is not None and part.location not in self.damaged and not expired():
                 try:
-                    hits = query.of(index.index)
+                    hits = query.mark_files(index.index)
                 except ValueError as error:
                     self.damaged[part.location] = str(error)
             positions = part.positions if hits is None else part.positions[np.flatnonzero(hits.view(np.bool_))]
@@ -195,11 +199,11 @@ class Probe:
     def _is_bitmap(self, predicate: Bound) -> bool:
         return KINDS[self.projection.by_field[predicate.column_id].kind].answers_rows
 
-    def narrow_by_row(self, selection: Selection, expired: Expired) -> None:
+    def narrow_by_row(self, selection: FileSelection, expired: Expired) -> None:
         """Remove each file that has no row that all bitmaps contain."""
         kept_flags = np.ones(self.view.file_count, dtype=np.uint8)
         conjuncts, remainder = self._split_conjuncts()
-        for position in selection.positions().tolist():
+        for position in selection.list_positions().tolist():
             if expired():
                 break
             if not has_row(conjuncts, position, partial(self._find_rows, remainder, position)):
@@ -285,7 +289,7 @@ class Probe:
             return None
         location, file, bitmap = located_bitmap
         try:
-            return bitmap.rows(file, query.ranges)
+            return bitmap.find_rows(file, query.ranges)
         except ValueError as error:
             self.damaged[location] = str(error)
             return None
@@ -304,8 +308,8 @@ class Probe:
         location, file = location_and_file
         records = (self.opened.get(location) or self.remote[location]).files.records[file]
         try:
-            if bitmap.section(file).rows != records:
-                raise ValueError(f"file {file} has {records} rows, but its bitmap has {bitmap.section(file).rows}")
+            if bitmap.open_section(file).rows != records:
+                raise ValueError(f"file {file} has {records} rows, but its bitmap has {bitmap.open_section(file).rows}")
         except ValueError as error:
             self.damaged[location] = str(error)
             return None

@@ -48,7 +48,7 @@ class BitmapIndex:
     files: dict[str, OpenIndex | RemoteIndexFile]
     listed: Mapping[str, RegisteredIndexFile]
 
-    def bitmap(self, location: str) -> Bitmap | None:
+    def find_bitmap(self, location: str) -> Bitmap | None:
         """Return the bitmaps of an index file, or None if the file can no longer be used."""
         index_file = self.files.get(location)
         if index_file is None:
@@ -67,7 +67,7 @@ class IndexResolver:
     def __init__(self, indexes: Indexes) -> None:
         self._indexes = indexes
 
-    async def records(
+    async def open_records(
         self, view: TableView, definition: IndexDefinition, entry: Entry, hashes: tuple[Hashes, Hashes] | None
     ) -> RecordIndex:
         """Return the index files in which to look up keys.
@@ -78,10 +78,10 @@ class IndexResolver:
         """
 
         async def probe_index(index: RemoteIndexFile) -> RemoteRows | None:
-            located_rows = None if hashes is None else await index.record.rows(*hashes)
+            located_rows = None if hashes is None else await index.record.look_up_rows(*hashes)
             return None if located_rows is None else RemoteRows(index.location, index.files, located_rows)
 
-        live_files = (await self._indexes.registry.files(entry)).live(definition.id)
+        live_files = (await self._indexes.registry.load_files(entry)).list_live(definition.id)
         if hashes is None:
             ready: Sequence[OpenIndex | RemoteRows | None] = await asyncio.gather(*map(self._indexes.open, live_files))
         else:
@@ -91,13 +91,13 @@ class IndexResolver:
         opened = {index.location: index for index in usable if isinstance(index, OpenIndex)}
         return RecordIndex(coverage, opened, {rows.location: rows for rows in usable if isinstance(rows, RemoteRows)})
 
-    async def bitmaps(self, view: TableView, definition: IndexDefinition, entry: Entry) -> BitmapIndex:
+    async def open_bitmaps(self, view: TableView, definition: IndexDefinition, entry: Entry) -> BitmapIndex:
         """Return the bitmap index files. Their rows are loaded by `load`."""
 
         async def probe_index(index: RemoteIndexFile) -> RemoteIndexFile:
             return index
 
-        live_files = (await self._indexes.registry.files(entry)).live(definition.id)
+        live_files = (await self._indexes.registry.load_files(entry)).list_live(definition.id)
         ready = await asyncio.gather(*(self._indexes.open_or_read(file, probe_index) for file in live_files))
         usable = [index for index in ready if index is not None]
         coverage = (await compute_coverages(view, {definition.id: usable}))[definition.id]
@@ -134,6 +134,6 @@ class IndexResolver:
         The method never raises.
         """
         if damaged:
-            registered_files = await self._indexes.registry.files(entry)
+            registered_files = await self._indexes.registry.load_files(entry)
             files = [file for file in registered_files.files if file.location in damaged]
             await self._indexes.verify_source(files, "; ".join(damaged.values()))

@@ -95,20 +95,20 @@ class Conjunct:
         part = None if number < 0 else self.parts[number]
         return None if part is None else (part, self._file_of[position])
 
-    def column(self, part: _Part, file: int) -> Column | None:
-        """Return the column of a data file, as `Bitmap.column` does.
+    def find_column(self, part: _Part, file: int) -> Column | None:
+        """Return the column of a data file, as `Bitmap.find_column` does.
 
         Raises:
             ValueError: The column is damaged or has another number of rows.
         """
-        if part.bitmap.section(file).rows != part.records[file]:
+        if part.bitmap.open_section(file).rows != part.records[file]:
             raise ValueError(
-                f"file {file} has {part.records[file]} rows, but its bitmap has {part.bitmap.section(file).rows}"
+                f"file {file} has {part.records[file]} rows, but its bitmap has {part.bitmap.open_section(file).rows}"
             )
         table = self._keys.table
-        return None if table is None else part.bitmap.column(file, table)
+        return None if table is None else part.bitmap.find_column(file, table)
 
-    def rows(self, part: _Part, file: int, among: Bits | None) -> Bits:
+    def find_rows(self, part: _Part, file: int, among: Bits | None) -> Bits:
         return part.bitmap.find_rows_with_keys(file, self._keys, among)
 
     def mark_damaged(self, part: _Part, reason: str) -> None:
@@ -132,7 +132,7 @@ def has_row(conjuncts: Sequence[Conjunct], position: int, find_other_rows: Calla
             continue
         part, file = part_and_file
         try:
-            column = conjunct.column(part, file)
+            column = conjunct.find_column(part, file)
         except ValueError as error:
             conjunct.mark_damaged(part, str(error))
             continue
@@ -145,7 +145,7 @@ def has_row(conjuncts: Sequence[Conjunct], position: int, find_other_rows: Calla
     among = find_other_rows()
     for conjunct, part, file in separate:
         try:
-            among = conjunct.rows(part, file, among)
+            among = conjunct.find_rows(part, file, among)
         except ValueError as error:
             conjunct.mark_damaged(part, str(error))
     if not columns:

@@ -117,7 +117,7 @@ class FileColumn:
         return FileColumn(distinct, ranks[indexes], codes=keys.codes is not None, present=present)
 
     @staticmethod
-    def absent(schemas: Sequence[Schema], column_ref: DimensionColumn, rows: int, path: str) -> FileColumn:
+    def make_absent(schemas: Sequence[Schema], column_ref: DimensionColumn, rows: int, path: str) -> FileColumn:
         """Return the column of a file that was written before the column was added: its initial default, or null.
 
         Args:
@@ -150,7 +150,7 @@ class FileColumn:
         """Return bool[rows]: the rows within the ranges, including null and NaN rows if the ranges include them."""
         selected = np.zeros(self._count, dtype=np.bool_)
         for begin, end in zip(
-            *(positions.tolist() for positions in Bounds(ranges, self._form).intervals(self._opened)), strict=True
+            *(positions.tolist() for positions in Bounds(ranges, self._form).find_intervals(self._opened)), strict=True
         ):
             selected[begin:end] = True
         mask = self._find_rows_with(selected)
@@ -160,15 +160,15 @@ class FileColumn:
             mask |= ranges.nans & nans
         return mask
 
-    def among(self, keys: KeySet) -> Mask:
+    def mark_rows_with_keys(self, keys: KeySet) -> Mask:
         """Return bool[rows]: the rows whose key is in `keys`."""
-        return self._find_rows_with(keys.marks(read_distinct(self._opened)).view(np.bool_))
+        return self._find_rows_with(keys.mark_keys(read_distinct(self._opened)).view(np.bool_))
 
-    def where(self, matching: Callable[[Distinct], Mask]) -> Mask:
+    def mark_matching_rows(self, matching: Callable[[Distinct], Mask]) -> Mask:
         """Return bool[rows]: the rows with matching keys. `matching` returns bool[keys]."""
         return self._find_rows_with(matching(read_distinct(self._opened)))
 
-    def keys_of_rows(self, rows: Mask | None) -> Distinct:
+    def collect_keys(self, rows: Mask | None) -> Distinct:
         """Return the distinct keys of these rows, or of all rows if `rows` is None."""
         present = self._present if rows is None else rows if self._present is None else rows & self._present
         distinct = read_distinct(self._opened)
@@ -226,7 +226,9 @@ def find_rows_where(bound: Expression, dynamic_filters: Sequence[DynamicFilter],
     """Return bool[rows]: the rows that may match the expression and every dynamic filter, or None for all rows."""
     mask = _find_rows(bound, columns)
     for dynamic_filter in dynamic_filters:
-        matching = columns[DimensionColumn(dynamic_filter.column_id, dynamic_filter.kind)].among(dynamic_filter.keys)
+        matching = columns[DimensionColumn(dynamic_filter.column_id, dynamic_filter.kind)].mark_rows_with_keys(
+            dynamic_filter.keys
+        )
         mask = intersect_masks(mask, matching)
     return mask
 

@@ -47,7 +47,7 @@ from seamark.metaserver.planner.joins.ranges import (
     merge_spans,
     to_key_sets,
 )
-from seamark.metaserver.planner.lookup.lookup import files_at
+from seamark.metaserver.planner.lookup.lookup import find_files_at
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.rows.data_columns import DataRows
 from seamark.metaserver.planner.scan.request import BoundScan
@@ -58,9 +58,9 @@ from seamark.metaserver.store.model import Entry
 
 T = TypeVar("T")
 
-_FILES_CONCURRENT = 4
+_CONCURRENT_FILES_MAX = 4
 """The maximum number of data files of one table that are read concurrently."""
-_TABLES_CONCURRENT = 2
+_CONCURRENT_TABLES_MAX = 2
 """The maximum number of tables that are read and evaluated concurrently. It limits the memory; other tables wait."""
 _KEYS_DIVISOR = 4
 """Key sets use at most a quarter of the memory."""
@@ -161,9 +161,9 @@ class Dimensions:
         )
         self._keys: MemoryCache[Hashable, tuple[KeySet, ...]] = MemoryCache(keys_bytes, "join-keys")
         self._tasks: dict[Hashable, asyncio.Task[tuple[KeySet, ...]]] = {}
-        self._concurrency = asyncio.Semaphore(_TABLES_CONCURRENT)
+        self._concurrency = asyncio.Semaphore(_CONCURRENT_TABLES_MAX)
 
-    async def keys(self, request: DimensionRequest, until_s: float) -> tuple[KeySet, ...]:
+    async def find_keys(self, request: DimensionRequest, until_s: float) -> tuple[KeySet, ...]:
         """Return the keys of each column. Null is not among the keys.
 
         The method waits until `until_s`, in monotonic seconds.
@@ -187,7 +187,7 @@ class Dimensions:
         except SeamarkError as error:
             raise DimensionSkipped(error.message) from None
 
-    async def condition(
+    async def derive_condition(
         self, bound_scan: BoundScan, entry: Entry, read: Callable[[ScanPlan], Expression], until_s: float
     ) -> Expression:
         """Return the condition that `read` derives from a plan of the scan. `read` runs in a thread.
@@ -243,8 +243,8 @@ class Dimensions:
                     for of_file in read
                 ]
                 if request.operators:
-                    return _spans_of(request, read, masks)
-                return tuple(_keys_of(column, kind, read, masks) for column, kind in request.columns)
+                    return _collect_spans(request, read, masks)
+                return tuple(_collect_keys(column, kind, read, masks) for column, kind in request.columns)
 
             key_sets = await asyncio.to_thread(compute)
         if scan.complete:
@@ -272,14 +272,14 @@ class Dimensions:
                     columns[ref] = column
             return {ref: column for ref, column in columns.items() if column is not None}
 
-        return await gather([partial(read, file) for file in files], _FILES_CONCURRENT)
+        return await gather([partial(read, file) for file in files], _CONCURRENT_FILES_MAX)
 
 
 def list_files_at(scan: ScanPlan, entry_ids: Longs) -> list[ListedFile]:
     """Return these data files of a scan's view, in the order of `entry_ids`."""
-    columns = files_at(scan.view, entry_ids)
-    paths, formats = (columns.texts(name).values() for name in ("file_path", "file_format"))
-    sizes, records = (columns.longs(name).tolist() for name in ("file_size_in_bytes", "record_count"))
+    columns = find_files_at(scan.view, entry_ids)
+    paths, formats = (columns.read_texts(name).list_values() for name in ("file_path", "file_format"))
+    sizes, records = (columns.read_longs(name).tolist() for name in ("file_size_in_bytes", "record_count"))
     specs = columns.repeat_by_segment([segment.block.spec_id for segment in columns.segments]).tolist()
     identity = {spec: _find_identity_field(scan.metadata, spec) for spec in set(specs)}
     return [
@@ -320,7 +320,7 @@ def read_file_columns(
                         "the file lacks a column with identity partitioning, whose value is in the partition alone",
                     )
                 else:
-                    columns[ref] = FileColumn.absent(schemas, ref, file.records, file.path)
+                    columns[ref] = FileColumn.make_absent(schemas, ref, file.records, file.path)
             except ValueError as error:
                 raise Unreadable(file.path, str(error)) from None
     # The columns count towards the budget until the keys of all files are computed.
@@ -349,8 +349,10 @@ def _find_default_and_names(
     return default, None if mapping is None else select_columns(mapping, [column_ref.column_id])
 
 
-def _keys_of(column_ref: DimensionColumn, kind: str, read: Sequence[Columns], rows: Sequence[Mask | None]) -> KeySet:
-    parts = [columns[column_ref].keys_of_rows(mask) for columns, mask in zip(read, rows, strict=True)]
+def _collect_keys(
+    column_ref: DimensionColumn, kind: str, read: Sequence[Columns], rows: Sequence[Mask | None]
+) -> KeySet:
+    parts = [columns[column_ref].collect_keys(mask) for columns, mask in zip(read, rows, strict=True)]
     try:
         key_set = KeySet(column_ref.kind, union_keys(parts, column_ref.kind)).convert_to_kind(kind)
     except ValueError as error:
@@ -360,16 +362,18 @@ def _keys_of(column_ref: DimensionColumn, kind: str, read: Sequence[Columns], ro
     return key_set
 
 
-def _spans_of(request: DimensionRequest, read: Sequence[Columns], rows: Sequence[Mask | None]) -> tuple[KeySet, KeySet]:
+def _collect_spans(
+    request: DimensionRequest, read: Sequence[Columns], rows: Sequence[Mask | None]
+) -> tuple[KeySet, KeySet]:
     """Return the starts and the ends of the spans in which the rows allow the compared column."""
     kind = request.columns[0][1]
     try:
-        return (_code_spans_of if has_codes(kind) else _find_ranked_spans_of)(request, read, rows, kind)
+        return (_collect_code_spans if has_codes(kind) else _collect_ranked_spans)(request, read, rows, kind)
     except ValueError as error:
         raise DimensionSkipped(str(error)) from None
 
 
-def _code_spans_of(
+def _collect_code_spans(
     request: DimensionRequest, read: Sequence[Columns], rows: Sequence[Mask | None], kind: str
 ) -> tuple[KeySet, KeySet]:
     starts, ends = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
@@ -384,7 +388,7 @@ def _code_spans_of(
     return to_key_sets(*merge_spans(np.concatenate(starts), np.concatenate(ends)), kind)
 
 
-def _find_ranked_spans_of(
+def _collect_ranked_spans(
     request: DimensionRequest, read: Sequence[Columns], rows: Sequence[Mask | None], kind: str
 ) -> tuple[KeySet, KeySet]:
     files = []

@@ -20,11 +20,11 @@ import numpy as np
 from seamark.formats.iceberg.expressions.expression import FALSE, Expression, join_by_and
 from seamark.formats.index.packing import MISSING, Longs
 from seamark.formats.protocol.wire import MAXIMUM, MINIMUM
-from seamark.metaserver.planner.joins.ranges import LimitedColumn, limit_condition
-from seamark.metaserver.planner.lookup.lookup import FoundFiles, FoundStatistics, RequestedColumn, files_at
+from seamark.metaserver.planner.joins.ranges import LimitedColumn, make_limit_condition
+from seamark.metaserver.planner.lookup.lookup import FoundFiles, FoundStatistics, RequestedColumn, find_files_at
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.view.view import Selection, return_false
+from seamark.metaserver.planner.view.view import FileSelection, return_false
 
 EXTREMES = (MINIMUM, MAXIMUM)
 FILES_MAX = 10_000
@@ -68,8 +68,8 @@ def find_extreme_limits(
         scan: A plan of the filter.
         outside: The rows that do not count, or None if these rows are not known exactly.
     """
-    files = files_at(scan.view, scan.entry_ids)
-    statistics = files.stats(column)
+    files = find_files_at(scan.view, scan.entry_ids)
+    statistics = files.find_statistics(column)
     outermost = _find_outermost(extreme, files, statistics)
     if outermost is None:
         return ExtremeLimits(is_null=True)
@@ -86,7 +86,7 @@ def _find_outermost(extreme: str, files: FoundFiles, statistics: FoundStatistics
     Returns:
         An empty tuple if a file that may have a value has no bound, or None if no file has a value.
     """
-    nulls, rows = statistics.counts("null_value_counts"), files.longs("record_count")
+    nulls, rows = statistics.counts("null_value_counts"), files.read_longs("record_count")
     may_have_values = (nulls == MISSING) | (nulls < 0) | (rows < 0) | (nulls < rows)
     if not may_have_values.any():
         return None
@@ -105,13 +105,13 @@ def _find_nearest(
         None if no file is known to have a value that counts.
     """
     bounds = _list_bounds(statistics, "lower" if extreme == MAXIMUM else "upper")
-    nulls, rows = statistics.counts("null_value_counts"), files.longs("record_count")
+    nulls, rows = statistics.counts("null_value_counts"), files.read_longs("record_count")
     has_values = (bounds != MISSING) & (nulls != MISSING) & (nulls >= 0) & (nulls < rows)
     if outside.condition != FALSE:
-        selection = Selection.everything(scan.view)
+        selection = FileSelection.select_all(scan.view)
         narrow_by_partition(selection, outside.by_spec, return_false)
         narrow_by_stats(selection, outside.condition, return_false)
-        has_values &= ~np.isin(scan.entry_ids, selection.entry_ids())
+        has_values &= ~np.isin(scan.entry_ids, selection.list_entry_ids())
     positions = np.flatnonzero(has_values)
     ordered = positions[np.argsort(bounds[positions], kind="stable")]
     nearest = np.sort((ordered[::-1] if extreme == MAXIMUM else ordered)[:FILES_MAX])
@@ -122,7 +122,7 @@ def _find_nearest(
 
 
 def _list_bounds(statistics: FoundStatistics, side: str) -> Longs:
-    bounds = statistics.bounds(side)
+    bounds = statistics.read_bounds(side)
     assert isinstance(bounds, np.ndarray)
     return bounds.astype(np.int64, copy=False)
 
@@ -146,6 +146,6 @@ def make_extreme_condition(column: LimitedColumn, op: str, other: str, limits: E
     if low is None and high is None:
         raise ValueError("the statistics of its files give no limit")
     return join_by_and(
-        *([] if low is None else [limit_condition(column, op if op != "=" else ">=", low, other)]),
-        *([] if high is None else [limit_condition(column, op if op != "=" else "<=", high, other)]),
+        *([] if low is None else [make_limit_condition(column, op if op != "=" else ">=", low, other)]),
+        *([] if high is None else [make_limit_condition(column, op if op != "=" else "<=", high, other)]),
     )

@@ -56,7 +56,7 @@ from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.runtime.gathering import gather
 from seamark.metaserver.store.model import Entry
 
-IN_LOOP_VALUES = 200
+IN_LOOP_VALUES_MAX = 200
 """Filters with more values are bound in a thread."""
 
 
@@ -185,7 +185,7 @@ def _mark_unused(result: JoinFilters) -> JoinFilters:
 
 
 async def _build_filters(dimensions: Dimensions, join: RequestedJoin, until_s: float) -> JoinFilters:
-    """Return the filters of one join. Their `condition` limits the column whose period the other table contains."""
+    """Return the filters of one join. Their condition limits the column whose period the other table contains."""
     if join.transform in EXTREMES:
         return await _build_extreme_condition(dimensions, join, until_s)
     nested = await join_filters(dimensions, join.joins, until_s)
@@ -201,13 +201,15 @@ async def _build_filters(dimensions: Dimensions, join: RequestedJoin, until_s: f
         def bind() -> BoundScan:
             return nested.apply_to(BoundScan.bind(join.metadata, request))
 
-        bound_scan = await asyncio.to_thread(bind) if is_longer(join.filter, IN_LOOP_VALUES) else bind()
+        bound_scan = await asyncio.to_thread(bind) if is_longer(join.filter, IN_LOOP_VALUES_MAX) else bind()
         columns = tuple(
             (DimensionColumn(pair.other_id, pair.other_kind), pair.kind if is_compared or is_range else pair.other_kind)
             for pair in pairs
         )
         operators = join.operators if is_range else ()
-        keys = await dimensions.keys(DimensionRequest(bound_scan, join.entry, columns, join.likes, operators), until_s)
+        keys = await dimensions.find_keys(
+            DimensionRequest(bound_scan, join.entry, columns, join.likes, operators), until_s
+        )
         if is_range:
             condition = _make_range_condition(pairs[0], *keys)
         elif not is_compared:
@@ -238,7 +240,7 @@ async def _build_extreme_condition(dimensions: Dimensions, join: RequestedJoin, 
             limits = find_extreme_limits(join.transform, column, scan, _make_outside_condition(join))
             return make_extreme_condition(LimitedColumn(*pair[:3]), op, pair.other_kind, limits)
 
-        condition = await dimensions.condition(bound_scan, join.entry, read, until_s)
+        condition = await dimensions.derive_condition(bound_scan, join.entry, read, until_s)
         outcome = JoinOutcome(join.table, join.snapshot_id, 1, used=True)
     except DimensionSkipped as skipped:
         outcome = JoinOutcome(join.table, join.snapshot_id, None, used=False, reason=skipped.reason)

@@ -75,7 +75,7 @@ def match_rows(likes: Sequence[AnyLike], columns: Columns) -> Mask | None:
     mask: Mask | None = None
     for alternatives in likes:
         matching = np.logical_or.reduce(
-            [columns[one.column].where(partial(_match_keys, one.predicate)) for one in alternatives]
+            [columns[one.column].mark_matching_rows(partial(_match_keys, one.predicate)) for one in alternatives]
         )
         mask = intersect_masks(mask, matching)
     return mask

@@ -53,7 +53,7 @@ def make_period_condition(column_id: int, name: str, kind: str, transform: str, 
         )
     ordinals = set()
     for position in range(len(keys)):
-        value = pack_key(keys.at(position), keys.kind)
+        value = pack_key(keys.get_key(position), keys.kind)
         assert isinstance(value, int)
         ordinal = _number_period(value, keys.kind, transform)
         if ordinal is not None:
@@ -62,12 +62,12 @@ def make_period_condition(column_id: int, name: str, kind: str, transform: str, 
     def predicate(op: Op, value: int) -> Bound:
         return Bound(op, column_id, name, kind, transform, compute_values_type(transform, kind), (value,))
 
-    def span_condition(low: int, high: int) -> Expression:
+    def make_span_condition(low: int, high: int) -> Expression:
         if low == high:
             return predicate(Op.EQ, low)
         return join_by_and(predicate(Op.GT_EQ, low), predicate(Op.LT_EQ, high))
 
-    return join_by_or(*(span_condition(low, high) for low, high in merge_ordinals(sorted(ordinals))))
+    return join_by_or(*(make_span_condition(low, high) for low, high in merge_ordinals(sorted(ordinals))))
 
 
 def merge_ordinals(ordinals: Sequence[int]) -> list[tuple[int, int]]:

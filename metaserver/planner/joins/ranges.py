@@ -28,7 +28,7 @@ from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import FLOATS, INT_MAX, INT_MIN, Value, get_decimal_scale
 from seamark.formats.index.keys.key_set import KeySet
-from seamark.formats.index.keys.keys import CODE_MAX, SIGN, WIDE_DECIMAL, Codes, Mask, has_codes, make_key
+from seamark.formats.index.keys.keys import CODE_MAX, SIGN, WIDE_DECIMAL_BYTES, Codes, Mask, has_codes, make_key
 from seamark.formats.index.keys.ranks import CLIPPED_BYTES, Distinct, Ranks
 from seamark.formats.index.kinds.dictionary import BYTES
 from seamark.formats.index.kinds.postings import rank_parts
@@ -39,15 +39,15 @@ OPERATORS = ("=", "<", "<=", ">", ">=")
 _INTEGERS = frozenset({"int", "long", "date", "timestamp", "timestamptz"})
 _COMPARABLE = (frozenset({"int", "long"}), frozenset({"date", "timestamp"}))
 """Pairs of types that engines compare by their exact values."""
-_DAY_MICROS = 86_400_000_000
+_DAY_US = 86_400_000_000
 _FIRST_DAY, _END_DAY = -719_162, 2_932_897
 """The years 1 to 9999. Engines represent infinity by values beyond these."""
 _LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 63) - 1
 _NAN = _LONG_MAX
 _NEGATIVE_ZERO, _ZERO = -1, 0
 """The positions of the two zeros, which all engines compare as equal."""
-_LOWEST, _HIGHEST = b"", b"\xff" * WIDE_DECIMAL
-"""In place of the limits of a range of texts or long decimals without a start or an end."""
+_LOWEST, _HIGHEST = b"", b"\xff" * WIDE_DECIMAL_BYTES
+"""The limits of a range of texts or long decimals that has no start or no end."""
 _DOUBLE, _WORD = struct.Struct("<d"), struct.Struct("<Q")
 Distance: TypeAlias = Callable[[Longs, Longs], Codes]
 """Returns how far the starts of spans are from the ends of the spans before them."""
@@ -102,15 +102,15 @@ def to_inclusive_limits(values: Longs, op: str, kind: str, other: str) -> tuple[
             zeros = (_ZERO, _NEGATIVE_ZERO) if is_lower else (_NEGATIVE_ZERO, _ZERO)
             limits = np.where(values == zeros[0], zeros[1], values)
     else:
-        unit = 1 if other == "date" else _DAY_MICROS
+        unit = 1 if other == "date" else _DAY_US
         if len(values) and not (_FIRST_DAY * unit <= values.min() and values.max() < _END_DAY * unit):
             raise ValueError("the key set has times beyond the years 1 to 9999")
         if other == "date":
-            limits = values * _DAY_MICROS
+            limits = values * _DAY_US
         else:
             # `day >= t` requires the next midnight, unless t is midnight. `day > t` requires a day after the day of t.
-            days = values // _DAY_MICROS
-            is_midnight = values % _DAY_MICROS == 0
+            days = values // _DAY_US
+            is_midnight = values % _DAY_US == 0
             if is_lower:
                 return np.where(is_midnight & ~np.bool_(is_strict), days, days + 1), np.ones(
                     len(values), dtype=np.bool_
@@ -123,7 +123,7 @@ def to_inclusive_limits(values: Longs, op: str, kind: str, other: str) -> tuple[
     return shifted, possible
 
 
-def limit_condition(column: LimitedColumn, op: str, value: int, other: str) -> Expression:
+def make_limit_condition(column: LimitedColumn, op: str, value: int, other: str) -> Expression:
     """Return the condition that a column is less or greater than a value of type `other`.
 
     Raises:
@@ -134,10 +134,10 @@ def limit_condition(column: LimitedColumn, op: str, value: int, other: str) -> E
         return FALSE
     low, high = get_kind_limits(column.kind)
     limit = int(limits[0])
-    return span_condition(column, limit, high) if op in (">", ">=") else span_condition(column, low, limit)
+    return make_span_condition(column, limit, high) if op in (">", ">=") else make_span_condition(column, low, limit)
 
 
-def span_condition(column: LimitedColumn, start: int, end: int) -> Expression:
+def make_span_condition(column: LimitedColumn, start: int, end: int) -> Expression:
     """Return the condition that a column is at least `start` and at most `end`."""
     if column.kind in FLOATS:
         return _make_float_span_condition(column, start, end)
@@ -316,7 +316,7 @@ def _select(values: Distinct, ranks: Longs, kind: str) -> KeySet:
     """Return the keys at ascending ranks. The rank -1 means no start, and the number of keys means no end."""
     all_keys = KeySet(kind, values)
     keys = [
-        _LOWEST if rank < 0 else _HIGHEST if rank == len(values) else bytes(all_keys.at(rank))
+        _LOWEST if rank < 0 else _HIGHEST if rank == len(values) else bytes(all_keys.get_key(rank))
         for rank in ranks.tolist()
     ]
     starts = np.concatenate([[0], np.cumsum([len(key) for key in keys])]).astype(np.int64)
@@ -335,13 +335,13 @@ def make_range_condition(column: LimitedColumn, starts: KeySet, ends: KeySet) ->
     Raises:
         ValueError: A limit is not a valid text.
     """
-    spans = ((starts.at(position), ends.at(position)) for position in range(len(starts)))
+    spans = ((starts.get_key(position), ends.get_key(position)) for position in range(len(starts)))
     return join_by_or(*(_make_key_span_condition(column, start, end) for start, end in spans))
 
 
 def _make_key_span_condition(column: LimitedColumn, start: int | bytes, end: int | bytes) -> Expression:
     if isinstance(start, int) and isinstance(end, int):
-        return span_condition(column, start - SIGN, end - SIGN)
+        return make_span_condition(column, start - SIGN, end - SIGN)
     assert isinstance(start, bytes)
     assert isinstance(end, bytes)
 

@@ -56,12 +56,12 @@ class Ranges(NamedTuple):
     lower: Longs
     upper: Longs
 
-    def depth(self, ranks: Longs) -> Longs:
+    def count_overlaps(self, ranks: Longs) -> Longs:
         """Return int64[ranks]: the number of files whose range contains each value."""
         started = np.searchsorted(np.sort(self.lower), ranks, side="right")
         return started - np.searchsorted(np.sort(self.upper), ranks, side="left")
 
-    def mean_depth(self, axis: Axis) -> float | None:
+    def compute_mean_depth(self, axis: Axis) -> float | None:
         """Return the mean depth of a file: the mean number of files whose range contains a value of the file.
 
         The method assumes that the values are evenly distributed over the range of the file. The result is the mean
@@ -77,7 +77,7 @@ class Ranges(NamedTuple):
         widths = axis.positions[self.upper] - axis.positions[self.lower]
         points = widths <= 0
         mean_depths = np.divide(areas[self.upper] - areas[self.lower], widths, out=np.zeros(len(widths)), where=~points)
-        mean_depths[points] = self.depth(self.lower[points])
+        mean_depths[points] = self.count_overlaps(self.lower[points])
         return float(mean_depths.mean())
 
 
@@ -108,7 +108,7 @@ def read_layouts(snapshots: Sequence[FoundFiles], column: RequestedColumn, by_ra
 
     The type of `column` must have bounds.
     """
-    sides = [_read_keys(files.stats(column)) for files in snapshots]
+    sides = [_read_keys(files.find_statistics(column)) for files in snapshots]
     axis, ranks = _build_axis([keys for pair in sides for keys in pair], by_rank)
     pairs = zip(ranks[::2], ranks[1::2], strict=True)
     return axis, [Ranges(files.files, lower, upper) for files, (lower, upper) in zip(snapshots, pairs, strict=True)]
@@ -133,7 +133,7 @@ def build_bars(ranges: Ranges, axis: Axis, count: int) -> list[Bar]:
 
 def count_size_classes(data_files: FoundFiles) -> list[SizeClass]:
     """Return the non-empty size classes in ascending order."""
-    sizes = data_files.longs("file_size_in_bytes").clip(0)
+    sizes = data_files.read_longs("file_size_in_bytes").clip(0)
     classes = np.frexp(sizes.astype(np.float64))[1]  # 2 ** (exponent - 1) <= size < 2 ** exponent
     numbers, class_positions = np.unique(classes, return_inverse=True)
     counts = np.bincount(class_positions, minlength=len(numbers))
@@ -147,11 +147,11 @@ def count_size_classes(data_files: FoundFiles) -> list[SizeClass]:
 
 def _read_keys(stats: FoundStatistics) -> tuple[Any, Any]:
     """Return (lower bounds, upper bounds) of the files that have both: arrays of numbers, or lists of bytes."""
-    lower, upper = stats.bounds("lower"), stats.bounds("upper")
+    lower, upper = stats.read_bounds("lower"), stats.read_bounds("upper")
     if isinstance(lower, Strings) or isinstance(upper, Strings):
         assert isinstance(lower, Strings)
         assert isinstance(upper, Strings)
-        texts = zip(lower.values(), upper.values(), strict=True)
+        texts = zip(lower.list_values(), upper.list_values(), strict=True)
         pairs = [pair for pair in texts if None not in pair]
         return [low for low, _ in pairs], [high for _, high in pairs]
     if stats.form is Form.FLOATS:

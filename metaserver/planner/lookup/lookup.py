@@ -48,7 +48,7 @@ class Strings(NamedTuple):
     data: npt.NDArray[np.uint8]
     present: npt.NDArray[np.uint8]
 
-    def values(self) -> list[bytes | None]:
+    def list_values(self) -> list[bytes | None]:
         data, ends = self.data.tobytes(), self.ends.tolist()
         return [
             data[start:end] if is_present else None
@@ -68,7 +68,7 @@ class Segment(NamedTuple):
     files: int
     rows: Longs | None
 
-    def local(self) -> Longs:
+    def compute_local_rows(self) -> Longs:
         """Return int64[files], the numbers of the rows in the block."""
         return np.arange(self.first, self.first + self.files) if self.rows is None else self.rows
 
@@ -101,43 +101,43 @@ class FoundFiles:
             for number, first, files, at in self._table.tolist()
         )
 
-    def entry_ids(self) -> Longs:
+    def list_entry_ids(self) -> Longs:
         """Return int64[files], the entry ids in the view."""
         return _lookup.rows(self.view.extents, self._table, self._picks)
 
-    def longs(self, name: str) -> Longs:
-        """Return int64[files], an integer field of manifest entries (see `Block.longs`); MISSING for null.
+    def read_longs(self, name: str) -> Longs:
+        """Return int64[files], an integer field of manifest entries (see `Block.read_longs`); MISSING for null.
 
         The array is read-only, like every array of a lookup: a constant column is stored as one value.
         """
-        return self._read_longs(self._layouts.longs(self.view, name))
+        return self._read_longs(self._layouts.read_longs(self.view, name))
 
-    def texts(self, name: str) -> Strings:
+    def read_texts(self, name: str) -> Strings:
         """Return `file_path`, `file_format`, `key_metadata` or `referenced_data_file` of each file."""
-        return self._read_strings(self._layouts.texts(self.view, name))
+        return self._read_strings(self._layouts.read_texts(self.view, name))
 
     def repeat_by_segment(self, values: Sequence[int]) -> Longs:
         """Return int64[files]: the value of each segment, repeated for its files."""
         return np.repeat(np.array(values, dtype=np.int64), self._table[:, 2])
 
-    def sequence_numbers(self) -> Longs:
+    def read_sequence_numbers(self) -> Longs:
         """Return int64[files], the data sequence numbers.
 
         Entries without a sequence number inherit the sequence number of the manifest (spec, "Inheritance").
         """
         return self._inherit_longs("sequence_number", lambda manifest: manifest.sequence_number)
 
-    def snapshot_ids(self) -> Longs:
+    def read_snapshot_ids(self) -> Longs:
         """Return int64[files], the id of the snapshot that added each file.
 
         Entries without a snapshot id inherit the snapshot id of the manifest.
         """
         return self._inherit_longs("snapshot_id", lambda manifest: manifest.added_snapshot_id)
 
-    def stats(self, column: RequestedColumn) -> FoundStatistics:
+    def find_statistics(self, column: RequestedColumn) -> FoundStatistics:
         return FoundStatistics(self, column)
 
-    def part(self, start: int, end: int) -> FoundFiles:
+    def slice_files(self, start: int, end: int) -> FoundFiles:
         """Return the files from index `start` (included) to `end` (excluded)."""
         if start <= 0 and end >= self.files:
             return self
@@ -155,7 +155,7 @@ class FoundFiles:
         return FoundFiles(self.view, segments[high > low], self._picks)
 
     def _inherit_longs(self, name: str, of_manifest: Callable[[ManifestFile], int | None]) -> Longs:
-        stored_values = self.longs(name)
+        stored_values = self.read_longs(name)
         missing = stored_values == MISSING
         if missing.any():
             inherited = [of_manifest(self.view.manifests[number]) for number in self._table[:, 0].tolist()]
@@ -209,9 +209,9 @@ class FoundStatistics:
             if name not in _SIDES:
                 sides = cached.counts(view, name, column_id)
             elif plain:
-                sides = cached.bounds(view, name, column_id)
+                sides = cached.read_bounds(view, name, column_id)
             else:
-                results[number] = self.bounds(name)
+                results[number] = self.read_bounds(name)
                 continue
             side = _find_side_of_form(sides, Form.INTEGERS)
             if side is None:
@@ -231,7 +231,7 @@ class FoundStatistics:
         )
 
     def read_integer_bounds(self, side: str) -> IntegerColumn | None:
-        """Return the result of `bounds` as a lazy column.
+        """Return the result of `read_bounds` as a lazy column.
 
         Return None if the bounds are not integers, or need a conversion.
         """
@@ -239,7 +239,7 @@ class FoundStatistics:
             return None
         files = self._files
         return IntegerColumn(
-            files, _find_side_of_form(files._layouts.bounds(files.view, side, self.column.id), Form.INTEGERS)
+            files, _find_side_of_form(files._layouts.read_bounds(files.view, side, self.column.id), Form.INTEGERS)
         )
 
     def counts(self, name: str) -> Longs:
@@ -249,7 +249,7 @@ class FoundStatistics:
         """
         return self._files._read_longs(self._files._layouts.counts(self._files.view, name, self.column.id))
 
-    def bounds(self, side: str) -> Longs | npt.NDArray[np.float64] | Strings:
+    def read_bounds(self, side: str) -> Longs | npt.NDArray[np.float64] | Strings:
         """Return lower or upper bounds.
 
         Depending on `form`, the bounds are int64 (MISSING if absent), float64 (NaN if absent) or bytes. The values are
@@ -257,7 +257,7 @@ class FoundStatistics:
         with more than 18 digits are 16 bytes, the big-endian unscaled value plus 2**127.
         """
         files, kind = self._files, self.column.kind
-        sides = files._layouts.bounds(files.view, side, self.column.id)
+        sides = files._layouts.read_bounds(files.view, side, self.column.id)
         if self.form is Form.FLOATS:
             return files._read_doubles(sides)
         if self.form is Form.STRINGS:
@@ -275,14 +275,14 @@ class FoundStatistics:
         column = self.column
         if column.kind not in UNITS_PER_DAY:
             return False
-        return any(segment.block.kind(column.id) == "date" for segment in self._files.segments)
+        return any(segment.block.find_kind(column.id) == "date" for segment in self._files.segments)
 
     def _promote_dates(self, longs: Longs) -> Longs:
         """Convert bounds of a date column to the unit of its promoted type (spec, "Schema Evolution")."""
         if not self._may_have_dates():
             return longs
         files = self._files
-        dates = [segment.block.kind(self.column.id) == "date" for segment in files.segments]
+        dates = [segment.block.find_kind(self.column.id) == "date" for segment in files.segments]
         units = files.repeat_by_segment([UNITS_PER_DAY[self.column.kind] if date else 1 for date in dates])
         return np.where(longs == MISSING, longs, longs * units)
 
@@ -316,11 +316,11 @@ def lookup(view: TableView, prefix: Prefix = EVERYTHING) -> FoundFiles:
     """Return the data files in the partitions of a prefix, in the order of the view."""
     numbers = prefix.find_whole_blocks(view)
     if numbers is None:
-        return files_at(view, prefix.select(view).entry_ids())
+        return find_files_at(view, prefix.select(view).list_entry_ids())
     return FoundFiles(view, _list_layouts(view).whole.take(numbers, axis=0))
 
 
-def files_at(view: TableView, entry_ids: Longs) -> FoundFiles:
+def find_files_at(view: TableView, entry_ids: Longs) -> FoundFiles:
     """Return the data files of these entry ids, int64[files], ascending."""
     if not len(entry_ids):
         return FoundFiles(view, np.empty((0, 4), dtype=np.int64))
@@ -381,7 +381,7 @@ class _Layouts:
     def size_bytes(self) -> int:
         return self.whole.nbytes + sum(side.size_bytes for sides in list(self._sides.values()) for side in sides)
 
-    def longs(self, view: TableView, name: str) -> tuple[BoundColumn, ...]:
+    def read_longs(self, view: TableView, name: str) -> tuple[BoundColumn, ...]:
         cached = self._sides.get(key := (name, _NUMBER))
         return (
             self._read(view, key, lambda block: _get_packing(block.find_long_column(name)))
@@ -389,7 +389,7 @@ class _Layouts:
             else cached
         )
 
-    def texts(self, view: TableView, name: str) -> tuple[BoundColumn, ...]:
+    def read_texts(self, view: TableView, name: str) -> tuple[BoundColumn, ...]:
         cached = self._sides.get(key := (name, _TEXT))
         return (
             self._read(view, key, lambda block: _get_packing(block.find_text_column(name)))
@@ -401,7 +401,7 @@ class _Layouts:
         cached = self._sides.get(key := (name, column_id))
         return self._read(view, key, lambda block: _count(block, name, column_id)) if cached is None else cached
 
-    def bounds(self, view: TableView, side: str, column_id: int) -> tuple[BoundColumn, ...]:
+    def read_bounds(self, view: TableView, side: str, column_id: int) -> tuple[BoundColumn, ...]:
         cached = self._sides.get(key := (side, column_id))
         if cached is None:
             cached = self._read(view, key, lambda block: _get_packing(block.get_bound_column(side, column_id)))
@@ -430,5 +430,5 @@ def _get_packing(column: PackedColumn | None) -> Packed | None:
 
 
 def _count(block: Block, name: str, column_id: int) -> Packed | None:
-    entry = block.entry(column_id)
+    entry = block.find_entry(column_id)
     return None if entry is None else entry.counts[COUNTS.index(name)]

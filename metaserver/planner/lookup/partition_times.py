@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from seamark.formats.iceberg.metadata.column_ttl import TimeColumn, partition_end_ms, time_columns
+from seamark.formats.iceberg.metadata.column_ttl import TimeColumn, compute_partition_end_ms, find_time_columns
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.index.packing import MISSING, NONE, Longs, PackedColumn
-from seamark.metaserver.index.blocks.block import longs_at
+from seamark.metaserver.index.blocks.block import read_longs_at
 from seamark.metaserver.planner.view.view import ENTRY_MASK, TableView
 
 _FAR_MS = 1 << 62
@@ -34,15 +34,15 @@ def find_oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) ->
         if column is None:
             continue
         if column.packed.width == 0 and column.packed.presence == NONE:
-            oldest = min(oldest, partition_end_ms(time, column.packed.base))
+            oldest = min(oldest, compute_partition_end_ms(time, column.packed.base))
             continue
-        values = longs_at(column, of_block & ENTRY_MASK)
+        values = read_longs_at(column, of_block & ENTRY_MASK)
         if column.packed.presence != NONE:
             values = values[values != MISSING]
         if len(values):
             # Most plans keep few files, and `min` of a short list is faster.
             earliest = min(values.tolist()) if len(values) <= _LISTED_VALUES_MAX else int(values.min())
-            oldest = min(oldest, partition_end_ms(time, earliest))
+            oldest = min(oldest, compute_partition_end_ms(time, earliest))
     return oldest
 
 
@@ -74,9 +74,9 @@ def find_partition_ends_ms(view: TableView, number: int, local: Longs, metadata:
     if time_and_column is None:
         return None
     time, column = time_and_column
-    values = np.full(len(local), MISSING, dtype=np.int64) if column is None else longs_at(column, local)
+    values = np.full(len(local), MISSING, dtype=np.int64) if column is None else read_longs_at(column, local)
     distinct, numbers = np.unique(values, return_inverse=True)
-    ends = [MISSING if value == MISSING else partition_end_ms(time, value) for value in distinct.tolist()]
+    ends = [MISSING if value == MISSING else compute_partition_end_ms(time, value) for value in distinct.tolist()]
     return np.array(ends, dtype=np.int64)[numbers]
 
 
@@ -90,7 +90,7 @@ def _find_time_column(
     block = view.blocks[number]
     derived = view.derived
     times = derived.get(_TimesOfView) or derived.keep(_TimesOfView())
-    time = times.of_spec(metadata, block.spec_id)
+    time = times.find_time_column(metadata, block.spec_id)
     kind_and_packed = None if time is None else block.partition_column(time.field_id)
     if time is None or kind_and_packed is None:
         return None
@@ -116,7 +116,7 @@ class _TimesOfView:
         cached_times = self._known
         return _TIMES_BYTES if cached_times is None else _TIMES_BYTES + _TIME_BYTES * len(cached_times[3])
 
-    def of_spec(self, metadata: TableMetadata, spec_id: int) -> TimeColumn | None:
+    def find_time_column(self, metadata: TableMetadata, spec_id: int) -> TimeColumn | None:
         """Return the time column by which a spec partitions, or None if there is no such column, or several."""
         cached_times = self._known
         if (
@@ -129,6 +129,6 @@ class _TimesOfView:
         by_spec = cached_times[3]
         if spec_id not in by_spec:
             spec = metadata.spec(spec_id)
-            times = [] if spec is None else time_columns(metadata, spec)
+            times = [] if spec is None else find_time_columns(metadata, spec)
             by_spec[spec_id] = times[0] if len(times) == 1 else None
         return by_spec[spec_id]

@@ -39,7 +39,7 @@ class FilesByPartition(NamedTuple):
     numbers: Longs
     partitions: tuple[PartitionTuple, ...]
 
-    def sums(self, values: Longs) -> list[int]:
+    def sum_values(self, values: Longs) -> list[int]:
         """Return the exact sum of `values` (one value per file) for each partition.
 
         Negative values count as 0.
@@ -48,7 +48,7 @@ class FilesByPartition(NamedTuple):
         np.add.at(totals, self.numbers, np.maximum(values, 0))
         return [int(total) for total in totals]
 
-    def files(self) -> list[int]:
+    def count_files(self) -> list[int]:
         return [int(count) for count in np.bincount(self.numbers, minlength=len(self.partitions))]
 
 
@@ -85,7 +85,7 @@ def _group_rows(segment: Segment) -> tuple[Longs, Longs]:
     """
     files = segment.files
     group_of = np.zeros(files, dtype=np.int64)
-    rows = segment.local()
+    rows = segment.compute_local_rows()
     for column in segment.block.partition_columns:
         if column is None or (column.packed.width == 0 and column.packed.presence == NONE):
             continue
@@ -106,7 +106,7 @@ def _read_ordinals(column: PackedColumn, rows: Longs) -> Longs:
         ids: dict[bytes | None, int] = {}
         return np.array([ids.setdefault(text, len(ids)) for text in read_strings(column, rows)], dtype=np.int64)
     if column.packed.form == Form.INTEGERS:
-        numbers = column.longs()[rows]
+        numbers = column.read_longs()[rows]
     else:
         doubles = column.doubles()[rows]
         doubles[np.isnan(doubles)] = np.nan

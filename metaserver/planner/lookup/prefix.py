@@ -52,7 +52,7 @@ from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.memoization import memoize
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition
-from seamark.metaserver.planner.view.view import Selection, TableView
+from seamark.metaserver.planner.view.view import FileSelection, TableView
 
 TEXT_MAX = 10_000
 _NULLS = ("null", "__HIVE_DEFAULT_PARTITION__")
@@ -107,9 +107,9 @@ class Prefix:
                 matching.append(blocks)
         return matching[0] if len(matching) == 1 else np.sort(np.concatenate(matching)) if matching else _NO_BLOCKS
 
-    def select(self, view: TableView) -> Selection:
+    def select(self, view: TableView) -> FileSelection:
         """Return the data files of the view in these partitions. Any values in the blocks are supported."""
-        selection = Selection.everything(view)
+        selection = FileSelection.select_all(view)
         if self.by_spec is None:
             return selection
         narrow_by_partition(selection, self.by_spec, lambda: False)
@@ -217,7 +217,7 @@ def parse_prefix(text: str, metadata: TableMetadata, cache: PrefixCache | None =
     Raises:
         BadRequest: The text is malformed, a field is unknown, or a value is invalid for its field.
     """
-    return _read_prefix(text, _collect_table_fields(metadata)) if cache is None else cache.prefix(text, metadata)
+    return _read_prefix(text, _collect_table_fields(metadata)) if cache is None else cache.parse(text, metadata)
 
 
 def _read_prefix(text: str, table: _TableFields) -> Prefix:
@@ -281,7 +281,7 @@ class PrefixCache:
             budget_bytes, "partition-prefixes"
         )
 
-    def prefix(self, text: str, metadata: TableMetadata) -> Prefix:
+    def parse(self, text: str, metadata: TableMetadata) -> Prefix:
         version = (id(metadata.partition_specs), id(metadata.schemas), metadata.current_schema_id)
         cached = self._cache.get((*version, text))
         if cached is not None:

@@ -17,7 +17,7 @@ from seamark.cache.memory import MemoryCache
 from seamark.cache.sizes import measure_object_bytes
 from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.runtime.clock import Clock
-from seamark.metaserver.access.principal import current_principal
+from seamark.metaserver.access.principal import get_current_principal
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.blocks import Blocks
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
@@ -57,7 +57,7 @@ class CachedView:
         self.plans: MemoryCache[tuple[object, ...], ScanPlan] = MemoryCache(plans_bytes)
         self.checked: set[tuple[str, ...]] = set()
         """The tables, with the state of their allowed locations, for which `LocationChecker` has accepted the view."""
-        self.holder = current_principal()
+        self.holder = get_current_principal()
         """The principal whose request made the view; empty for the server's own work."""
         self._manifests_bytes = measure_object_bytes((view.manifests, view.delete_manifests))
         self.charged_bytes = 0

@@ -99,7 +99,7 @@ class LocationChecker:
             Forbidden: The folder is in another table's location.
         """
         try:
-            key = await asyncio.to_thread(lambda: self._warehouse.key(parse_stored_location(folder)))
+            key = await asyncio.to_thread(lambda: self._warehouse.make_key(parse_stored_location(folder)))
         except BadRequest:
             if _DOTS in folder or "%2" in folder:
                 raise Forbidden(
@@ -195,7 +195,7 @@ def _list_roots(warehouse: Warehouse, metadata: TableMetadata, locations: set[st
     prefixes = []
     for location in table_locations:
         try:
-            key = warehouse.key(parse_location(location))
+            key = warehouse.make_key(parse_location(location))
         except BadRequest:
             continue
         if not locations.isdisjoint(with_folders(key)):
@@ -206,13 +206,13 @@ def _list_roots(warehouse: Warehouse, metadata: TableMetadata, locations: set[st
 def _collect_folders(blocks: Iterable[Block], roots: tuple[str, ...]) -> set[str]:
     folders: set[str] = set()
     for block in blocks:
-        paths = (block.text("file_path", row) for row in range(block.rows))
+        paths = (block.read_text("file_path", row) for row in range(block.rows))
         folders |= {_cut_folder(path) for path in paths if path is not None and not path.startswith(roots)}
     return folders
 
 
 def _find_folders_with_dots(blocks: Iterable[Block]) -> set[str]:
-    paths = (block.text("file_path", row) for block in blocks for row in range(block.rows))
+    paths = (block.read_text("file_path", row) for block in blocks for row in range(block.rows))
     return {_cut_folder(path) for path in paths if path is not None and _DOTS in path}
 
 

@@ -73,7 +73,7 @@ class ManifestLists:
     def used_bytes(self) -> int:
         return self._cache.used_bytes
 
-    async def manifests(self, bound_scan: BoundScan) -> SnapshotManifests:
+    async def read_manifests(self, bound_scan: BoundScan) -> SnapshotManifests:
         """Return the manifests of the snapshot, or the data manifests that the appends of an incremental scan wrote."""
         if not bound_scan.options.is_incremental:
             if bound_scan.snapshot is None:
@@ -104,7 +104,7 @@ class ManifestLists:
     async def _read(self, location: str, table: str) -> SnapshotManifests:
         latest = self._latest.get(table)
         previous = None if latest is None else self._cache.get(latest)
-        decoded = await self._blocks.manifest_list(location, None if previous is None else previous.decoded)
+        decoded = await self._blocks.read_manifest_list(location, None if previous is None else previous.decoded)
         manifests = SnapshotManifests(decoded.manifests, decoded)
         self._cache.put(location, manifests, manifests.size_bytes)
         self._latest[table] = location
@@ -115,7 +115,7 @@ class ManifestLists:
 
 
 def list_locations(bound_scan: BoundScan) -> list[str]:
-    """Return the locations of the manifest lists that `manifests` reads."""
+    """Return the locations of the manifest lists that `read_manifests` reads."""
     snapshots = [bound_scan.snapshot] if bound_scan.snapshot is not None else []
     if bound_scan.options.is_incremental:
         snapshots = [*list_appends(bound_scan.metadata, bound_scan.options)]

@@ -19,9 +19,9 @@ import numpy as np
 
 from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Bound, Expression, Op, replace_predicates
 from seamark.formats.iceberg.types.transforms import IDENTITY
-from seamark.metaserver.planner.pruning.file_pruning import IN_LIMIT, narrow_by_partition, narrow_by_stats
+from seamark.metaserver.planner.pruning.file_pruning import IN_VALUES_MAX, narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.view.view import Expired, Selection
+from seamark.metaserver.planner.view.view import Expired, FileSelection
 
 _NEGATIVE = frozenset({Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH})
 _EXAMINED_FILES_MAX = 10_000
@@ -36,8 +36,8 @@ In this case a plan may get an additional file that it does not need.
 def weaken_to_java_pruning(expression: Expression) -> Expression:
     """Return a bound expression whose column statistics prune at most the files that Java's statistics prune.
 
-    Java does not evaluate lists longer than `IN_LIMIT` (`InclusiveMetricsEvaluator`). Its releases differ in how they
-    evaluate negations and transforms.
+    Java does not evaluate lists longer than `IN_VALUES_MAX` (`InclusiveMetricsEvaluator`). Its releases differ in how
+    they evaluate negations and transforms.
     """
     return replace_predicates(expression, lambda predicate: predicate if _is_simple(predicate) else TRUE)
 
@@ -58,15 +58,17 @@ def find_file_against_metadata_delete(
     """
     if not _match_wholly(scan):
         return None
-    selection = Selection.everything(scan.view)
+    selection = FileSelection.select_all(scan.view)
     narrow_by_partition(selection, by_spec, expired)
     narrow_by_stats(selection, expression, expired)
-    removed_ids = np.setdiff1d(selection.entry_ids(), scan.entry_ids, assume_unique=True)
-    return next((entry_id for entry_id in removed_ids.tolist() if scan.residual(entry_id) not in (TRUE, FALSE)), None)
+    removed_ids = np.setdiff1d(selection.list_entry_ids(), scan.entry_ids, assume_unique=True)
+    return next(
+        (entry_id for entry_id in removed_ids.tolist() if scan.compute_residual(entry_id) not in (TRUE, FALSE)), None
+    )
 
 
 def _is_simple(predicate: Bound) -> bool:
-    return predicate.transform == IDENTITY and predicate.op not in _NEGATIVE and len(predicate.values) <= IN_LIMIT
+    return predicate.transform == IDENTITY and predicate.op not in _NEGATIVE and len(predicate.values) <= IN_VALUES_MAX
 
 
 def _match_wholly(scan: ScanPlan) -> bool:
@@ -75,4 +77,4 @@ def _match_wholly(scan: ScanPlan) -> bool:
     Spark receives no statistics in the answer, and no files whose residual is FALSE.
     """
     first = islice(scan.entry_ids.tolist(), _EXAMINED_FILES_MAX)
-    return all(scan.residual(entry_id) in (TRUE, FALSE) for entry_id in first)
+    return all(scan.compute_residual(entry_id) in (TRUE, FALSE) for entry_id in first)

@@ -238,7 +238,7 @@ class Planner:
             or (bound_scan.bound == TRUE and not bound_scan.dynamic_filters)
         ):
             return None
-        definitions = self._index_selection.definitions(bound_scan.metadata, entry)
+        definitions = self._index_selection.list_definitions(bound_scan.metadata, entry)
         return IndexAccess(self._index_selection, definitions, entry) if definitions else None
 
     async def _make(
@@ -306,7 +306,7 @@ class Planner:
         if former is None or bound_scan.snapshot is None or key in self._views:
             return None
         await self.check_paths(metadata, get_uuid(entry, metadata), list_locations(bound_scan))
-        missing = self._blocks.missing((await self._lists.manifests(bound_scan)).all)
+        missing = self._blocks.list_missing((await self._lists.read_manifests(bound_scan)).all)
         sizes = [manifest.manifest_length for manifest in missing]
         # In version 1 metadata, the length of a manifest may be missing.
         if sum(sizes) > limit_bytes or 0 in sizes:
@@ -339,14 +339,14 @@ class Planner:
             return 0
         metadata = bound_scan.metadata
         await self.check_paths(metadata, get_uuid(entry, metadata), list_locations(bound_scan))
-        manifests = await self._lists.manifests(bound_scan)
+        manifests = await self._lists.read_manifests(bound_scan)
         selected_manifests = [
             *manifests.deletes,
             *(manifests.data[number] for number in await manifests.select(bound_scan)),
         ]
-        return sum(count_entries(manifest) for manifest in self._blocks.missing(selected_manifests))
+        return sum(count_entries(manifest) for manifest in self._blocks.list_missing(selected_manifests))
 
-    def stats(self) -> PlannerStats:
+    def read_stats(self) -> PlannerStats:
         return PlannerStats(
             views=len(self._views),
             blocks=self._blocks.live_blocks,
@@ -409,7 +409,7 @@ class Planner:
         """
         metadata = bound_scan.metadata
         key = bound_scan.view_key
-        manifests = await self._lists.manifests(bound_scan)
+        manifests = await self._lists.read_manifests(bound_scan)
         data = manifests.data
         ordinals = list(range(len(data)))
         if not whole:

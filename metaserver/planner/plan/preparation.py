@@ -123,7 +123,7 @@ class Preparation:
         if planned is None:
             return
         try:
-            entry = await self._store.entry(EntryKind.TABLE, namespace, name)
+            entry = await self._store.load_entry(EntryKind.TABLE, namespace, name)
             if entry is None or entry.uuid != uuid:  # The table was dropped, renamed or replaced.
                 return
             metadata = await self._load(entry.metadata_location)

@@ -46,7 +46,7 @@ def is_misleading(view: TableView, metadata: TableMetadata) -> bool:
 
 def may_have_nan(block: Block) -> bool:
     """Return whether a column with bounds may have NaN in a file of the manifest."""
-    entries = (block.entry(column_id) for column_id in block.columns)
+    entries = (block.find_entry(column_id) for column_id in block.columns)
     return any(
         entry.kind in FLOATS and entry.no_nans != _ALL_ROWS and (entry.lower is not None or entry.upper is not None)
         for entry in entries
@@ -116,7 +116,7 @@ def misread_deletes(view: TableView, metadata: TableMetadata) -> str:
 def _list_equality_deletes(view: TableView) -> Iterator[tuple[Block, list[int]]]:
     """Yield the blocks of the snapshot's equality deletes, each with its columns."""
     for block in view.delete_blocks:
-        contents, columns = block.longs("content").tolist(), block.read_lists("equality_ids")
+        contents, columns = block.read_longs("content").tolist(), block.read_lists("equality_ids")
         for content, ids in zip(contents, columns, strict=True):
             if content == EQUALITY_DELETES:
                 yield block, ids or []

@@ -27,7 +27,7 @@ from seamark.metaserver.planner.pruning.file_pruning import (
 )
 from seamark.metaserver.planner.scan.request import BoundScan, list_appends
 from seamark.metaserver.planner.scan.scan_plan import PruningStage, ScanPlan
-from seamark.metaserver.planner.view.view import Selection, TableView
+from seamark.metaserver.planner.view.view import FileSelection, TableView
 
 _NOT_COUNTED = (-1, -1)
 _LAST_STAGE = "column_stats"
@@ -53,9 +53,9 @@ def prune(
     stages count files and bytes.
     """
     counted = loaded_us is not None
-    selection = Selection.everything(cached.view)
+    selection = FileSelection.select_all(cached.view)
     stages: list[PruningStage] = []
-    size = selection.size() if counted else _NOT_COUNTED
+    size = selection.measure_size() if counted else _NOT_COUNTED
     if loaded_us is not None:
         stages.append(PruningStage("manifests", size[0], size[0], size[1], size[1], loaded_us))
     rows: Longs | None = None
@@ -64,16 +64,16 @@ def prune(
         before_s = clock.monotonic()
         narrow(selection)
         if name == last:
-            rows = selection.entry_ids()
+            rows = selection.list_entry_ids()
         elif counted:
             selection.apply_waiting()
         spent_us = int((clock.monotonic() - before_s) * 1e6)
-        before, size = size, selection.size() if counted else size
+        before, size = size, selection.measure_size() if counted else size
         stages.append(PruningStage(name, before[0], size[0], before[1], size[1], spent_us, not expired()))
     scan = ScanPlan(
         cached.view,
         cached.deletes,
-        selection.entry_ids() if rows is None else rows,
+        selection.list_entry_ids() if rows is None else rows,
         schema=bound_scan.schema,
         bound=bound_scan.bound,
         projected=bound_scan.filter_projections,
@@ -104,7 +104,7 @@ def _make_partition_filters(view: TableView, bound_scan: BoundScan) -> dict[int,
 
 def _list_stages(
     view: TableView, bound_scan: BoundScan, expired: Callable[[], bool], probe: Probe | None
-) -> Iterator[tuple[str, Callable[[Selection], None]]]:
+) -> Iterator[tuple[str, Callable[[FileSelection], None]]]:
     """Yield the stages that narrow the selection, with their names, in ascending order of cost."""
     if bound_scan.options.is_incremental:
         ids = {snapshot.snapshot_id for snapshot in list_appends(bound_scan.metadata, bound_scan.options)}
@@ -118,11 +118,11 @@ def _list_stages(
     if bound_scan.dynamic_filters:
         yield "join_keys", partial(_narrow_by_keys, dynamic_filters=bound_scan.dynamic_filters, expired=expired)
     if probe is not None:
-        yield from probe.steps(expired)
+        yield from probe.list_steps(expired)
 
 
 def _narrow_by_keys(
-    selection: Selection, dynamic_filters: Sequence[DynamicFilter], expired: Callable[[], bool]
+    selection: FileSelection, dynamic_filters: Sequence[DynamicFilter], expired: Callable[[], bool]
 ) -> None:
     """Narrow by statistics of the columns that have dynamic filters."""
     for dynamic_filter in dynamic_filters:

@@ -74,7 +74,7 @@ class DynamicFilter:
         low, high = self._decode_value(0), self._decode_value(len(self.keys) - 1)
         return join_by_and(self._make_predicate(Op.GT_EQ, low), self._make_predicate(Op.LT_EQ, high))
 
-    def in_partitions(self, spec: PartitionSpec) -> Expression:
+    def project_to_partitions(self, spec: PartitionSpec) -> Expression:
         """Return the condition on partition values that every matching row satisfies."""
         return project_inclusive(self.as_condition, spec) if spec.list_fields_with_source(self.column_id) else TRUE
 
@@ -82,7 +82,7 @@ class DynamicFilter:
         return Bound(op, self.column_id, self.name, self.kind, IDENTITY, self.kind, values)
 
     def _decode_value(self, position: int) -> Value:
-        key = self.keys.at(position)
+        key = self.keys.get_key(position)
         if self.kind == "string":
             assert isinstance(key, bytes)
             return key.decode()

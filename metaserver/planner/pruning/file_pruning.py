@@ -33,9 +33,9 @@ from seamark.metaserver.planner.view.view import (
     BoundColumn,
     ColumnStatistics,
     Expired,
+    FileSelection,
     Flags,
     PartitionValues,
-    Selection,
     TableView,
     narrow_to_any,
     return_false,
@@ -43,7 +43,7 @@ from seamark.metaserver.planner.view.view import (
 
 LE, LT, GE, GT = 0, 1, 2, 3
 COMPARISONS = {Op.LT_EQ: LE, Op.LT: LT, Op.GT_EQ: GE, Op.GT: GT}
-IN_LIMIT = 200
+IN_VALUES_MAX = 200
 """The maximum length of a list of strings.
 
 A longer list is replaced by its range. Lists of numbers have no limit.
@@ -53,7 +53,7 @@ BoundColumns = tuple[BoundColumn, ...]
 
 
 def narrow(
-    selection: Selection, expression: Expression, leaf: Callable[[Selection, Bound], None], expired: Expired
+    selection: FileSelection, expression: Expression, leaf: Callable[[FileSelection, Bound], None], expired: Expired
 ) -> None:
     """Narrow by each child of a conjunction, or to the union of the files that a disjunction's children keep."""
     if expired():
@@ -84,13 +84,13 @@ def _estimate_cost(expression: Expression) -> int:
     return 2 if isinstance(expression, And) else 3
 
 
-def compare_keys(selection: Selection, sides: BoundColumns, op: int, key: bytes) -> None:
+def compare_keys(selection: FileSelection, sides: BoundColumns, op: int, key: bytes) -> None:
     for side in sides:
         if side.form is Form.STRINGS:
             run_comparison(selection, side, op, key, uuid=False)
 
 
-def run_comparison(selection: Selection, side: BoundColumn, op: int, key: Key, *, uuid: bool) -> None:
+def run_comparison(selection: FileSelection, side: BoundColumn, op: int, key: Key, *, uuid: bool) -> None:
     if side.form is Form.STRINGS:
         assert isinstance(key, bytes)
         if uuid:
@@ -104,7 +104,7 @@ def run_comparison(selection: Selection, side: BoundColumn, op: int, key: Key, *
         selection.compare(side, op, int(key))
 
 
-def run_membership(selection: Selection, lower: BoundColumn, upper: BoundColumn, bound: Bound) -> None:
+def run_membership(selection: FileSelection, lower: BoundColumn, upper: BoundColumn, bound: Bound) -> None:
     """Keep files whose range, lower to upper, contains one of the integers that `bound` lists."""
     keys = np.array(
         sorted({int(encode_key(Form.INTEGERS, bound.kind, value)) for value in bound.values}), dtype=np.int64
@@ -112,7 +112,7 @@ def run_membership(selection: Selection, lower: BoundColumn, upper: BoundColumn,
     _scan.narrow_longs_in(lower.layout, upper.layout, lower.low, upper.high, selection.state, selection.mask, keys)
 
 
-def narrow_to_prefix(selection: Selection, lower: BoundColumns, upper: BoundColumns, value: Value) -> None:
+def narrow_to_prefix(selection: FileSelection, lower: BoundColumns, upper: BoundColumns, value: Value) -> None:
     """Narrow by STARTS_WITH: keep files in which a value between `lower` and `upper` may have the prefix `value`."""
     prefix = _encode_text(value)
     compare_keys(selection, upper, GE, prefix)
@@ -122,13 +122,13 @@ def narrow_to_prefix(selection: Selection, lower: BoundColumns, upper: BoundColu
 
 def list_conditions_outside_prefix(
     lower: BoundColumns, upper: BoundColumns, value: Value
-) -> list[Callable[[Selection], None]]:
+) -> list[Callable[[FileSelection], None]]:
     """Return the conditions of NOT_STARTS_WITH.
 
     One of them is true if a value between `lower` and `upper` may lack the prefix `value`.
     """
     prefix = _encode_text(value)
-    conditions: list[Callable[[Selection], None]] = [partial(compare_keys, sides=lower, op=LT, key=prefix)]
+    conditions: list[Callable[[FileSelection], None]] = [partial(compare_keys, sides=lower, op=LT, key=prefix)]
     if following := end_of_prefix(prefix):
         conditions.append(partial(compare_keys, sides=upper, op=GE, key=following))
     return conditions
@@ -139,7 +139,7 @@ def _encode_text(value: Value) -> bytes:
     return value.encode("utf-8", "surrogatepass")
 
 
-def narrow_by_partition(selection: Selection, by_spec: Mapping[int, Expression], expired: Expired) -> None:
+def narrow_by_partition(selection: FileSelection, by_spec: Mapping[int, Expression], expired: Expired) -> None:
     """Keep the files whose partitions satisfy the condition of their spec.
 
     Args:
@@ -154,18 +154,20 @@ def narrow_by_partition(selection: Selection, by_spec: Mapping[int, Expression],
     spec_ids = selection.view.spec_ids
     for spec_id, expression in by_spec.items():
         of_spec = spec_ids == spec_id
-        part = Selection(selection.view, np.where(of_spec, selection.state, 0).astype(np.uint8), selection.mask)
+        part = FileSelection(selection.view, np.where(of_spec, selection.state, 0).astype(np.uint8), selection.mask)
         narrow(part, expression, _narrow_by_partition_leaf, expired)
         selection.state[of_spec] = part.state[of_spec]
 
 
-def _narrow_by_partition_leaf(selection: Selection, bound: Bound) -> None:
+def _narrow_by_partition_leaf(selection: FileSelection, bound: Bound) -> None:
     column = selection.view.partition(bound.column_id, bound.kind)
     if get_form(bound.kind) is None:
         return
     part = selection
     if not column.is_known:
-        part = Selection(selection.view, np.where(column.known, selection.state, 0).astype(np.uint8), selection.mask)
+        part = FileSelection(
+            selection.view, np.where(column.known, selection.state, 0).astype(np.uint8), selection.mask
+        )
     if get_form(bound.kind) is Form.FLOATS:
         _narrow_floats(part, column, bound)
     else:
@@ -174,7 +176,7 @@ def _narrow_by_partition_leaf(selection: Selection, bound: Bound) -> None:
         selection.state[column.known] = part.state[column.known]
 
 
-def _narrow_values(selection: Selection, column: PartitionValues, bound: Bound) -> None:
+def _narrow_values(selection: FileSelection, column: PartitionValues, bound: Bound) -> None:
     op, values, kind = bound.op, bound.values, bound.kind
     if op is Op.IS_NULL:
         _keep_nulls(selection, column, nulls=True)
@@ -197,7 +199,7 @@ def _narrow_values(selection: Selection, column: PartitionValues, bound: Bound) 
 
 
 def _compare_values(
-    selection: Selection, column: PartitionValues, ops: tuple[int, ...], kind: str, value: Value
+    selection: FileSelection, column: PartitionValues, ops: tuple[int, ...], kind: str, value: Value
 ) -> None:
     _keep_nulls(selection, column, nulls=False)
     for op in ops:
@@ -207,12 +209,12 @@ def _compare_values(
             )
 
 
-def _narrow_values_in(selection: Selection, column: PartitionValues, bound: Bound) -> None:
+def _narrow_values_in(selection: FileSelection, column: PartitionValues, bound: Bound) -> None:
     _compare_values(selection, column, (LE,), bound.kind, bound.values[-1])
     _compare_values(selection, column, (GE,), bound.kind, bound.values[0])
     if len(column.sides) == 1 and column.sides[0].form is Form.INTEGERS:
         run_membership(selection, column.sides[0], column.sides[0], bound)
-    elif len(bound.values) <= IN_LIMIT:
+    elif len(bound.values) <= IN_VALUES_MAX:
         narrow_to_any(
             selection,
             [
@@ -222,9 +224,9 @@ def _narrow_values_in(selection: Selection, column: PartitionValues, bound: Boun
         )
 
 
-def _narrow_values_out(selection: Selection, column: PartitionValues, bound: Bound) -> None:
+def _narrow_values_out(selection: FileSelection, column: PartitionValues, bound: Bound) -> None:
     """Narrow by NOT_EQ or NOT_IN. Null satisfies both operators."""
-    if len(bound.values) > IN_LIMIT:
+    if len(bound.values) > IN_VALUES_MAX:
         return
     for value in bound.values:
         narrow_to_any(
@@ -237,7 +239,7 @@ def _narrow_values_out(selection: Selection, column: PartitionValues, bound: Bou
         )
 
 
-def _keep_nulls(selection: Selection, column: PartitionValues, *, nulls: bool) -> None:
+def _keep_nulls(selection: FileSelection, column: PartitionValues, *, nulls: bool) -> None:
     """Keep files whose value is null, or files whose value is not null."""
     if not column.has_nulls:
         if nulls:
@@ -251,7 +253,7 @@ def _keep_nulls(selection: Selection, column: PartitionValues, *, nulls: bool) -
         selection.keep(number, ~present if nulls else present)
 
 
-def _narrow_floats(selection: Selection, column: PartitionValues, bound: Bound) -> None:
+def _narrow_floats(selection: FileSelection, column: PartitionValues, bound: Bound) -> None:
     """Narrow by partition values of type float or double.
 
     Such partition values are rare, so numpy evaluates them block by block. NaN is greater than every number, as in
@@ -298,7 +300,7 @@ _POSITIVE = frozenset({*COMPARISONS, Op.EQ, Op.IN, Op.STARTS_WITH})
 _NEGATIVE = frozenset({Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH})
 
 
-def narrow_by_stats(selection: Selection, expression: Expression, expired: Expired) -> None:
+def narrow_by_stats(selection: FileSelection, expression: Expression, expired: Expired) -> None:
     """Narrow by record counts, bounds, null counts and NaN counts.
 
     The expression has bound predicates on columns.
@@ -309,17 +311,17 @@ def narrow_by_stats(selection: Selection, expression: Expression, expired: Expir
         selection.add(uncounted)
 
 
-def _narrow_by_record_count(selection: Selection) -> Selection | None:
+def _narrow_by_record_count(selection: FileSelection) -> FileSelection | None:
     """Remove files without rows.
 
     Returns:
         The files whose record count is unknown (-1 in imported Avro files). These files are kept.
     """
-    uncounted: Selection | None = None
+    uncounted: FileSelection | None = None
     for number in selection.view.blocks_with_empty_files:
         if not selection.state[number]:
             continue
-        counts = selection.view.blocks[number].longs("record_count")
+        counts = selection.view.blocks[number].read_longs("record_count")
         if (counts < 0).any():
             if uncounted is None:
                 uncounted = selection.copy()
@@ -330,7 +332,7 @@ def _narrow_by_record_count(selection: Selection) -> Selection | None:
     return uncounted
 
 
-def _narrow_by_leaf(selection: Selection, bound: Bound) -> None:
+def _narrow_by_leaf(selection: FileSelection, bound: Bound) -> None:
     if bound.kind in ("list", "map"):
         return  # Statistics of lists and maps count elements, not rows.
     if bound.transform != IDENTITY:
@@ -338,7 +340,7 @@ def _narrow_by_leaf(selection: Selection, bound: Bound) -> None:
         if not (isinstance(ranges, Bound) and ranges.transform != IDENTITY):
             narrow(selection, ranges, _narrow_by_leaf, return_false)
         return
-    column = selection.view.stats(bound.column_id, bound.kind)
+    column = selection.view.find_statistics(bound.column_id, bound.kind)
     op = bound.op
     if op in _POSITIVE:
         _drop(selection, column, column.nulls_only, _find_nulls_only)
@@ -378,7 +380,7 @@ def _find_nans_only(values: Longs, nulls: Longs, nans: Longs) -> Truths:
     return np.asarray((values != MISSING) & (nans == values))
 
 
-def _drop(selection: Selection, column: ColumnStatistics, flags: Flags | None, test: CountTest) -> None:
+def _drop(selection: FileSelection, column: ColumnStatistics, flags: Flags | None, test: CountTest) -> None:
     """Remove the files for which `test` is true.
 
     `flags` has one item for each block, which states to how many of the block's rows the test applies: 0 for no row,
@@ -399,7 +401,7 @@ def _test_block(view: TableView, column: ColumnStatistics, number: int, test: Co
     return test(values, nulls, nans)
 
 
-def _narrow_by_bounds(selection: Selection, column: ColumnStatistics, bound: Bound) -> None:
+def _narrow_by_bounds(selection: FileSelection, column: ColumnStatistics, bound: Bound) -> None:
     op = bound.op
     if op in COMPARISONS:
         by_value = partial(_compare, column=column, op=COMPARISONS[op], kind=bound.kind, value=bound.values[0])
@@ -415,7 +417,7 @@ def _narrow_by_bounds(selection: Selection, column: ColumnStatistics, bound: Bou
         _narrow_to_members(selection, column, bound)
 
 
-def _compare(selection: Selection, column: ColumnStatistics, op: int, kind: str, value: Value) -> None:
+def _compare(selection: FileSelection, column: ColumnStatistics, op: int, kind: str, value: Value) -> None:
     sides = column.lower if op in (LE, LT) else column.upper
     for side in sides:
         key = encode_key(side.form, kind, value)
@@ -425,14 +427,14 @@ def _compare(selection: Selection, column: ColumnStatistics, op: int, kind: str,
             run_comparison(selection, side, op, key, uuid=kind == "uuid")
 
 
-def _make_conditions_across_orders(column: ColumnStatistics) -> list[Callable[[Selection], None]]:
+def _make_conditions_across_orders(column: ColumnStatistics) -> list[Callable[[FileSelection], None]]:
     """Return the conditions under which the bounds of UUIDs may be in another order than the order of the reader.
 
     One of them is true if exactly one of the two bounds has its first bit set, or if only one bound exists. A value
     that is between such bounds in one order may be outside of them in the other order.
     """
 
-    def compare_bounds(selection: Selection, lower: int, upper: int) -> None:
+    def compare_bounds(selection: FileSelection, lower: int, upper: int) -> None:
         compare_keys(selection, column.lower, lower, b"\x80")
         compare_keys(selection, column.upper, upper, b"\x80")
 
@@ -445,7 +447,7 @@ def _make_conditions_across_orders(column: ColumnStatistics) -> list[Callable[[S
     return [*unbounded, partial(compare_bounds, lower=LT, upper=GE), partial(compare_bounds, lower=GE, upper=LT)]
 
 
-def _compare_zero(selection: Selection, side: BoundColumn, op: int, zero: float) -> None:
+def _compare_zero(selection: FileSelection, side: BoundColumn, op: int, zero: float) -> None:
     """Narrow by a comparison with a zero.
 
     A file is kept if it matches in SQL, where -0.0 equals 0.0, or in Iceberg, where -0.0 is less than 0.0. So x < 0.0
@@ -468,12 +470,12 @@ def _compare_zero(selection: Selection, side: BoundColumn, op: int, zero: float)
     selection.add(other)
 
 
-def _narrow_by_exclusion(selection: Selection, column: ColumnStatistics, bound: Bound) -> None:
+def _narrow_by_exclusion(selection: FileSelection, column: ColumnStatistics, bound: Bound) -> None:
     """Narrow by NOT_EQ, NOT_IN or NOT_STARTS_WITH.
 
     A file is removed only if it has neither null nor NaN, and each of its rows has an excluded value.
     """
-    if len(bound.values) > IN_LIMIT or bound.kind == "uuid":
+    if len(bound.values) > IN_VALUES_MAX or bound.kind == "uuid":
         return
     floats = get_form(bound.kind) is Form.FLOATS
     if column.no_nulls is None or (floats and column.no_nans is None):
@@ -483,7 +485,9 @@ def _narrow_by_exclusion(selection: Selection, column: ColumnStatistics, bound: 
         candidates &= column.no_nans != 0
     if not candidates.any():
         return
-    part = Selection(selection.view, np.where(candidates, selection.state, 0).astype(np.uint8), selection.mask.copy())
+    part = FileSelection(
+        selection.view, np.where(candidates, selection.state, 0).astype(np.uint8), selection.mask.copy()
+    )
     for value in bound.values:
         if not (floats and value == 0):
             narrow_to_any(part, _make_conditions_unlike(column, bound, value))
@@ -497,7 +501,9 @@ def _narrow_by_exclusion(selection: Selection, column: ColumnStatistics, bound: 
         selection.keep(number, keep_mask)
 
 
-def _make_conditions_unlike(column: ColumnStatistics, bound: Bound, value: Value) -> list[Callable[[Selection], None]]:
+def _make_conditions_unlike(
+    column: ColumnStatistics, bound: Bound, value: Value
+) -> list[Callable[[FileSelection], None]]:
     """Return the conditions under which the bounds prove that a value other than `value` exists.
 
     For NOT_STARTS_WITH, they prove that a value without the prefix exists.
@@ -510,7 +516,7 @@ def _make_conditions_unlike(column: ColumnStatistics, bound: Bound, value: Value
     return list_conditions_outside_prefix(column.lower, column.upper, value)
 
 
-def _narrow_to_members(selection: Selection, column: ColumnStatistics, bound: Bound) -> None:
+def _narrow_to_members(selection: FileSelection, column: ColumnStatistics, bound: Bound) -> None:
     """Narrow by IN: keep files in which a listed value is between the bounds."""
     values = bound.values
     if bound.kind != "uuid" or _have_one_order(values):
@@ -520,7 +526,7 @@ def _narrow_to_members(selection: Selection, column: ColumnStatistics, bound: Bo
     if sides is not None:
         run_membership(selection, *sides, bound)
         return
-    if len(values) > IN_LIMIT:
+    if len(values) > IN_VALUES_MAX:
         return
     narrow_to_any(
         selection, [partial(_narrow_by_equality, column=column, kind=bound.kind, value=value) for value in values]
@@ -535,16 +541,16 @@ def _read_integer_sides(column: ColumnStatistics) -> tuple[BoundColumn, BoundCol
     return (lower, upper) if lower.form is Form.INTEGERS and upper.form is Form.INTEGERS else None
 
 
-def narrow_to_keys(selection: Selection, column_id: int, kind: str, keys: KeySet) -> None:
+def narrow_to_keys(selection: FileSelection, column_id: int, kind: str, keys: KeySet) -> None:
     """Keep the files that may contain one of the keys, by bounds and null counts.
 
     There must be at least one key.
     """
-    column = selection.view.stats(column_id, kind)
+    column = selection.view.find_statistics(column_id, kind)
     _drop(selection, column, column.nulls_only, _find_nulls_only)
     if kind == "uuid":
         return
-    low, high = (pack_key(keys.at(position), kind) for position in (0, len(keys) - 1))
+    low, high = (pack_key(keys.get_key(position), kind) for position in (0, len(keys) - 1))
     for op, key, sides in ((LE, high, column.lower), (GE, low, column.upper)):
         for side in sides:
             if (side.form is Form.STRINGS) == isinstance(key, bytes):
@@ -575,12 +581,12 @@ def _have_one_order(uuids: Sequence[Value]) -> bool:
     return len({(uuid[0] >> 7, uuid[8] >> 7) for uuid in uuids if isinstance(uuid, bytes)}) == 1
 
 
-def _narrow_by_equality(selection: Selection, column: ColumnStatistics, kind: str, value: Value) -> None:
+def _narrow_by_equality(selection: FileSelection, column: ColumnStatistics, kind: str, value: Value) -> None:
     _compare(selection, column, LE, kind, value)
     _compare(selection, column, GE, kind, value)
 
 
-def keep_appended(selection: Selection, snapshot_ids: set[int]) -> None:
+def keep_appended(selection: FileSelection, snapshot_ids: set[int]) -> None:
     """Keep the entries that one of the snapshots added.
 
     An entry without a snapshot id inherits the snapshot id of its manifest.
@@ -589,6 +595,6 @@ def keep_appended(selection: Selection, snapshot_ids: set[int]) -> None:
     appended_ids = np.array(sorted(snapshot_ids), dtype=np.int64)
     for number in np.flatnonzero(selection.state).tolist():
         block = view.blocks[number]
-        ids = block.longs("snapshot_id")
+        ids = block.read_longs("snapshot_id")
         ids = np.where(ids == MISSING, view.manifests[number].added_snapshot_id or MISSING, ids)
-        selection.keep(number, (block.longs("status") == ADDED) & np.isin(ids, appended_ids))
+        selection.keep(number, (block.read_longs("status") == ADDED) & np.isin(ids, appended_ids))

@@ -145,7 +145,7 @@ class DataRows:
 
         def read(file: BoundedParquet) -> dict[int, pa.ChunkedArray]:
             column_paths = self._find_column_paths(file, column_ids)
-            return file.columns(column_paths) if column_paths else {}
+            return file.read_columns(column_paths) if column_paths else {}
 
         with self._read(path, size, records, read) as columns:
             yield columns

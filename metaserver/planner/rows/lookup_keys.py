@@ -1,5 +1,6 @@
-"""Parses the keys of a lookup from JSON or Arrow into the form of the index. A key has one value for each term of the
-record index.
+"""Parses the keys of a lookup from JSON or Arrow into the form of the index.
+
+A key has one value for each term of the record index.
 
 A JSON value is parsed like a filter literal (`literals.py`). A value that the column's type cannot represent, such as
 5.5 for an integer, is valid and matches no row. Null matches rows where the column is null; "NaN" in a float column

@@ -97,8 +97,8 @@ class Locator:
         """
         view = scan.view
         keys = _LookupKeys(columns, possible_keys)
-        work = _Search(await self._resolver.records(view, definition, entry, await keys.few()), keys)
-        evaluator = self._deleted.evaluator_of(scan, _find_column_keys(definition, columns))
+        work = _Search(await self._resolver.open_records(view, definition, entry, await keys.get_if_few()), keys)
+        evaluator = self._deleted.make_evaluator(scan, _find_column_keys(definition, columns))
         parts = [_make_empty_result()]
         # The keys are looked up in batches, so that no step holds the GIL for long.
         for start in range(0, keys.count, _KEYS_PER_BATCH):
@@ -118,7 +118,7 @@ class Locator:
         await self._resolver.verify_sources(entry, work.damaged)
         uncovered = located.uncovered
         if len(uncovered):
-            uncovered = uncovered[lookup(view).longs("record_count")[uncovered] != 0]
+            uncovered = uncovered[lookup(view).read_longs("record_count")[uncovered] != 0]
         return replace(located, uncovered=uncovered, problems=evaluator.problems)
 
 
@@ -165,13 +165,13 @@ class _LookupKeys:
         heap_bytes = sum(len(column.heap) for column in columns if column.heap is not None)
         self.is_quick = self.count <= _IN_LOOP_KEYS_MAX and heap_bytes <= _QUICK_BYTES
 
-    async def few(self) -> tuple[Hashes, Hashes] | None:
+    async def get_if_few(self) -> tuple[Hashes, Hashes] | None:
         """Return the two halves of all hashes if there are few keys, which fit one batch, otherwise None."""
         if self.count > REMOTE_KEYS_MAX:
             return None
-        return (self.part(0) if self.is_quick else await asyncio.to_thread(self.part, 0))[1:]
+        return (self.get_batch(0) if self.is_quick else await asyncio.to_thread(self.get_batch, 0))[1:]
 
-    def part(self, start: int) -> tuple[Longs, Hashes, Hashes]:
+    def get_batch(self, start: int) -> tuple[Longs, Hashes, Hashes]:
         """Return (numbers of the keys, the two halves of their hashes) of the batch that begins at `start`."""
         if self._hashes is None:
             self._hashes = hash_halves(self._columns)
@@ -197,14 +197,14 @@ class _Search:
 
     def run(self, start: int) -> _Rows:
         """Return (query, data_file, position) of all rows of one batch of keys, in the order of the keys."""
-        return self._merge_results([self._search_parts(range(len(self._coverage.parts)), *self._keys.part(start))])
+        return self._merge_results([self._search_parts(range(len(self._coverage.parts)), *self._keys.get_batch(start))])
 
     async def run_in_threads(self, start: int) -> _Rows:
         """Return the result of `run`, with several index files in parallel.
 
         A lookup mostly waits for memory, and does not hold the GIL while it waits.
         """
-        part = await asyncio.to_thread(self._keys.part, start)
+        part = await asyncio.to_thread(self._keys.get_batch, start)
         count = len(self._coverage.parts)
         threads = min(_THREADS, count)
         results = await gather(

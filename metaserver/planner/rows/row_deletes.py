@@ -88,7 +88,7 @@ class RowDeletes:
         self._decoded_bytes = decoded_bytes
         self._files = DeleteFiles(objects, decoded_bytes)
 
-    def evaluator_of(self, scan: ScanPlan, known_keys: Mapping[int, Keys] | None = None) -> DeleteEvaluator:
+    def make_evaluator(self, scan: ScanPlan, known_keys: Mapping[int, Keys] | None = None) -> DeleteEvaluator:
         """Return the evaluator of one request.
 
         Args:
@@ -134,7 +134,7 @@ class DeleteEvaluator:
         if not len(data_files) or not self.view.delete_file_count:
             return deletion
         quick = len(data_files) <= _IN_LOOP_ROWS_MAX
-        resolved = self._deletes_of(data_files) if quick else await asyncio.to_thread(self._deletes_of, data_files)
+        resolved = self._find_deletes(data_files) if quick else await asyncio.to_thread(self._find_deletes, data_files)
         groups, applying, unread = resolved
         self.contents |= await self._reader.read_all(unread, self._contents)
         work = _Evaluation(self, positions, keys, deletion)
@@ -146,7 +146,7 @@ class DeleteEvaluator:
             await asyncio.to_thread(work.run, groups, applying)  # Evaluation may read data files.
         return deletion
 
-    def _deletes_of(
+    def _find_deletes(
         self, data_files: Longs
     ) -> tuple[_Groups, list[tuple[int, ...]], list[tuple[int, DeleteFile, Columns]]]:
         """Return (rows by data file, deletes that apply to each file, deletes that are not read yet)."""
@@ -221,7 +221,7 @@ class _Evaluation:
     def _evaluate(self, data_file: int, rows: Longs, deletes: tuple[int, ...]) -> None:
         evaluator, view = self.evaluator, self.evaluator.view
         block, local = view.locate(int(view.find_entry_ids(np.array([data_file], dtype=np.int64))[0]))
-        path = block.text("file_path", local) or ""
+        path = block.read_text("file_path", local) or ""
         if sum(evaluator.files[number].is_vector for number in deletes) > 1:
             self._mark_undecided(rows, Unreadable(path, "the file has several deletion vectors, which readers reject"))
         keyed: dict[Columns, list[DeletedKeys]] = {}
@@ -230,13 +230,13 @@ class _Evaluation:
             if isinstance(content, Unreadable):
                 self._mark_undecided(rows, content)
             elif isinstance(content, Positions):
-                self.deletion.deleted[rows] |= _mark_members(self.positions[rows], content.of(path))
+                self.deletion.deleted[rows] |= _mark_members(self.positions[rows], content.get_positions(path))
             else:
                 keyed.setdefault(evaluator.columns[number], []).append(content)
         for columns, sets in keyed.items():
             left = rows[~self.deletion.deleted[rows]]
             if len(left):
-                counts = block.long("file_size_in_bytes", local) or 0, block.long("record_count", local) or 0
+                counts = block.read_long("file_size_in_bytes", local) or 0, block.read_long("record_count", local) or 0
                 self._evaluate_by_keys(path, counts, left, columns, sets)
 
     def _mark_undecided(self, rows: Longs, problem: Unreadable) -> None:

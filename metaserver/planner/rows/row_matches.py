@@ -102,21 +102,21 @@ class PredicateMatcher:
         if location_and_file is None or location_and_file[0] in self.damaged:
             return MatchingRows(None, False)
         location, file = location_and_file
-        bitmap = covered.bitmap(location)
+        bitmap = covered.find_bitmap(location)
         if bitmap is None:
             return MatchingRows(None, False)
         try:
-            if bitmap.section(file).rows != records:
-                raise ValueError(f"file {file} has {records} rows, but its bitmap has {bitmap.section(file).rows}")
-            exact = bitmap.exact(ranges)
+            if bitmap.open_section(file).rows != records:
+                raise ValueError(f"file {file} has {records} rows, but its bitmap has {bitmap.open_section(file).rows}")
+            exact = bitmap.is_exact_for(ranges)
             if (
                 self.from_sql
                 and predicate.op in ORDERED
                 and ranges.kind in FLOATS
                 and self.semantics is ComparisonSemantics.SQL
             ):
-                exact &= not bitmap.rows(file, KeyRanges(ranges.kind, (), False, True)).any()
-            return MatchingRows(bitmap.rows(file, ranges), exact)
+                exact &= not bitmap.find_rows(file, KeyRanges(ranges.kind, (), False, True)).any()
+            return MatchingRows(bitmap.find_rows(file, ranges), exact)
         except ValueError as error:
             self.damaged[location] = str(error)
             return MatchingRows(None, False)

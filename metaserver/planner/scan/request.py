@@ -198,7 +198,7 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
         partition_filters = {spec_id: projected.possible for spec_id, projected in self.filter_projections.items()}
         if self.dynamic_filters:
             for spec in self.metadata.partition_specs:
-                projected = (dynamic_filter.in_partitions(spec) for dynamic_filter in self.dynamic_filters)
+                projected = (dynamic_filter.project_to_partitions(spec) for dynamic_filter in self.dynamic_filters)
                 partition_filters[spec.spec_id] = join_by_and(partition_filters[spec.spec_id], *projected)
         return partition_filters
 

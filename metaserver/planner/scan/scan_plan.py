@@ -129,14 +129,14 @@ class ScanPlan:
         """
         sure = 0
         for count, entry_id in enumerate(self.entry_ids[:files_max].tolist(), start=1):
-            if self.residual(entry_id) == TRUE and not self.deletes(entry_id):
+            if self.compute_residual(entry_id) == TRUE and not self.deletes(entry_id):
                 block, local = self.view.locate(entry_id)
-                sure += max(0, block.long("record_count", local) or 0)
+                sure += max(0, block.read_long("record_count", local) or 0)
                 if sure >= min_rows:
                     return self.entry_ids[:count]
         return self.entry_ids
 
-    def residual(self, entry_id: int) -> Expression:
+    def compute_residual(self, entry_id: int) -> Expression:
         """Return the residual of the filter for a data file."""
         block, local = self.view.locate(entry_id)
         return self.compute_partition_residual(block.spec_id, block.partition_fields, block.partition(local))

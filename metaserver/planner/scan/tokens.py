@@ -77,7 +77,7 @@ class Tokens:
         return None if body is None else _unpack(body[_ROWS.size :])
 
     def _seal(self, purpose: bytes, body: bytes, table_uuid: str) -> str:
-        key_id, key = self._keyring.signing_key(_PURPOSE)
+        key_id, key = self._keyring.find_signing_key(_PURPOSE)
         sealed = bytes((VERSION,)) + key_id + _compute_mac(key, purpose, table_uuid, body) + body
         return to_base64url(sealed)
 

@@ -1,4 +1,4 @@
-"""The files of a snapshot in columns (`TableView`), and selections of them (`Selection`), which pruning narrows.
+"""The files of a snapshot in columns (`TableView`), and selections of them (`FileSelection`), which pruning narrows.
 
 A view has the blocks of a snapshot in sequence, with one row of summaries for each block and queried column. No
 data are copied: the lower or upper bounds of a column (`BoundColumn`) have the addresses of the blocks' arrays,
@@ -103,7 +103,7 @@ class BoundColumn:
     def size_bytes(self) -> int:
         return self.layout.nbytes + self.low.nbytes + self.high.nbytes + 8 * len(self.packed)
 
-    def rows_read(self) -> int:
+    def count_rows_read(self) -> int:
         """Return the maximum number of rows that a comparison with one value reads. The maximum is over all values.
 
         A comparison reads the blocks whose minimum and maximum enclose the value.
@@ -142,7 +142,7 @@ class ColumnStatistics:
             of_base: The statistics of the view's base.
         """
         read = [
-            _to_usable_entry(view.blocks[number].entry(column_id), kind)
+            _to_usable_entry(view.blocks[number].find_entry(column_id), kind)
             for number in view.list_blocks_to_compute(of_base)
         ]
         self.entries: Objects = view.with_base(make_object_array(read), None if of_base is None else of_base.entries)
@@ -167,10 +167,10 @@ class ColumnStatistics:
         self.upper: tuple[BoundColumn, ...] = compute_bound_columns(
             view, self._bounds[1], None if of_base is None else of_base.upper
         )
-        self.rows_read = max(sum(side.rows_read() for side in sides) for sides in (self.lower, self.upper))
+        self.rows_read = max(sum(side.count_rows_read() for side in sides) for sides in (self.lower, self.upper))
         """The maximum number of rows that a comparison reads."""
         for side in (*self.lower, *self.upper):
-            if side.rows_read() >= _SKETCHED_ROWS_MIN:
+            if side.count_rows_read() >= _SKETCHED_ROWS_MIN:
                 side.add_sketches(view)
 
     @property
@@ -322,21 +322,21 @@ class TableView:
         number: int = self._numbers[entry_id >> ENTRY_BITS]
         return number
 
-    def manifest_of(self, entry_id: int) -> ManifestFile:
+    def find_manifest(self, entry_id: int) -> ManifestFile:
         return self.manifests[self._numbers[entry_id >> ENTRY_BITS]]
 
     def split_entry_ids(self, entry_ids: Longs) -> tuple[Longs, Longs]:
         """Return (block numbers, rows in those blocks), each int64[n], of n entry ids."""
         return np.searchsorted(self.ordinals, entry_ids >> ENTRY_BITS), entry_ids & ENTRY_MASK
 
-    def positions_of(self, entry_ids: Longs) -> Longs:
+    def find_positions(self, entry_ids: Longs) -> Longs:
         """Return int64[n], the positions of entry ids among the files of all blocks, as masks count them."""
         numbers, local = self.split_entry_ids(entry_ids)
         positions: Longs = np.asarray(self.starts, dtype=np.int64)[numbers] + local
         return positions
 
     def find_entry_ids(self, positions: Longs) -> Longs:
-        """Return int64[n], the entry ids at these positions. This is the inverse of `positions_of`."""
+        """Return int64[n], the entry ids at these positions. This is the inverse of `find_positions`."""
         starts = np.array(self.starts[:-1], dtype=np.int64)
         numbers = np.searchsorted(starts, positions, side="right") - 1
         entry_ids: Longs = (self.ordinals[numbers] << ENTRY_BITS) + positions - starts[numbers]
@@ -352,7 +352,7 @@ class TableView:
         number = bisect_right(self.delete_starts, row) - 1
         return self.delete_blocks[number], row - self.delete_starts[number]
 
-    def stats(self, column_id: int, kind: str) -> ColumnStatistics:
+    def find_statistics(self, column_id: int, kind: str) -> ColumnStatistics:
         """Return the statistics of a column for comparisons as type `kind`.
 
         Blocks that store an incomparable type have no bounds.
@@ -370,7 +370,7 @@ class TableView:
         base = self.base
         has_few_new_blocks = base is not None and 2 * len(self.new_blocks) <= len(self.blocks)
         if has_few_new_blocks and base is not None and base.find_computed_stats(column_id, kind) is not None:
-            return self.stats(column_id, kind)
+            return self.find_statistics(column_id, kind)
         return self.find_computed_stats(column_id, kind)
 
     def find_computed_stats(self, column_id: int, kind: str) -> ColumnStatistics | None:
@@ -392,7 +392,7 @@ class TableView:
         The method may be called in any thread.
         """
         for column_id, kind in list(other._stats):
-            self.stats(column_id, kind)
+            self.find_statistics(column_id, kind)
         for field_id, kind in list(other._partition):
             self.partition(field_id, kind)
 
@@ -542,7 +542,7 @@ _WAITING_MAX = 16
 """The maximum number of comparisons that kernels evaluate together."""
 
 
-class Selection:
+class FileSelection:
     """The selected rows of a view.
 
     `state`, uint8[blocks], is 0 if no row of the block is selected, 1 if all rows are selected, and 2 if some rows
@@ -598,22 +598,22 @@ class Selection:
         return b"\1" not in state and b"\2" not in state
 
     @classmethod
-    def everything(cls, view: TableView) -> Selection:
+    def select_all(cls, view: TableView) -> FileSelection:
         # The result is the same as with `np.ones`. It takes a third of the time if the code of `np.ones` is not
         # in the processor's cache.
         return cls(view, np.frombuffer(bytearray(b"\1" * len(view.blocks)), dtype=np.uint8))
 
-    def copy(self) -> Selection:
+    def copy(self) -> FileSelection:
         state = self.state.copy()
-        return Selection(self.view, state, self.mask.copy() if (state == 2).any() else None)
+        return FileSelection(self.view, state, self.mask.copy() if (state == 2).any() else None)
 
-    def entry_ids(self) -> Longs:
+    def list_entry_ids(self) -> Longs:
         """Return int64[selected], ascending entry ids."""
         return _scan.collect_all(self._waiting, self.view.extents, self._state, self._mask)
 
-    def positions(self) -> Longs:
+    def list_positions(self) -> Longs:
         """Return int64[selected], ascending positions in the view, as masks count them."""
-        return self.view.positions_of(self.entry_ids())
+        return self.view.find_positions(self.list_entry_ids())
 
     def intersect(self, mask: npt.NDArray[np.uint8]) -> None:
         """Narrow to the rows whose byte in `mask`, uint8[rows], is 1."""
@@ -622,31 +622,31 @@ class Selection:
     def count(self) -> int:
         return _scan.count(self.view.extents, self.state, self.mask)
 
-    def file_bytes(self) -> int:
+    def sum_file_bytes(self) -> int:
         """Return the total size of the selected files in bytes. This reads the size of every file."""
         total = 0
         for number in np.flatnonzero(self.state).tolist():
-            sizes = self.view.blocks[number].longs("file_size_in_bytes")
+            sizes = self.view.blocks[number].read_longs("file_size_in_bytes")
             if self.state[number] == 2:
                 sizes = sizes[self.mask[self.view.starts[number] : self.view.starts[number + 1]] != 0]
             total += int(sizes.sum())
         return total
 
-    def size(self) -> tuple[int, int]:
+    def measure_size(self) -> tuple[int, int]:
         """Return the number of selected files, and their total bytes."""
-        return self.count(), self.file_bytes()
+        return self.count(), self.sum_file_bytes()
 
     def clear(self) -> None:
         self._waiting = []
         self._state[:] = 0
 
-    def copy_block(self, number: int, other: Selection) -> None:
+    def copy_block(self, number: int, other: FileSelection) -> None:
         """Set the selection of one block to the selection of this block in `other`."""
         first, end = self.view.starts[number], self.view.starts[number + 1]
         self.state[number] = other.state[number]
         self.mask[first:end] = other.mask[first:end]
 
-    def add(self, other: Selection) -> None:
+    def add(self, other: FileSelection) -> None:
         _scan.merge(self.view.extents, self.state, self.mask, other.state, other.mask)
 
     def keep(self, number: int, rows: npt.NDArray[np.bool_]) -> None:
@@ -671,10 +671,10 @@ def return_false() -> bool:
 
 
 def narrow_to_any(
-    selection: Selection, branches: Iterable[Callable[[Selection], None]], expired: Expired = return_false
+    selection: FileSelection, branches: Iterable[Callable[[FileSelection], None]], expired: Expired = return_false
 ) -> None:
     """Narrow to the union of the files that the branches keep."""
-    union: Selection | None = None
+    union: FileSelection | None = None
     for branch in branches:
         if expired():
             return  # The time is over before all branches are evaluated, so all rows must be kept.

@@ -17,7 +17,7 @@ from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.objects.storages import SERVER_STORAGES, find_storage
 from seamark.metaserver.services.job import Job, JobFailed
 from seamark.metaserver.services.launching.launchers import JobLogin
-from seamark.metaserver.services.launching.worker_process import WorkerProcess, job_variables
+from seamark.metaserver.services.launching.worker_process import WorkerProcess, list_job_variables
 from seamark.metaserver.settings.settings import Settings
 
 PROBE_S = 60.0
@@ -28,16 +28,16 @@ _NAMESPACE = ("seamark:access-check",)
 
 def access_probe(settings: Settings, clock: Clock) -> Job:
     """Return the job that checks access."""
-    return Job(ACCESS_CHECK, _NAMESPACE, "", str(clock.uuid4()), arguments=probe_arguments(settings, clock))
+    return Job(ACCESS_CHECK, _NAMESPACE, "", str(clock.uuid4()), arguments=list_probe_arguments(settings, clock))
 
 
-def probe_arguments(settings: Settings, clock: Clock) -> dict[str, Any]:
+def list_probe_arguments(settings: Settings, clock: Clock) -> dict[str, Any]:
     """Return the object that the job writes, reads and deletes, or the address that the job connects to instead."""
-    root = parse_location(settings.warehouse_uri())
+    root = parse_location(settings.make_warehouse_uri())
     return SERVER_STORAGES[root.scheme].access_check(root, settings, f"seamark-access-check-{clock.uuid4()}")
 
 
-async def storage_problem(settings: Settings, clock: Clock, job_worker: str) -> str:
+async def find_storage_problem(settings: Settings, clock: Clock, job_worker: str) -> str:
     """Return why a worker process with these settings cannot use the storage; empty if it can.
 
     Args:
@@ -45,11 +45,11 @@ async def storage_problem(settings: Settings, clock: Clock, job_worker: str) -> 
         clock: Supplies the names of the job and of the object that it writes.
         job_worker: The module of the worker process.
     """
-    storage = find_storage(settings.warehouse_uri())
+    storage = find_storage(settings.make_warehouse_uri())
     login = JobLogin("http://127.0.0.1", None, None, 0o022, keys=storage.make_job_keys(settings))
     probe = access_probe(settings, clock)
     arguments = {**probe.arguments, "reaches_server": False}
-    environment = job_variables([storage])
+    environment = list_job_variables([storage])
     worker = WorkerProcess(login, job_worker, memory_bytes=settings.services_memory_bytes, environment=environment)
     try:
         async with asyncio.timeout(PROBE_S):

@@ -122,7 +122,7 @@ def has_local_spark() -> bool:
     return importlib.util.find_spec("pyspark") is not None and shutil.which("java") is not None
 
 
-def launcher_of(properties: Mapping[str, str]) -> str:
+def read_launcher(properties: Mapping[str, str]) -> str:
     """Return the launcher that the table's property names; `auto` if the value of the property is invalid."""
     launcher_name = properties.get(PROPERTY, AUTO)
     return launcher_name if launcher_name in CHOICES else AUTO
@@ -152,7 +152,7 @@ class LauncherChoice:
         self._launchers = launchers
         self._spark_bytes = spark_bytes
 
-    def name_of(self, job: Job) -> str:
+    def find_launcher_name(self, job: Job) -> str:
         if job.service not in SERVICES or not SERVICES[job.service].runs_on_spark:
             return WORKER
         if job.launcher in self._launchers:
@@ -162,14 +162,14 @@ class LauncherChoice:
         return next((name for name in (CLUSTER, LOCAL) if name in self._launchers), WORKER)
 
     async def run(self, job: Job, report: Report) -> dict[str, Any]:
-        return await self._launchers[self.name_of(job)].run(job, report)
+        return await self._launchers[self.find_launcher_name(job)].run(job, report)
 
     async def close(self) -> None:
         for launcher in self._launchers.values():
             await launcher.close()
 
 
-def bytes_since(metadata: TableMetadata, mark: str) -> int:
+def sum_bytes_since(metadata: TableMetadata, mark: str) -> int:
     """Return the bytes that commits have added since the last snapshot whose summary has the key `mark`.
 
     The next rewrite reads about this many bytes. If no snapshot has the key, all bytes of the table are returned.

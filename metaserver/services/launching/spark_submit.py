@@ -39,7 +39,7 @@ _POLL_S = 1.0
 _LOOPBACK = ("spark.driver.host=127.0.0.1", "spark.driver.bindAddress=127.0.0.1")
 _PROCESS_BYTES_MIN = 1 << 30
 """The approximate minimum memory of a JVM with Spark, and of a task."""
-_HEAP = 0.6
+_HEAP_FRACTION = 0.6
 """The fraction of the JVM's memory that is heap. The rest is for classes, threads and buffers."""
 _KEY_VARIABLES = ("SEAMARK_PARQUET_KEY_FILE", "SEAMARK_PARQUET_KMS")
 """The variables that contain keys with which the driver decrypts files.
@@ -73,7 +73,7 @@ class LocalLimits(NamedTuple):
     process_bytes: int
 
 
-def local_limits(memory_bytes: int) -> LocalLimits:
+def compute_local_limits(memory_bytes: int) -> LocalLimits:
     """Divide the memory among the JVM, the driver and one task per CPU.
 
     If the memory does not suffice, there are fewer tasks. If `memory_bytes` is 0, there is no limit.
@@ -142,7 +142,7 @@ class SparkSubmit:
         local = self._master.startswith("local")
         defaults = [*_QUIET, *(_LOOPBACK if local else ())]
         if self._process_bytes:
-            defaults.append(f"spark.driver.memory={int(_HEAP * self._process_bytes) >> 20}m")
+            defaults.append(f"spark.driver.memory={int(_HEAP_FRACTION * self._process_bytes) >> 20}m")
         configured = [word for value in defaults for word in ("--conf", value)]
         return [program, "--master", self._master, *configured, *self._options, str(folder / "job.py"), str(folder)]
 

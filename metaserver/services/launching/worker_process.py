@@ -46,7 +46,7 @@ _END_S = 2.0
 """The time within which a worker has to end before it is killed."""
 
 
-def job_variables(storages: Iterable[ServerStorage]) -> dict[str, str]:
+def list_job_variables(storages: Iterable[ServerStorage]) -> dict[str, str]:
     """Return the environment variables of the server that job processes receive.
 
     Args:

@@ -31,7 +31,7 @@ class CommitCounter:
         )
         self._cursor = self._connection.cursor()
 
-    def number(self) -> int | None:
+    def read_number(self) -> int | None:
         """Return a number that changes when any connection has committed, or None if SQLite does not return it."""
         try:
             (number,) = self._cursor.execute("PRAGMA data_version").fetchone()

@@ -92,7 +92,7 @@ def _find_overlapping(keys: Sequence[str], uuid: str, limit: int, first: int, la
     return list(claims.values())
 
 
-def of(uuid: str) -> Steps[list[model.Claim]]:
+def list_claims(uuid: str) -> Steps[list[model.Claim]]:
     rows = yield StoreStatement(
         "SELECT location, uuid, shared, spelled FROM claims WHERE uuid = $1 ORDER BY location", (uuid,)
     )

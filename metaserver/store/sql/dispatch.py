@@ -30,7 +30,7 @@ from seamark.metaserver.store.sql import (
 from seamark.metaserver.store.sql.statement import Steps
 
 
-def transaction(operations: Sequence[operations.Operation], now_ms: int) -> Steps[list[Any]]:
+def apply_operations(operations: Sequence[operations.Operation], now_ms: int) -> Steps[list[Any]]:
     """Apply the operations in order.
 
     The first operation that fails raises its error, and the driver rolls back.
@@ -64,7 +64,7 @@ _APPLY: dict[type, Callable[[Any, int], Steps[Any]]] = {
     operations.RevokeToken: records.revoke_token,
     operations.SaveGrant: records.save_grant,
     operations.RemoveGrant: records.remove_grant,
-    operations.RemoveGrantsOf: records.remove_grants_of,
+    operations.RemoveGrantsOf: records.remove_grants,
     operations.SaveAudit: records.save_audit,
     operations.SaveCursor: records.save_cursor,
     operations.TakeLease: records.take_lease,

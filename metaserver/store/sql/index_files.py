@@ -1,5 +1,6 @@
-"""Operations on the registry of index files. Each operation first raises the table's index version, which serialises
-them.
+"""Operations on the registry of index files.
+
+Each operation first raises the table's index version, which serialises them.
 
 The row of the version is the lock. If two transactions change one table's index files, the second waits at this row and
 then sees the result of the first. Commits to the table do not take the lock. A version is at least the time in

@@ -42,7 +42,7 @@ from seamark.metaserver.store.stale_reads import StaleReads
 
 T = TypeVar("T")
 
-ATTEMPTS = 6
+CONNECT_ATTEMPTS_MAX = 6
 """The maximum number of attempts of a transaction that deadlocks or loses its connection before COMMIT."""
 CONNECT_TIMEOUT_S = 10.0
 """The time limit for one connection, and for waiting until a starting server is ready."""
@@ -53,7 +53,7 @@ INDEX_ROW_BYTES = 2704
 MIGRATION_LOCK = 0x5EA_3A4C
 """The key of the advisory lock that serialises migrations of replicas."""
 
-_translate = POSTGRES.translator()
+_translate = POSTGRES.make_translator()
 _log = structlog.get_logger("seamark.store")
 
 LOST = (
@@ -160,7 +160,7 @@ async def open_pool(dsn: str, where: str, pool_min: int, pool_max: int, timeout_
             raise ConfigError(f"{where} cannot be used: {error}") from None
 
 
-async def create_schema_of(connection: Any, dsn: str) -> None:
+async def create_search_path_schema(connection: Any, dsn: str) -> None:
     """Create the schema that the parameter `search_path` of the URL names, if there is one."""
     for schema in parse_qs(urlsplit(dsn).query).get("search_path", []):
         quoted_name = schema.replace('"', '""')
@@ -176,7 +176,7 @@ async def _prepare(pool: Any, where: str, dsn: str) -> None:
                 raise ConfigError(f"{where}: the database's encoding is not UTF8; create it with ENCODING 'UTF8'")
             async with connection.transaction():
                 await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATION_LOCK)
-                await create_schema_of(connection, dsn)
+                await create_search_path_schema(connection, dsn)
                 await drive(connection, migrate(POSTGRES))
                 await drive(connection, renew_epoch())
     except asyncpg.InsufficientPrivilegeError as error:
@@ -243,7 +243,7 @@ class _PostgresStore(GeneratorStore):
 
         The steps run again only if a repeat is certainly safe.
         """
-        for attempt in range(ATTEMPTS):
+        for attempt in range(CONNECT_ATTEMPTS_MAX):
             connection = await self._acquire()
             try:
                 result: T = await run(connection, make_steps)
@@ -259,7 +259,7 @@ class _PostgresStore(GeneratorStore):
                     raise RetryLater(f"PostgreSQL took longer than {self._timeout_s:g} s") from error
             finally:
                 await self._release(connection)
-        raise RetryLater(f"PostgreSQL: the transaction was rolled back {ATTEMPTS} times; retry")
+        raise RetryLater(f"PostgreSQL: the transaction was rolled back {CONNECT_ATTEMPTS_MAX} times; retry")
 
     async def _acquire(self) -> Any:
         try:
@@ -300,7 +300,7 @@ class _PostgresStore(GeneratorStore):
         return result
 
     def _draw_jitter_s(self, attempt: int) -> float:
-        return float(0.005 * 2**attempt * (1 + self._clock.random_bytes(1)[0] / 255))
+        return float(0.005 * 2**attempt * (1 + self._clock.draw_bytes(1)[0] / 255))
 
     def _convert_error(self, error: Exception) -> SeamarkError:
         """Return the error for the caller after a failure of PostgreSQL that changed nothing."""

@@ -75,11 +75,11 @@ def ping() -> Steps[None]:
     yield StoreStatement("SELECT version FROM schema_version")
 
 
-def namespace(path: NamespacePath) -> Steps[Namespace | None]:
+def load_namespace(path: NamespacePath) -> Steps[Namespace | None]:
     return _read_first(NAMESPACE.decode, f"SELECT {NAMESPACE} FROM namespaces WHERE path = $1", pack(path))  # noqa: S608
 
 
-def namespaces(parent: NamespacePath, after: str | None, limit: int) -> Steps[list[NamespacePath]]:
+def list_namespaces(parent: NamespacePath, after: str | None, limit: int) -> Steps[list[NamespacePath]]:
     prefix = pack(parent) + NAMESPACE_SEPARATOR if parent else ""
     sql = "SELECT path FROM namespaces WHERE parent = $1 AND path > $2 ORDER BY path LIMIT $3"
     return _read_all(lambda row: unpack(row[0]), sql, pack(parent), prefix + (after or ""), limit)
@@ -96,7 +96,7 @@ def find_namespaces(parent: NamespacePath, names: Sequence[str]) -> Steps[list[N
     return existing
 
 
-def namespace_size(top: str) -> Steps[tuple[int, int]]:
+def measure_namespace(top: str) -> Steps[tuple[int, int]]:
     # Paths below `top` continue with the separator, and no name has a character as low as the separator.
     within = "BETWEEN $1 AND $2"
     params = (top, f"{top}{NAMESPACE_SEPARATOR}\U0010ffff")
@@ -110,12 +110,12 @@ def namespace_size(top: str) -> Steps[tuple[int, int]]:
     return int(rows[0][0]), int(rows[0][1])
 
 
-def entry(kind: EntryKind, namespace: NamespacePath, name: str) -> Steps[Entry | None]:
+def load_entry(kind: EntryKind, namespace: NamespacePath, name: str) -> Steps[Entry | None]:
     sql = f"SELECT {NAMED} FROM entries WHERE namespace = $1 AND space = $2 AND name = $3 AND kind = $4"  # noqa: S608
     return _read_first(NAMED.decode, sql, pack(namespace), get_name_space(kind), name, kind.value)
 
 
-def entries(kind: EntryKind, namespace: NamespacePath, after: str | None, limit: int) -> Steps[list[Entry]]:
+def list_entries(kind: EntryKind, namespace: NamespacePath, after: str | None, limit: int) -> Steps[list[Entry]]:
     sql = f"SELECT {NAMED} FROM entries WHERE namespace = $1 AND kind = $2 AND name > $3 ORDER BY name LIMIT $4"  # noqa: S608
     return _read_all(NAMED.decode, sql, pack(namespace), kind.value, after or "", limit)
 
@@ -193,7 +193,7 @@ def index_files(uuid: str) -> Steps[list[RegisteredIndexFile]]:
     return _read_all(INDEX_FILE.decode, sql, uuid)
 
 
-def producer(uuid: str, name: str) -> Steps[ProducerState | None]:
+def load_producer(uuid: str, name: str) -> Steps[ProducerState | None]:
     sql = f"SELECT {PRODUCER} FROM producers WHERE uuid = $1 AND producer = $2"  # noqa: S608
     return _read_first(PRODUCER.decode, sql, uuid, name)
 
@@ -232,7 +232,7 @@ def list_retired_plan_tables(after: str | None, limit: int) -> Steps[list[Stored
     return _read_all(PLAN_TABLE.decode, sql, after or "", limit)
 
 
-def instant(instant_id: str) -> Steps[Instant | None]:
+def load_instant(instant_id: str) -> Steps[Instant | None]:
     sql = (
         f"SELECT {INSTANT} FROM instants WHERE id = $1 "  # noqa: S608
         f"UNION ALL SELECT {INSTANT} FROM instants_archive WHERE id = $1"
@@ -256,7 +256,7 @@ def list_unclaimed(after: str, limit: int) -> Steps[list[Entry]]:
     return _read_all(ENTRY.decode, f"{sources} ORDER BY uuid LIMIT $2", after, limit)
 
 
-def instant_by_fingerprint(uuid: str, fingerprint: str) -> Steps[Instant | None]:
+def find_instant_by_fingerprint(uuid: str, fingerprint: str) -> Steps[Instant | None]:
     # The literal "IS NOT NULL" lets both query planners use the partial index.
     where = "uuid = $1 AND fingerprint = $2 AND fingerprint IS NOT NULL AND state = 'completed'"
     sql = (
@@ -266,7 +266,7 @@ def instant_by_fingerprint(uuid: str, fingerprint: str) -> Steps[Instant | None]
     return _read_first(INSTANT.decode, sql, uuid, fingerprint)
 
 
-def instants(where: InstantFilter, limit: int) -> Steps[list[Instant]]:
+def list_instants(where: InstantFilter, limit: int) -> Steps[list[Instant]]:
     """Return live and archived instants.
 
     One statement reads both, so that a row that is archived concurrently is seen exactly once. The watermark is read
@@ -315,12 +315,12 @@ def list_archivable(keep: int, limit: int) -> Steps[list[str]]:
     return [row[0] for row in rows]
 
 
-def idempotency(key: str, now_ms: int) -> Steps[IdempotencyRecord | None]:
+def find_idempotency_record(key: str, now_ms: int) -> Steps[IdempotencyRecord | None]:
     sql = f"SELECT {IDEMPOTENCY} FROM idempotency WHERE key = $1 AND expires_ms > $2"  # noqa: S608
     return _read_first(IDEMPOTENCY.decode, sql, key, now_ms)
 
 
-def metrics_reports(uuid: str | None, since: str | None, limit: int) -> Steps[list[MetricsReport]]:
+def list_metrics_reports(uuid: str | None, since: str | None, limit: int) -> Steps[list[MetricsReport]]:
     if uuid is None:
         sql = f"SELECT {METRICS} FROM metrics WHERE id > $1 ORDER BY id LIMIT $2"  # noqa: S608
         return _read_all(METRICS.decode, sql, since or "", limit)
@@ -337,7 +337,7 @@ def find_token_by_name(name: str) -> Steps[AccessToken | None]:
     return _read_first(TOKEN.decode, f"SELECT {TOKEN} FROM tokens WHERE name = $1 AND revoked_ms IS NULL", name)  # noqa: S608
 
 
-def tokens() -> Steps[list[AccessToken]]:
+def list_tokens() -> Steps[list[AccessToken]]:
     return _read_all(TOKEN.decode, f"SELECT {TOKEN} FROM tokens ORDER BY name, id")  # noqa: S608
 
 
@@ -408,11 +408,11 @@ def audit(since: str | None, limit: int) -> Steps[list[AuditRecord]]:
     return _read_all(AUDIT.decode, sql, since or "", limit)
 
 
-def secret(name: str) -> Steps[bytes | None]:
+def load_secret(name: str) -> Steps[bytes | None]:
     return _read_first(lambda row: bytes(row[0]), "SELECT value FROM secrets WHERE name = $1", name)
 
 
-def cursor(consumer: str) -> Steps[str | None]:
+def load_cursor(consumer: str) -> Steps[str | None]:
     return _read_first(lambda row: str(row[0]), "SELECT position FROM cursors WHERE consumer = $1", consumer)
 
 

@@ -20,7 +20,7 @@ from seamark.metaserver.store.sql.statement import Row, Steps, StoreStatement, s
 
 NO_OWNERSHIP = "(role <> 'owner' OR name = '')"
 """The condition that leaves out the owners of tables, views and functions, of which a principal may have many."""
-_LEASES_COMPARED = 4
+_AHEAD_CLOCK_MIN_FACTOR = 4
 """If a lease lasts this many times longer than a new lease with its name, its holder's clock was ahead."""
 _CLOCKS_DIFFER_MS = 600_000
 """The maximum difference between the clocks of replicas."""
@@ -127,7 +127,7 @@ def remove_grant(op: operations.RemoveGrant, now_ms: int) -> Steps[None]:
         raise NotFound(f"Grant does not exist: {op.grant.describe()}")
 
 
-def remove_grants_of(op: operations.RemoveGrantsOf, now_ms: int) -> Steps[None]:
+def remove_grants(op: operations.RemoveGrantsOf, now_ms: int) -> Steps[None]:
     for table in ("grants", "dropped_grants"):
         yield StoreStatement(f"DELETE FROM {table} WHERE principal = $1 AND deny = 0", (op.principal,))  # noqa: S608
 
@@ -243,7 +243,7 @@ def take_lease(op: operations.TakeLease, now_ms: int) -> Steps[int]:
     # Leases of one name have the same length. If a lease ends long after a lease that begins now, its holder's
     # clock was wrong. No other holder could take the lease until the end of that time.
     lasts_ms = op.until_ms - op.now_ms
-    longest_ms = op.now_ms + max(_LEASES_COMPARED * lasts_ms, _CLOCKS_DIFFER_MS) if lasts_ms > 0 else 1 << 62
+    longest_ms = op.now_ms + max(_AHEAD_CLOCK_MIN_FACTOR * lasts_ms, _CLOCKS_DIFFER_MS) if lasts_ms > 0 else 1 << 62
     rows = yield StoreStatement(
         "INSERT INTO leases (name, holder, until_ms, fence, state) VALUES ($1, $2, $3, 1, $5) "
         "ON CONFLICT (name) DO UPDATE SET "
@@ -263,7 +263,7 @@ def take_priority(op: operations.TakePriority, now_ms: int) -> Steps[None]:
         "ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, until_ms = excluded.until_ms "
         "WHERE leases.holder = excluded.holder OR leases.until_ms <= {clock_ms} "
         "OR leases.until_ms > {clock_ms} + $4 RETURNING 1",
-        (f"{operations.PRIORITY}{op.uuid}", op.holder, op.lasts_ms, _LEASES_COMPARED * op.lasts_ms),
+        (f"{operations.PRIORITY}{op.uuid}", op.holder, op.lasts_ms, _AHEAD_CLOCK_MIN_FACTOR * op.lasts_ms),
     )
     if not rows:
         raise CommitConflict("Another process has commit priority for the table; try again")
@@ -428,6 +428,6 @@ def list_warehouses() -> Steps[list[StoredWarehouse]]:
     return [WAREHOUSE.decode(row) for row in rows]
 
 
-def catalog_id() -> Steps[str]:
+def load_catalog_id() -> Steps[str]:
     rows = yield StoreStatement("SELECT id FROM catalog_state")
     return str(rows[0][0]) if rows else ""

@@ -26,14 +26,14 @@ def renew(op: operations.RenewReplica, now_ms: int) -> Steps[list[Replica]]:
         (replica.address, replica.weight, replica.version, replica.protocol, replica.started_ms, op.lease_ms),
     )
     yield StoreStatement("DELETE FROM replicas WHERE until_ms < {clock_ms} - $1", (_KEPT_MS,))
-    return (yield from live())
+    return (yield from list_live_replicas())
 
 
 def remove(op: operations.RemoveReplica, now_ms: int) -> Steps[None]:
     yield StoreStatement("DELETE FROM replicas WHERE address = $1", (op.address,))
 
 
-def live() -> Steps[list[Replica]]:
+def list_live_replicas() -> Steps[list[Replica]]:
     rows = yield StoreStatement(
         "SELECT address, weight, version, protocol, started_ms, until_ms - {clock_ms} FROM replicas "
         "WHERE until_ms > {clock_ms} ORDER BY address"

@@ -51,14 +51,14 @@ INLINE_BUSY_TIMEOUT_S = 0.1
 
 Readers wait only while another process recovers the log.
 """
-GROUP_LIMIT = 64
+GROUP_TRANSACTIONS_MAX = 64
 """The maximum number of transactions in one commit. It bounds how long the first transaction waits."""
 READER_THREADS = 2
 
 _WAL_PAUSE_S = 0.01
 _ROOM_BYTES = 1 << 20
 """If the database cannot be opened and less space than this is free, the disk counts as full."""
-_translate = SQLITE.translator()
+_translate = SQLITE.make_translator()
 
 
 @asynccontextmanager
@@ -214,7 +214,7 @@ class _Writer:
         if first is None:
             return []
         group = [first]
-        while len(group) < GROUP_LIMIT:
+        while len(group) < GROUP_TRANSACTIONS_MAX:
             try:
                 queued = self._queue.get_nowait()
             except queue.Empty:

@@ -74,7 +74,7 @@ class SqlDialect:
     placeholder: str
     locks: bool
 
-    def translator(self) -> Callable[[str, str], str]:
+    def make_translator(self) -> Callable[[str, str], str]:
         """Return a cached function from (sql, lock) to the driver's SQL.
 
         The cache is small: there are few texts, and each is sent many times.

@@ -20,7 +20,7 @@ from seamark.metaserver.store.transfer.copying import TableDigest, copy_database
 from seamark.metaserver.store.transfer.database import DatabaseReader, DatabaseWriter
 from seamark.metaserver.store.transfer.sqlite_database import read_sqlite, write_sqlite
 
-FORMAT = 1
+BACKUP_FORMAT_VERSION = 1
 _INFO_TABLE = "backup_info"
 
 
@@ -66,7 +66,9 @@ async def write_backup(
     try:
         async with write_sqlite(partial, overwrite=True, is_log_used=False) as writer:
             digests = await copy_database(reader, writer, is_for_server=False)
-            info = BackupInfo(FORMAT, created_ms, program, reader.dialect.name, reader.version, warehouse, digests)
+            info = BackupInfo(
+                BACKUP_FORMAT_VERSION, created_ms, program, reader.dialect.name, reader.version, warehouse, digests
+            )
             writer.connection.execute(f"CREATE TABLE {_INFO_TABLE} (info TEXT NOT NULL)")
             text = msgspec.json.encode(info).decode()
             writer.connection.execute(f"INSERT INTO {_INFO_TABLE} (info) VALUES (?)", (text,))  # noqa: S608
@@ -96,9 +98,10 @@ async def read_backup(path: Path) -> AsyncIterator[tuple[BackupInfo, DatabaseRea
             info = convert_json(rows[0][0], BackupInfo)
         except (IndexError, msgspec.MsgspecError) as error:
             raise Corrupt(f"The description of the backup {path} is damaged: {error}; use another backup") from None
-        if info.format != FORMAT:
+        if info.format != BACKUP_FORMAT_VERSION:
             raise ConfigError(
-                f"The backup {path} has format {info.format}, this program reads format {FORMAT}; use a newer program"
+                f"The backup {path} has format {info.format}, this program reads format {BACKUP_FORMAT_VERSION}; "
+                "use a newer program"
             )
         if info.schema_version != reader.version:
             raise Corrupt(f"The backup {path} is damaged: its schema version differs from its description")

@@ -80,7 +80,7 @@ async def copy_database(
     digests: dict[str, TableDigest] = {}
     for table in layout:
         read, written = _Digester(), _Digester()
-        async for rows in reader.rows(table):
+        async for rows in reader.read_rows(table):
             read.add(rows)
             rows = rows if positions is None else positions.replace_in(table, rows)
             written.add(rows)
@@ -88,7 +88,7 @@ async def copy_database(
         digests[table.name] = read.finish()
         if expected is not None and expected.get(table.name) != digests[table.name]:
             raise Corrupt(f"The table {table.name} of the backup does not match its checksum; use another backup")
-        if await digest_rows(writer.rows(table)) != written.finish():
+        if await digest_rows(writer.read_rows(table)) != written.finish():
             raise Corrupt(f"The copied table {table.name} differs from its source; nothing was changed")
     if is_for_server:
         await writer.migrate()
@@ -117,9 +117,9 @@ class _Positions:
         if table.name not in _POSITIONED:
             return rows
         at = table.columns.index(_POSITION)
-        return [(*row[:at], self._number(row[at]), *row[at + 1 :]) for row in rows]
+        return [(*row[:at], self._find_number(row[at]), *row[at + 1 :]) for row in rows]
 
-    def _number(self, position: str) -> str:
+    def _find_number(self, position: str) -> str:
         """Return the number of an instant. For a cursor, return the number of the last instant up to the cursor."""
         return f"{self._first + bisect_right(self._positions, position):020d}"
 
@@ -130,7 +130,7 @@ async def _read_positions(reader: DatabaseReader, layout: Sequence[TableLayout])
     for table in layout:
         if table.name in _INSTANTS:
             at = table.columns.index(_POSITION)
-            positions += [row[at] async for rows in reader.rows(table) for row in rows]
+            positions += [row[at] async for rows in reader.read_rows(table) for row in rows]
     if all(len(position) == _SQLITE_DIGITS for position in positions):
         return None
     return _Positions(sorted(positions))

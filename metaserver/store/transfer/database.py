@@ -25,7 +25,7 @@ class DatabaseReader(Protocol):
     dialect: SqlDialect
     version: int
 
-    def rows(self, table: TableLayout) -> AsyncIterator[Sequence[Row]]:
+    def read_rows(self, table: TableLayout) -> AsyncIterator[Sequence[Row]]:
         """Yield all rows of a table in batches, in the order of its key."""
 
 
@@ -39,7 +39,7 @@ class DatabaseWriter(Protocol):
 
     async def insert(self, table: TableLayout, rows: Sequence[Row]) -> None: ...
 
-    def rows(self, table: TableLayout) -> AsyncIterator[Sequence[Row]]:
+    def read_rows(self, table: TableLayout) -> AsyncIterator[Sequence[Row]]:
         """Yield the rows that were inserted, in batches, in the order of the key."""
 
     async def migrate(self) -> None:

@@ -18,7 +18,7 @@ from seamark.metaserver.store.sql.postgres import (
     CONNECT_TIMEOUT_S,
     LOST,
     MIGRATION_LOCK,
-    create_schema_of,
+    create_search_path_schema,
     describe_database,
     drive,
     explain_lost_connection,
@@ -42,7 +42,7 @@ class PostgresReader:
         self._connection = connection
         self.version = version
 
-    def rows(self, table: TableLayout) -> AsyncIterator[Sequence[Row]]:
+    def read_rows(self, table: TableLayout) -> AsyncIterator[Sequence[Row]]:
         return _read_batches(self._connection, table)
 
 
@@ -64,7 +64,7 @@ class PostgresWriter:
     async def insert(self, table: TableLayout, rows: Sequence[Row]) -> None:
         await self._connection.copy_records_to_table(table.name, records=rows, columns=table.columns)
 
-    def rows(self, table: TableLayout) -> AsyncIterator[Sequence[Row]]:
+    def read_rows(self, table: TableLayout) -> AsyncIterator[Sequence[Row]]:
         return _read_batches(self._connection, table)
 
     async def migrate(self) -> None:
@@ -122,7 +122,7 @@ async def write_postgres(url: str, *, overwrite: bool) -> AsyncIterator[Postgres
     subject = describe_database(url)
     async with _begin(url, subject) as connection:
         await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATION_LOCK)
-        await create_schema_of(connection, url)
+        await create_search_path_schema(connection, url)
         await _check_unused(connection, subject)
         if connection.get_settings().server_encoding != "UTF8":
             raise ConfigError(f"{subject}: the database's encoding is not UTF8; create it with ENCODING 'UTF8'")

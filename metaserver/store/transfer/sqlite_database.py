@@ -31,7 +31,7 @@ class SqliteReader:
         self.connection = connection
         self.version = version
 
-    def rows(self, table: TableLayout) -> AsyncIterator[Sequence[Row]]:
+    def read_rows(self, table: TableLayout) -> AsyncIterator[Sequence[Row]]:
         return _read_batches(self.connection, table)
 
 
@@ -54,7 +54,7 @@ class SqliteWriter:
         columns, values = ", ".join(table.columns), ", ".join("?" * len(table.columns))
         self.connection.executemany(f"INSERT INTO {table.name} ({columns}) VALUES ({values})", rows)  # noqa: S608
 
-    def rows(self, table: TableLayout) -> AsyncIterator[Sequence[Row]]:
+    def read_rows(self, table: TableLayout) -> AsyncIterator[Sequence[Row]]:
         return _read_batches(self.connection, table)
 
     async def migrate(self) -> None:

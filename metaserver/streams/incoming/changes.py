@@ -291,7 +291,7 @@ def _format_timestamp(moment: datetime) -> str:
     return moment.replace(tzinfo=None).isoformat(timespec="microseconds")
 
 
-def _time_of_day(value: Any, unit_us: int) -> str:
+def _parse_time_of_day(value: Any, unit_us: int) -> str:
     moment = _add_to_epoch(value, microseconds=unit_us)
     if not 0 <= value * unit_us < _DAY_US:  # MySQL's TIME may be a duration.
         raise ValueError(f"{value} is not a time of day")
@@ -316,9 +316,9 @@ _CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
     "io.debezium.time.NanoTimestamp": _format_nanoseconds,
     **dict.fromkeys(
         ("io.debezium.time.Time", "org.apache.kafka.connect.data.Time"),
-        lambda value: _time_of_day(value, 1_000),
+        lambda value: _parse_time_of_day(value, 1_000),
     ),
-    "io.debezium.time.MicroTime": lambda value: _time_of_day(value, 1),
+    "io.debezium.time.MicroTime": lambda value: _parse_time_of_day(value, 1),
 }
 """The conversions by semantic type. Values of other types already have the form of JSON rows."""
 

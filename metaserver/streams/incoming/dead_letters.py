@@ -14,7 +14,7 @@ from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.log.port import Batch
 from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.streams.incoming.rows import RejectedRow
-from seamark.metaserver.streams.keys import key_of
+from seamark.metaserver.streams.keys import find_key_columns
 from seamark.metaserver.streams.row_files import RowFiles
 from seamark.metaserver.streams.stream_properties import check_stream_table
 
@@ -121,12 +121,12 @@ async def find_dead_letters(catalog: Catalog, loaded: LoadedTable) -> DeadLetter
     assert loaded.entry is not None
     subject = f"The dead-letter table {show(namespace, name)}"
     try:
-        entry = await catalog.tables.entry(namespace, name)
+        entry = await catalog.tables.load_entry(namespace, name)
     except NoSuchTable:
         raise BadRequest(f"{subject} does not exist; create it, or remove the property {DEAD_LETTER_TABLE}") from None
     metadata = await catalog.documents.table(entry.metadata_location)
     check_stream_table(metadata, subject)
-    if entry.uuid == loaded.entry.uuid or key_of(metadata):
+    if entry.uuid == loaded.entry.uuid or find_key_columns(metadata):
         raise BadRequest(f"{subject} has a key, or is the table itself; use another table without a key")
     kinds = {field.name: field.type for field in metadata.current_schema.fields}
     for column, types in _COLUMNS.items():

@@ -1,5 +1,6 @@
-"""Finds JSON objects that have a key twice. The decoder silently keeps the last value of a repeated key. The module is
-pure.
+"""Finds JSON objects that have a key twice.
+
+The decoder silently keeps the last value of a repeated key. The module is pure.
 
 The number of colons outside of strings is the number of members that the text has. The decoded values have as many
 members only if no key is repeated. So most texts are checked without a second parser.

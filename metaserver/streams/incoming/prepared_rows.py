@@ -1,5 +1,6 @@
-"""Prepares the rows of a request for the log: their kinds, the table's columns, and their shards. Except for
-`RowFiles`, the module is pure.
+"""Prepares the rows of a request for the log: their kinds, the table's columns, and their shards.
+
+Except for `RowFiles`, the module is pure.
 
 If a row does not fit, the whole request is refused. If the table has a dead-letter table, such rows are rejected one by
 one.
@@ -30,7 +31,7 @@ from seamark.metaserver.streams.incoming.changes import (
     take_kinds,
 )
 from seamark.metaserver.streams.incoming.rows import RejectedRow, to_batch
-from seamark.metaserver.streams.keys import key_of
+from seamark.metaserver.streams.keys import find_key_columns
 from seamark.metaserver.streams.row_files import RowFiles
 
 REJECTED_ROWS_MAX = 1_000
@@ -118,7 +119,7 @@ class RowPreparation:
             BadRequest: A row does not fit, or too many rows are rejected; the message has the number of the row, the
                 column and the value.
         """
-        key = key_of(self.metadata)
+        key = find_key_columns(self.metadata)
         read, rejected = self._read_changes(decoded, key)
 
         def conform(rows: Sequence[int]) -> _Conformed:
@@ -156,7 +157,7 @@ class RowPreparation:
                 return False
         elif set(map(type, rows)) != {dict} or any(KIND_FIELD in row for row in rows):
             return False
-        return self.shards == 1 or not key_of(self.metadata)
+        return self.shards == 1 or not find_key_columns(self.metadata)
 
     def prepare_joined(self, requests: Sequence[JoinedRows]) -> PreparedRows:
         """Prepare the rows of several requests as one batch, in their order.
@@ -167,7 +168,7 @@ class RowPreparation:
         Raises:
             BadRequest: A row does not fit. The number of the row in the message is not its number in its request.
         """
-        key = key_of(self.metadata)
+        key = find_key_columns(self.metadata)
         parts: list[_Conformed] = []
         # A column that a request leaves out has its default there, so such a request is conformed separately.
         for _, similar in itertools.groupby(requests, key=_list_columns):
@@ -220,7 +221,7 @@ class RowPreparation:
         """
         if self.is_envelope:
             raise BadRequest("Envelopes of Debezium are JSON; send them as application/json or application/x-ndjson")
-        key = key_of(self.metadata)
+        key = find_key_columns(self.metadata)
         has_kind = all(field.name != KIND_FIELD for field in self.metadata.current_schema.fields)
         parts: list[_Conformed] = []
         letters: list[RejectedRow] = []
@@ -284,7 +285,7 @@ class RowPreparation:
         if self.shards == 1:
             whole = Batch(rows.num_rows, self.row_files.pack(rows, self.metadata, key), kinds)
             return PreparedRows(rows.num_rows, {0: whole}, letters)
-        shards = pa.array(self.row_files.shards(rows, self.metadata, key, self.shards))
+        shards = pa.array(self.row_files.compute_shards(rows, self.metadata, key, self.shards))
         batches = {}
         for shard in sorted(pc.unique(shards).to_pylist()):
             chosen = pc.equal(shards, shard)

@@ -39,7 +39,7 @@ class RowFormat(Enum):
     LINES = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
 
 
-def format_of(content_type: str) -> RowFormat:
+def parse_format(content_type: str) -> RowFormat:
     """Return the format of a media type.
 
     Raises:

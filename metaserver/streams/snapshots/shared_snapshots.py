@@ -23,7 +23,7 @@ from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import Corrupt, ObjectMissing, TooLarge
 from seamark.metaserver.access.keyring import ID_BYTES, Keyring
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.streams.fresh_snapshots import location_of_fresh
+from seamark.metaserver.streams.fresh_snapshots import make_fresh_location
 
 _PURPOSE = "fresh-snapshots"
 _MAC_BYTES = 32
@@ -63,7 +63,7 @@ class SharedSnapshots:
             until_ms: The time until which requests may name the snapshot.
         """
         body = msgspec.json.encode(_Record(snapshot, until_ms))
-        key_id, key = self._keyring.signing_key(_PURPOSE)
+        key_id, key = self._keyring.find_signing_key(_PURPOSE)
         return {_ENTRY: to_base64url(key_id + _compute_mac(key, uuid, body) + body)}
 
     async def find(self, uuid: str, snapshot_id: int, folder: str) -> Snapshot | None:
@@ -80,7 +80,7 @@ class SharedSnapshots:
         record = self._records.get((uuid, snapshot_id))
         if record is None:
             try:
-                data = await self._objects.read(location_of_fresh(folder, snapshot_id), limit_bytes=_LIST_BYTES_MAX)
+                data = await self._objects.read(make_fresh_location(folder, snapshot_id), limit_bytes=_LIST_BYTES_MAX)
             except (ObjectMissing, TooLarge):
                 return None
             record = self._decode(data, uuid)

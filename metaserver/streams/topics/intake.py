@@ -34,14 +34,14 @@ from seamark.formats.runtime.errors import (
 )
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.log.kafka.topics import InputTopic, TopicMessage, TopicSource
-from seamark.metaserver.log.port import Acknowledgement, Batch, StreamLog, name_of_topic_producer
+from seamark.metaserver.log.port import Acknowledgement, Batch, StreamLog, make_topic_producer_name
 from seamark.metaserver.streams.appends import TableRows, TopicProducer
 from seamark.metaserver.streams.incoming.dead_letters import DeadLetters, Letter, pack_letters
 from seamark.metaserver.streams.incoming.prepared_rows import PreparedRows, RowPreparation
 from seamark.metaserver.streams.incoming.rows import RejectedRow
 from seamark.metaserver.streams.row_files import RowFiles
 from seamark.metaserver.streams.stream_counts import TopicCounts
-from seamark.metaserver.streams.stream_properties import check_stream_table, shards_of
+from seamark.metaserver.streams.stream_properties import check_stream_table, read_shard_count
 from seamark.metaserver.streams.stream_table import RunInThread
 from seamark.metaserver.streams.topics.messages import MessageRun, divide_messages, read_messages, reject
 
@@ -120,7 +120,7 @@ class TopicIntake:
         """
         await self._load()
         partitions = range(self._topic.partitions)
-        states = await asyncio.gather(*(self._log.fence(self._producer_name(number)) for number in partitions))
+        states = await asyncio.gather(*(self._log.fence(self._make_producer_name(number)) for number in partitions))
         self._epochs = {number: state.epoch for number, state in enumerate(states)}
         self._starts = offsets = {number: state.sequence + 1 for number, state in enumerate(states)}
         _log.info("reading an input topic", topic=self._topic.name, offsets=offsets)
@@ -216,7 +216,7 @@ class TopicIntake:
         loaded, dead_letters = await self._load()
         is_envelope = loaded.metadata.properties.get(ENVELOPE) == "debezium"
         preparation = RowPreparation(
-            loaded.metadata, self._row_files, shards_of(loaded), is_envelope, rejects_rows=True
+            loaded.metadata, self._row_files, read_shard_count(loaded), is_envelope, rejects_rows=True
         )
         rows = PreparedRows(0, None, [])
         if run.batches:
@@ -231,7 +231,7 @@ class TopicIntake:
             except BadRequest as error:  # The rows that fit must not be lost with the letters.
                 _log.warning("a dead-letter table is not used", topic=self._topic.name, error=error.message)
                 dead_letters = None
-        producer = TopicProducer(self._producer_name(partition), run.messages[-1].offset, self._epochs[partition])
+        producer = TopicProducer(self._make_producer_name(partition), run.messages[-1].offset, self._epochs[partition])
         acknowledged = await self._tables.append(appends, producer)
         if acknowledged.duplicate:
             return
@@ -273,5 +273,5 @@ class TopicIntake:
                 position=self._starts[partition],
             )
 
-    def _producer_name(self, partition: int) -> str:
-        return name_of_topic_producer(self._uuid, self._topic.id, partition)
+    def _make_producer_name(self, partition: int) -> str:
+        return make_topic_producer_name(self._uuid, self._topic.id, partition)

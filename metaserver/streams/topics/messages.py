@@ -111,7 +111,7 @@ def read_messages(messages: Sequence[TopicMessage], metadata: TableMetadata, *, 
         if message.value is None:  # A tombstone, which changes nothing.
             continue
         try:
-            rows, decoded_bytes = _read_message(message.value, _format_of(message), metadata, rows_max)
+            rows, decoded_bytes = _read_message(message.value, _read_format(message), metadata, rows_max)
         except SeamarkError as error:
             run.rejected.append(reject(message, error.message))
             continue
@@ -148,7 +148,7 @@ def reject(message: TopicMessage, reason: str, raw: str | None = None) -> Reject
     return RejectedRow(raw[:RAW_CHARACTERS_MAX], f"{reason} (partition {message.partition}, offset {message.offset})")
 
 
-def _format_of(message: TopicMessage) -> RowFormat | None:
+def _read_format(message: TopicMessage) -> RowFormat | None:
     """Return the format of a message; None for Avro.
 
     Raises:

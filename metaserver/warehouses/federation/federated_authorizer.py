@@ -79,4 +79,4 @@ def make_warehouse_authorizer(settings: Settings, store: PointerStore) -> Author
     """
     if not settings.federation_uri:
         return WarehouseAuthorizer(store)
-    return FederatedAuthorizer(store, settings.federation_uri, is_local=not is_remote(settings.warehouse_uri()))
+    return FederatedAuthorizer(store, settings.federation_uri, is_local=not is_remote(settings.make_warehouse_uri()))

@@ -50,7 +50,7 @@ class FederatedStore:
         """Read names from the other catalog from now on. Before, the store has no names."""
         self._mirrors = Mirrors(context, self._store, self._locate)
 
-    async def namespace(self, path: NamespacePath) -> Namespace | None:
+    async def load_namespace(self, path: NamespacePath) -> Namespace | None:
         if self._mirrors is None:
             return None
         async with self._other.limit_request():
@@ -59,7 +59,7 @@ class FederatedStore:
                 return None
             return Namespace(path=path, properties=properties)
 
-    async def namespaces(self, parent: NamespacePath, after: str | None, limit: int) -> list[NamespacePath]:
+    async def list_namespaces(self, parent: NamespacePath, after: str | None, limit: int) -> list[NamespacePath]:
         children = await self._list_children(parent)
         return [path for path in children if after is None or path[-1] > after][:limit]
 
@@ -75,7 +75,7 @@ class FederatedStore:
                 return []
             return await self._other.list_namespaces(parent)
 
-    async def entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry | None:
+    async def load_entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry | None:
         if self._mirrors is None or kind is EntryKind.FUNCTION or is_plan_name(name):
             return None
         async with self._other.limit_request():
@@ -83,7 +83,7 @@ class FederatedStore:
 
     async def _find_entry(self, mirrors: Mirrors, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry | None:
         location = await self._other.find_entry(kind, namespace, name)
-        if location is None and await self._store.entry(kind, namespace, name) is None:
+        if location is None and await self._store.load_entry(kind, namespace, name) is None:
             return None
         entry = await mirrors.find(kind, namespace, name, location)
         if entry is not None and await self._is_namespace_listed(namespace):
@@ -99,7 +99,9 @@ class FederatedStore:
                 return None
             return await mirrors.update(kind, namespace, name, location)
 
-    async def entries(self, kind: EntryKind, namespace: NamespacePath, after: str | None, limit: int) -> list[Entry]:
+    async def list_entries(
+        self, kind: EntryKind, namespace: NamespacePath, after: str | None, limit: int
+    ) -> list[Entry]:
         """Return entries with names only. Their mirrors are written when they are read by name."""
         if self._mirrors is None or kind is EntryKind.FUNCTION:
             return []

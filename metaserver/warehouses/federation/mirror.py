@@ -53,12 +53,12 @@ _FOLDER = "_seamark"
 _OWN_PREFIX = "seamark."
 _SOURCE = "seamark.federated-from"
 """The property of a mirror with the metadata file of the other catalog."""
-_FILES_KEPT = 5
+_KEPT_FILES_MAX = 5
 """The number of earlier mirrors of a table that are kept for requests that are running."""
 _CALLER = Caller(principal_name="federation", request_id="federation")
-_TRIES = 3
+_MIRROR_TRIES_MAX = 3
 Locator = Callable[[EntryKind, NamespacePath, str], Awaitable[str | None]]
-_PAGE = 1000
+_ENTRIES_PER_PAGE = 1000
 
 
 class Mirrors:
@@ -77,7 +77,7 @@ class Mirrors:
 
     async def remove(self, kind: EntryKind, namespace: NamespacePath, name: str) -> None:
         """Remove a name that the other catalog does not have."""
-        entry = await self._store.entry(kind, namespace, name)
+        entry = await self._store.load_entry(kind, namespace, name)
         if entry is not None:
             with suppress(CommitConflict, NotFound):  # Another request has removed or changed it.
                 await self._store.transact(_drop(entry))
@@ -88,7 +88,7 @@ class Mirrors:
         Args:
             location: The metadata file of the other catalog, or None if the other catalog does not have the name.
         """
-        entry = None if location is None else await self._store.entry(kind, namespace, name)
+        entry = None if location is None else await self._store.load_entry(kind, namespace, name)
         return entry if entry is not None and await self._find_source(entry) == location else None
 
     async def update(self, kind: EntryKind, namespace: NamespacePath, name: str, location: str) -> Entry:
@@ -101,11 +101,11 @@ class Mirrors:
             Forbidden: The metadata names files outside the warehouse, outside the table, or in another table.
             RetryLater: The name changed in each attempt.
         """
-        for _ in range(_TRIES):
+        for _ in range(_MIRROR_TRIES_MAX):
             current = await self.find(kind, namespace, name, location)
             if current is not None:
                 return current
-            entry = await self._store.entry(kind, namespace, name)
+            entry = await self._store.load_entry(kind, namespace, name)
             try:
                 await self._write(kind, namespace, name, location, entry)
             except (CommitConflict, AlreadyExists, NoSuchTable, NoSuchView):
@@ -114,7 +114,7 @@ class Mirrors:
                 raise Forbidden(
                     f"{show(namespace, name)} of the other catalog cannot be shown: {error.message}"
                 ) from None
-            written = await self._store.entry(kind, namespace, name)
+            written = await self._store.load_entry(kind, namespace, name)
             if written is not None:
                 return written
         raise RetryLater(f"{show(namespace, name)} changes in the other catalog at the same time; try again")
@@ -135,7 +135,7 @@ class Mirrors:
         """Let the name refer to a mirror of the metadata file, or for a view to the file itself."""
         self._context.warehouse.check(location, "The metadata file")
         for depth in range(1, len(namespace) + 1):
-            if await self._store.namespace(namespace[:depth]) is None:
+            if await self._store.load_namespace(namespace[:depth]) is None:
                 with suppress(AlreadyExists):
                     await self._store.transact([CreateNamespace(path=namespace[:depth], properties={})])
         if kind is EntryKind.VIEW:
@@ -201,7 +201,7 @@ class Mirrors:
         if before is None or former is None:
             return mirror, []
         mirror = structs.replace(mirror, metadata_log=before.metadata_log)
-        return add_previous_file(mirror, former.metadata_location, before.last_updated_ms, _FILES_KEPT)
+        return add_previous_file(mirror, former.metadata_location, before.last_updated_ms, _KEPT_FILES_MAX)
 
     async def _find_former(self, new: Entry, entry: Entry | None) -> Entry | None:
         """Return the entry of the same table or view, whose name may have changed in the other catalog.
@@ -212,7 +212,7 @@ class Mirrors:
         """
         if entry is not None and entry.uuid == new.uuid:
             return entry
-        entries = await self._store.entries_of(new.uuid)
+        entries = await self._store.list_entries_by_uuid(new.uuid)
         former = next((other for other in entries if other.kind is new.kind), None)
         if former is not None:
             location = await self._locate(former.kind, former.namespace, former.name)
@@ -250,13 +250,13 @@ async def remove_mirrors(store: PointerStore) -> None:
     while parents:
         parent = parents.pop()
         after = None
-        while children := await store.namespaces(parent, after, _PAGE):
+        while children := await store.list_namespaces(parent, after, _ENTRIES_PER_PAGE):
             paths += children
             parents += children
             after = children[-1][-1]
     for path in reversed(paths):
         for kind in (EntryKind.TABLE, EntryKind.VIEW):
-            while entries := await store.entries(kind, path, None, _PAGE):
+            while entries := await store.list_entries(kind, path, None, _ENTRIES_PER_PAGE):
                 for entry in entries:
                     await store.transact(_drop(entry))
         await store.transact([DropNamespace(path=path)])

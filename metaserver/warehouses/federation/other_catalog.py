@@ -40,7 +40,7 @@ _FAILURE_S = 5.0
 """The time after a failed login, or a failed read of the configuration, in which no request tries again."""
 _NAMES_MAX = 200_000
 """The maximum number of names in one listing."""
-_PAGE_SIZE = 1000
+_ENTRIES_PER_PAGE = 1000
 _TOKEN_MARGIN_S = 30.0
 _SHOWN_CHARACTERS_MAX = 200
 T = TypeVar("T")
@@ -234,12 +234,12 @@ class OtherCatalog:
         if await self._is_ambiguous(namespace):
             return None
 
-        async def read(kept: _Kept | None) -> _Kept:
+        async def read(cached: _Kept | None) -> _Kept:
             path = f"/namespaces/{self._encode(namespace)}/{kind.value}s/{quote(name, safe='')}"
             query = {"snapshots": "refs"} if kind is EntryKind.TABLE else {}
-            answer = await self._get(path, query, "" if kept is None else kept.etag)
-            if answer.status == 304 and kept is not None:
-                return self._keep(kept.value, kept.etag)
+            answer = await self._get(path, query, "" if cached is None else cached.etag)
+            if answer.status == 304 and cached is not None:
+                return self._keep(cached.value, cached.etag)
             if answer.status == 404:
                 return self._keep(None)
             location = self._decode(answer, _Loaded).metadata_location
@@ -288,14 +288,14 @@ class OtherCatalog:
         """Yield the pages of a listing; none if the namespace does not exist."""
         token, count = "", 0
         while count < _NAMES_MAX:
-            answer = await self._get(path, {**query, "pageSize": str(_PAGE_SIZE), "pageToken": token})
+            answer = await self._get(path, {**query, "pageSize": str(_ENTRIES_PER_PAGE), "pageToken": token})
             if answer.status == 404:
                 return
             yield answer
             token = self._decode(answer, _NextPage).next_page_token or ""
             if not token:
                 return
-            count += _PAGE_SIZE
+            count += _ENTRIES_PER_PAGE
         raise RetryLater(f"The catalog {self._uri} lists more than {_NAMES_MAX:,} names in one namespace")
 
     async def _get(self, path: str, query: Mapping[str, str] | None = None, etag: str = "") -> _Answer:

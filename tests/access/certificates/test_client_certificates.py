@@ -46,7 +46,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.operations import RemoveGrant, SaveGrant
 from seamark.metaserver.store.port import PointerStore
 from tests.access.issuer import get_rsa_key, run_issuer
-from tests.server.rig import OffsetClock, RunningServer, running
+from tests.server.rig import OffsetClock, RunningServer, run_server
 from tests.services.authority import Authority, ClientFiles
 from tests.services.process import CACHE
 from tests.waits import PATIENCE_S
@@ -64,7 +64,7 @@ async def serve(
     home: Path, authority: Authority, auth: str = "token+cert", **settings: Any
 ) -> AsyncIterator[RunningServer]:
     tls = {"tls_cert": str(authority.certificate), "tls_key": str(authority.key), "tls_client_ca": str(authority.file)}
-    async with running(home, auth=auth, **{**tls, **settings}) as server:
+    async with run_server(home, auth=auth, **{**tls, **settings}) as server:
         yield server
 
 
@@ -263,9 +263,9 @@ async def test_token_of_an_issuer_that_is_bound_to_a_certificate_needs_it(tmp_pa
         options = {"oidc_issuer": issuer.url, "oidc_audience": issuer.claims()["aud"]}
         async with serve(tmp_path / "home", authority, "oidc", **options) as server:
             await grant(server, Grant("oidc:ann", "admin"))
-            bound = f"Bearer {issuer.token(get_rsa_key(), cnf={'x5t#S256': digest})}"
-            unbound = f"Bearer {issuer.token(get_rsa_key())}"
-            broken = f"Bearer {issuer.token(get_rsa_key(), cnf={'x5t#S256': 'AAAA'})}"
+            bound = f"Bearer {issuer.make_token(get_rsa_key(), cnf={'x5t#S256': digest})}"
+            unbound = f"Bearer {issuer.make_token(get_rsa_key())}"
+            broken = f"Bearer {issuer.make_token(get_rsa_key(), cnf={'x5t#S256': 'AAAA'})}"
             for files, statuses in ((own, (200, 200, 401)), (other, (401, 200, 401)), (None, (401, 200, 401))):
                 async with connect(authority, files) as http:
                     for bearer, status in zip((bound, unbound, broken), statuses, strict=True):

@@ -26,7 +26,7 @@ from tests.access.opa.recorded import ALLOW, ALLOWED, RECORDED, UNDEFINED
 from tests.api.client import SCHEMA, Api
 from tests.api.rest.test_permissions import House
 from tests.seeds import examples, first_seed
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 ANN = Principal("oidc:ann", (Grant("oidc:ann", "writer"),), "oidc", ("oidc-group:shop",))
 ORDERS, SALARIES, STAFF = (
@@ -67,7 +67,7 @@ class PolicyServer:
 
 
 @asynccontextmanager
-async def policy_server(server: PolicyServer | None = None) -> AsyncIterator[PolicyServer]:
+async def run_policy_server(server: PolicyServer | None = None) -> AsyncIterator[PolicyServer]:
     server = server or PolicyServer()
     app = web.Application()
     app.router.add_post("/{path:.*}", server.handle)
@@ -84,7 +84,7 @@ async def policy_server(server: PolicyServer | None = None) -> AsyncIterator[Pol
 
 
 @asynccontextmanager
-async def authorizer_over(
+async def open_authorizer_over(
     server: PolicyServer, clock: SimulatedClock | None = None, path: str = ALLOW, **settings: Any
 ) -> AsyncIterator[Authorizer]:
     options = {"opa_url": server.url + path, "opa_batch_url": server.url + ALLOWED, **settings}
@@ -95,7 +95,7 @@ async def authorizer_over(
 
 
 async def test_policy_decides_what_the_grants_allow() -> None:
-    async with policy_server() as server, authorizer_over(server) as authorizer:
+    async with run_policy_server() as server, open_authorizer_over(server) as authorizer:
         assert await authorizer.allows(ANN, "planTableScan", ORDERS)
         assert not await authorizer.allows(ANN, "planTableScan", SALARIES)
         assert not await authorizer.allows(ANN, "loadCredentials", STAFF)
@@ -109,7 +109,7 @@ async def test_policy_decides_what_the_grants_allow() -> None:
 
 
 async def test_policy_gives_no_right_without_a_grant() -> None:
-    async with policy_server() as server, authorizer_over(server) as authorizer:
+    async with run_policy_server() as server, open_authorizer_over(server) as authorizer:
         server.answer = web.json_response({"result": True})
         reader = Principal("oidc:ann", (Grant("oidc:ann", "read", ("shop",)),))
         assert not await authorizer.allows(reader, "updateTable", ORDERS)
@@ -122,13 +122,13 @@ async def test_policy_gives_no_right_without_a_grant() -> None:
 
 @pytest.mark.parametrize("result", [False, None, "true", 1, {}, [], [True]])
 async def test_only_true_allows_an_operation(result: Any) -> None:
-    async with policy_server() as server, authorizer_over(server) as authorizer:
+    async with run_policy_server() as server, open_authorizer_over(server) as authorizer:
         server.answer = web.json_response({"result": result})
         assert not await authorizer.allows(ANN, "planTableScan", ORDERS)
 
 
 async def test_rule_without_a_value_refuses() -> None:
-    async with policy_server() as server, authorizer_over(server, path=UNDEFINED) as authorizer:
+    async with run_policy_server() as server, open_authorizer_over(server, path=UNDEFINED) as authorizer:
         assert not await authorizer.allows(ANN, "planTableScan", ORDERS)
 
 
@@ -145,25 +145,25 @@ async def test_rule_without_a_value_refuses() -> None:
     ],
 )
 async def test_invalid_answer_refuses_every_object_of_a_listing(answer: web.Response) -> None:
-    async with policy_server() as server, authorizer_over(server) as authorizer:
+    async with run_policy_server() as server, open_authorizer_over(server) as authorizer:
         server.answer = answer
         with pytest.raises(RetryLater, match="The policy server gave no decision"):
             await authorizer.allows_each(ANN, "tableExists", [SALARIES, ORDERS, STAFF])
 
 
 async def test_server_that_does_not_answer_refuses() -> None:
-    async with policy_server() as server, authorizer_over(server, opa_timeout_s=0.05) as authorizer:
+    async with run_policy_server() as server, open_authorizer_over(server, opa_timeout_s=0.05) as authorizer:
         server.hangs = True
         with pytest.raises(RetryLater):
             await authorizer.allows(ANN, "planTableScan", ORDERS)
-    async with authorizer_over(server) as authorizer:  # Nothing listens any more.
+    async with open_authorizer_over(server) as authorizer:  # Nothing listens any more.
         with pytest.raises(RetryLater):
             await authorizer.require(ANN, "planTableScan", ORDERS)
 
 
 async def test_decision_counts_for_a_limited_time_and_for_one_question() -> None:
     clock = SimulatedClock(1)
-    async with policy_server() as server, authorizer_over(server, clock, opa_cache_entries=2) as authorizer:
+    async with run_policy_server() as server, open_authorizer_over(server, clock, opa_cache_entries=2) as authorizer:
         for _ in range(3):
             assert await authorizer.allows(ANN, "planTableScan", ORDERS)
             assert not await authorizer.allows(ANN, "planTableScan", SALARIES)
@@ -181,7 +181,7 @@ async def test_decision_counts_for_a_limited_time_and_for_one_question() -> None
 
 
 async def test_listing_without_a_rule_for_lists_asks_about_each_object() -> None:
-    async with policy_server() as server, authorizer_over(server, opa_batch_url="") as authorizer:
+    async with run_policy_server() as server, open_authorizer_over(server, opa_batch_url="") as authorizer:
         server.allows_operations = frozenset({"tableExists"})
         objects = [Securable(("shop",), "table", f"t{number}") for number in range(40)]
         assert await authorizer.allows_each(ANN, "tableExists", objects) == [True] * 40
@@ -192,10 +192,10 @@ async def test_server_asks_the_policy_about_requests_and_listings(tmp_path: Path
     clock = SystemClock()
     async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
         secrets = {"root": await create_token(store, clock, "root", None, [Grant("root", "admin")])}
-    async with policy_server() as policy:
+    async with run_policy_server() as policy:
         policy.allows_operations = frozenset({"createTable", "listTables", "tableExists", "namespaceExists"})
         settings: dict[str, Any] = {"opa_url": policy.url + ALLOW, "opa_batch_url": policy.url + ALLOWED}
-        async with running(tmp_path, auth="token", opa_cache_s=0, **settings) as server:
+        async with run_server(tmp_path, auth="token", opa_cache_s=0, **settings) as server:
             house = House(Api(server), secrets)
             for name in ("orders", "salaries"):
                 body = {"name": name, "schema": SCHEMA}
@@ -210,7 +210,7 @@ async def test_server_asks_the_policy_about_requests_and_listings(tmp_path: Path
 
 
 async def test_hidden_table_is_not_found() -> None:
-    async with policy_server() as server, authorizer_over(server) as authorizer:
+    async with run_policy_server() as server, open_authorizer_over(server) as authorizer:
         server.allows_operations = frozenset({"listTables"})
         with pytest.raises(NoSuchTable):
             await authorizer.require(ANN, "planTableScan", SALARIES)
@@ -235,8 +235,8 @@ async def test_listing_of_one_principal_does_not_delay_the_requests_of_others() 
     bob = Principal("oidc:bob", (Grant("oidc:bob", "reader"),))
     policy = SlowPolicy()
     async with (
-        policy_server(policy),
-        authorizer_over(policy, SimulatedClock(1), opa_batch_url="", opa_timeout_s=300) as authorizer,
+        run_policy_server(policy),
+        open_authorizer_over(policy, SimulatedClock(1), opa_batch_url="", opa_timeout_s=300) as authorizer,
     ):
         objects = [Securable(("shop",), "table", f"t{number}") for number in range(100)]
         listing = asyncio.create_task(authorizer.allows_each(ANN, "tableExists", objects))

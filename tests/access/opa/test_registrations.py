@@ -14,10 +14,10 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.access.opa.recorded import ALLOW, ALLOWED
-from tests.access.opa.test_opa import PolicyServer, policy_server
+from tests.access.opa.test_opa import PolicyServer, run_policy_server
 from tests.api.client import SCHEMA, VIEW_VERSION, Api
 from tests.api.rest.test_permissions import House
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 SHOP, HR = "/v1/namespaces/shop", "/v1/namespaces/hr"
 
@@ -44,9 +44,9 @@ async def test_tenant_of_a_policy_registers_and_imports_only_what_it_could_creat
     async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
         for name in ("root", "tina"):
             secrets[name] = await create_token(store, clock, name, None, [Grant(name, "admin")])
-    async with policy_server(ShopPolicy()) as policy:
+    async with run_policy_server(ShopPolicy()) as policy:
         settings: dict[str, Any] = {"opa_url": policy.url + ALLOW, "opa_batch_url": policy.url + ALLOWED}
-        async with running(tmp_path, auth="token", opa_cache_s=0, **settings) as server:
+        async with run_server(tmp_path, auth="token", opa_cache_s=0, **settings) as server:
             house = House(Api(server), secrets)
             for namespace in ("shop", "hr"):
                 assert (await house("root", "POST", "/v1/namespaces", {"namespace": [namespace]})).status == 200

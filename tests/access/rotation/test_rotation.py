@@ -18,7 +18,7 @@ from seamark.metaserver.access.tokens import create_token, revoke_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.operations import SaveGrant
 from tests.access.issuer import AUDIENCE, get_rsa_key, run_issuer
-from tests.server.rig import OffsetClock, RunningServer, running
+from tests.server.rig import OffsetClock, RunningServer, run_server
 
 Login = Callable[[], str]
 
@@ -30,7 +30,7 @@ class _MovedClock(OffsetClock):
         return super().monotonic() + self.ahead_ms / 1000
 
 
-class Load:
+class RequestLoad:
     """Clients that send requests until they are stopped."""
 
     def __init__(self, server: RunningServer) -> None:
@@ -67,8 +67,8 @@ class Load:
 
 
 @asynccontextmanager
-async def load(server: RunningServer, **logins: Login) -> AsyncIterator[Load]:
-    clients = Load(server)
+async def load(server: RunningServer, **logins: Login) -> AsyncIterator[RequestLoad]:
+    clients = RequestLoad(server)
     for name, login in logins.items():
         clients.start(name, login)
     await clients.wait()
@@ -90,30 +90,30 @@ async def test_replaced_tokens_signing_keys_and_issuer_keys_fail_no_request(tmp_
         issuer.publish(get_rsa_key())
         settings = {"auth": "token+oidc", "oidc_issuer": issuer.url, "oidc_audience": AUDIENCE}
         limits = {"signing_key_rotation_s": 3600, "oauth_token_ttl_s": 2 * 86_400}
-        async with running(tmp_path, clock=clock, **settings, **limits) as server:
+        async with run_server(tmp_path, clock=clock, **settings, **limits) as server:
             store, keyring = server.components.store, server.components.keyring
             assert isinstance(keyring, StoredKeyring)
             for name in ("oidc:ann", "nightly", "nightly-2"):
                 await store.transact([SaveGrant(Grant(name, "reader"))])
             bearer = await create_token(store, clock, "nightly", None, None)
             access = await exchange(server, bearer)
-            jwt = issuer.token(get_rsa_key(), exp=clock.now_ms() // 1000 + 3 * 86_400)
+            jwt = issuer.make_token(get_rsa_key(), exp=clock.now_ms() // 1000 + 3 * 86_400)
             logins = {"bearer": bearer, "access": access, "jwt": jwt}
             async with load(server, **{name: lambda name=name: logins[name] for name in logins}) as clients:
                 # The server replaces the key that signs access tokens. Earlier access tokens stay valid.
-                first_key = keyring.signing_key("access-token")[0]
+                first_key = keyring.find_signing_key("access-token")[0]
                 for _ in range(3):
                     clock.ahead_ms += 3_601_000
                     await keyring.refresh()
                     await clients.wait()
-                assert keyring.signing_key("access-token")[0] != first_key
+                assert keyring.find_signing_key("access-token")[0] != first_key
                 await switch(logins, "access", lambda: exchange(server, bearer))
                 await clients.wait()
                 # The issuer publishes its new key beside the old key, signs with the new key, and removes the old key.
                 issuer.publish(get_rsa_key(), get_rsa_key(1))
                 clock.ahead_ms += 61_000
                 await clients.wait()
-                logins["jwt"] = issuer.token(get_rsa_key(1), exp=clock.now_ms() // 1000 + 3 * 86_400)
+                logins["jwt"] = issuer.make_token(get_rsa_key(1), exp=clock.now_ms() // 1000 + 3 * 86_400)
                 await clients.wait()
                 issuer.publish(get_rsa_key(1))
                 clock.ahead_ms += 601_000

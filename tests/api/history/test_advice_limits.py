@@ -17,7 +17,7 @@ from seamark.metaserver.history.shapes import QueryShape, ShapeTerm
 from seamark.metaserver.planner.advice import row_samples
 from seamark.metaserver.planner.advice.current_layout import add_bounds
 from seamark.metaserver.planner.advice.proposals import Proposal, ProposedChange, Reads
-from seamark.metaserver.planner.advice.replay import DRAWS_EACH, RecordedShape, draw_statements
+from seamark.metaserver.planner.advice.replay import DRAWN_STATEMENTS_PER_SHAPE_MAX, RecordedShape, draw_statements
 from seamark.metaserver.planner.advice.row_samples import RowSample, SampledColumn
 from seamark.metaserver.planner.advice.trials import AppliedProposal, compute_corrections
 from seamark.metaserver.planner.lookup.lookup import FoundFiles
@@ -46,8 +46,8 @@ def test_sample_keeps_only_values_of_the_picked_rows(monkeypatch: pytest.MonkeyP
 
 def test_bounds_of_many_files_add_a_limited_number_of_values() -> None:
     lower = np.arange(100_000, dtype=np.int64)
-    stats = SimpleNamespace(bounds=lambda side: lower if side == "lower" else lower + 7)
-    files = cast("FoundFiles", SimpleNamespace(stats=lambda column: stats))
+    stats = SimpleNamespace(read_bounds=lambda side: lower if side == "lower" else lower + 7)
+    files = cast("FoundFiles", SimpleNamespace(find_statistics=lambda column: stats))
     sampled = add_bounds(RowSample({1: combine([[50_000, 50_001]])}, 1, 2), files).columns[1]
     assert len(sampled.values) <= 20_002
     assert (sampled.values[0], sampled.values[-1]) == (0, 100_006)
@@ -56,7 +56,7 @@ def test_bounds_of_many_files_add_a_limited_number_of_values() -> None:
 
 def test_statements_with_many_alternatives_are_drawn_less_often() -> None:
     sample = RowSample({1: combine([list(range(50_000))])}, 1, 50_000)
-    for alternatives, draws in ((1, DRAWS_EACH), (100, 1)):
+    for alternatives, draws in ((1, DRAWN_STATEMENTS_PER_SHAPE_MAX), (100, 1)):
         shape = QueryShape("other", (), ((ShapeTerm(1, "eq"),) * alternatives,))
         statements = draw_statements([RecordedShape("a", shape, 48)], sample, seed=1)
         assert len(statements) == draws

@@ -20,7 +20,7 @@ from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import AddQueryRecords
 from tests.api.client import Api
 from tests.api.plans.planned import EQ_5, PYICEBERG, T, append, build_ten_id_files
-from tests.server.rig import RunningServer, running
+from tests.server.rig import RunningServer, run_server
 
 HISTORY = "/api/v1/tables/db/t/history"
 SECRET = 741_852_963
@@ -120,7 +120,7 @@ async def test_no_literal_reaches_the_database_unless_a_setting_keeps_it(tmp_pat
     for literals, is_stored in (("dropped", False), ("hashed", False), ("kept", True)):
         home = tmp_path / literals
         home.mkdir()
-        async with running(home, query_history_literals=literals) as server:
+        async with run_server(home, query_history_literals=literals) as server:
             api = Api(server)
             await api.table()
             await append(api, "t", build_ten_id_files(30), snapshot_id=1)
@@ -142,12 +142,12 @@ async def test_no_literal_reaches_the_database_unless_a_setting_keeps_it(tmp_pat
 
 
 async def test_history_survives_a_restart(tmp_path: Path) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         api = Api(server)
         await api.table()
         await append(api, "t", build_ten_id_files(3), snapshot_id=1)
         await api("POST", f"{T}/plan", {"filter": EQ_5})
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         (shape,) = await load_shapes(Api(server))
         assert shape["sums"]["statements"] == 1
 
@@ -173,7 +173,7 @@ async def create_table_as(login: dict[str, str], server: RunningServer) -> Api:
 async def test_many_shapes_of_one_principal_leave_room_for_others(tmp_path: Path) -> None:
     names = {"root": "admin", "mallory": "reader", "rita": "reader"}
     root, mallory, rita = await create_logins(tmp_path, *(Grant(name, role) for name, role in names.items()))
-    async with running(tmp_path, auth="token", query_history_shapes=8) as server:
+    async with run_server(tmp_path, auth="token", query_history_shapes=8) as server:
         api = await create_table_as(root, server)
         filters = [compare(op, 5) for op in ("lt", "lt-eq", "gt", "gt-eq", "eq", "not-eq")]
         for filter in filters:
@@ -192,7 +192,7 @@ async def test_many_shapes_of_one_principal_leave_room_for_others(tmp_path: Path
 async def test_reader_sees_only_the_history_of_tables_that_he_may_read(tmp_path: Path) -> None:
     grants = Grant("root", "admin"), Grant("rita", "reader", ("db",)), Grant("bob", "reader", ("other",))
     root, rita, bob = await create_logins(tmp_path, *grants)
-    async with running(tmp_path, auth="token") as server:
+    async with run_server(tmp_path, auth="token") as server:
         api = await create_table_as(root, server)
         await api("POST", f"{T}/plan", {"filter": EQ_5})
         assert (await api("GET", HISTORY, headers=rita)).status == 200
@@ -204,7 +204,7 @@ async def test_reader_sees_only_the_history_of_tables_that_he_may_read(tmp_path:
 async def test_failure_of_one_table_does_not_lose_the_statements_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         api = Api(server)
         for name in ("a", "b"):
             await api.table(name)
@@ -226,7 +226,7 @@ async def test_failure_of_one_table_does_not_lose_the_statements_of_others(
 
 
 async def test_failing_sampler_loses_only_its_sample(tmp_path: Path) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         api = Api(server)
         await api.table()
         await append(api, "t", build_ten_id_files(3), snapshot_id=1)
@@ -265,7 +265,7 @@ async def test_samplers_share_a_limited_memory(api_with_files: Api, monkeypatch:
 
 
 async def test_old_rows_are_removed_although_the_merge_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         pruned = []
 
         async def fail_merge(store: Any, before_hour: int, limit: int, period_hours: int) -> int:
@@ -283,7 +283,7 @@ async def test_old_rows_are_removed_although_the_merge_fails(tmp_path: Path, mon
 
 
 async def test_history_can_be_turned_off(tmp_path: Path) -> None:
-    async with running(tmp_path, query_history_days=0) as server:
+    async with run_server(tmp_path, query_history_days=0) as server:
         api = Api(server)
         await api.table()
         await append(api, "t", build_ten_id_files(3), snapshot_id=1)
@@ -351,7 +351,7 @@ async def test_times_of_engines_add_up_for_statements_that_the_history_has(api_w
 
 
 async def test_times_of_one_principal_leave_room_for_others(tmp_path: Path) -> None:
-    async with running(tmp_path, query_history_waiting=4) as server:
+    async with run_server(tmp_path, query_history_waiting=4) as server:
         history, time = server.components.history, StatementTime(1.0, 1, 1)
         for number in range(9):
             history.add_time("uuid", f"{number:016}", "mallory", time)

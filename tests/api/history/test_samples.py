@@ -7,8 +7,8 @@ import random
 import pytest
 
 from seamark.formats.iceberg.expressions.expression import Bound, Expression, Op, join_by_and, join_by_or
-from seamark.metaserver.history.samples import BOTH, HIGH, LOW, RangeWidth, widths_of
-from seamark.metaserver.history.shapes import conjuncts_of
+from seamark.metaserver.history.samples import BOTH, HIGH, LOW, RangeWidth, compute_widths
+from seamark.metaserver.history.shapes import list_conjuncts
 from tests.seeds import first_seed
 
 
@@ -17,7 +17,7 @@ def compare(op: Op, value: float, column_id: int = 1) -> Bound:
 
 
 def build_width(*parts: Expression) -> RangeWidth:
-    (width,) = widths_of(join_by_and(*parts), {1: (0.0, 1000.0)})
+    (width,) = compute_widths(join_by_and(*parts), {1: (0.0, 1000.0)})
     return width
 
 
@@ -27,15 +27,15 @@ def test_range_is_low_high_or_both_by_its_limits() -> None:
     assert build_width(high).side == HIGH
     assert (build_width(low, high).side, build_width(compare(Op.GT, 9e9)).share) == (BOTH, 0.0)
     assert build_width(compare(Op.LT, 9e9)).share == 1.0
-    assert widths_of(low, {}) == widths_of(compare(Op.EQ, 5.0), {1: (0.0, 9.0)}) == ()
+    assert compute_widths(low, {}) == compute_widths(compare(Op.EQ, 5.0), {1: (0.0, 9.0)}) == ()
 
 
 def test_nan_alternative_changes_neither_width_nor_shape_of_a_comparison() -> None:
     low, nan = compare(Op.GT, 250.0), Bound(Op.IS_NAN, 1, "c", "double", "identity", "double", ())
     with_nan = join_by_or(low, nan)
     assert build_width(with_nan) == build_width(low)
-    assert conjuncts_of(with_nan) == conjuncts_of(low) == conjuncts_of(join_by_or(nan, low))
-    assert conjuncts_of(join_by_or(low, compare(Op.LT, 1.0))) != conjuncts_of(low)
+    assert list_conjuncts(with_nan) == list_conjuncts(low) == list_conjuncts(join_by_or(nan, low))
+    assert list_conjuncts(join_by_or(low, compare(Op.LT, 1.0))) != list_conjuncts(low)
 
 
 def test_share_is_rounded_equally_well_at_both_ends() -> None:

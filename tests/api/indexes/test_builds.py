@@ -22,7 +22,7 @@ from tests.api.indexes.indexed import (
     write,
 )
 from tests.api.plans.planned import append, build_data_file
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 FILES = [build_data_file(f"file:///t/{n}.parquet", n, n, rows=10 * n) for n in range(1, 7)]
 PATHS = [file.path for file in FILES]
@@ -397,7 +397,7 @@ async def test_abandoned_build_is_rolled_back_by_the_next(api_with_table: Api, m
 async def test_build_continues_at_another_server(api_with_table: Api, tmp_path: Path) -> None:
     build = await begin_build(api_with_table)
     await register(api_with_table, build, write(build, "a", build_index_file(build, FILES[:2])))
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         other = Api(server)
         assert await list_missing_files(other, build) == PATHS[2:]
         await register(other, build, write(build, "b", build_index_file(build, FILES[2:])))

@@ -22,7 +22,7 @@ from tests.api.indexes.test_lookups import (
 )
 from tests.api.rest.stored import StoredTable, draw_row
 from tests.planner.lakes.tables import RecordingObjects
-from tests.server.rig import RunningServer, running
+from tests.server.rig import RunningServer, run_server
 
 
 class SlowWholeFiles(RecordingObjects):
@@ -43,7 +43,7 @@ class SlowWholeFiles(RecordingObjects):
 async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RunningServer]:
     # The first read of a file has the guessed size. This size is small, so that it does not include the sections.
     monkeypatch.setattr(cold, "_GUESS_BYTES", 64)
-    async with running(tmp_path, index_whole_bytes=0) as server:
+    async with run_server(tmp_path, index_whole_bytes=0) as server:
         yield server
 
 

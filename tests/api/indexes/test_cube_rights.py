@@ -14,7 +14,7 @@ from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateNamespace
 from tests.api.client import SCHEMA
 from tests.api.plans.test_plan_tables import UserApi
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 ATTRIBUTE = "lookup[secret.names@5:1:2:string](id)"
 
@@ -32,7 +32,7 @@ async def create_users(folder: Path, roles: Mapping[str, list[tuple[str, tuple[s
 
 async def test_groups_require_the_right_to_read_the_dimension_table(tmp_path: Path) -> None:
     secrets = await create_users(tmp_path, {"root": [("admin", ())], "rita": [("reader", ("db",))]})
-    async with running(tmp_path, auth="token") as server:
+    async with run_server(tmp_path, auth="token") as server:
         root, rita = (UserApi(server, secrets[name]) for name in ("root", "rita"))
         assert (await root("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})).status == 200
         statuses = {}
@@ -87,7 +87,7 @@ async def test_definition_and_build_require_the_right_to_read_the_dimension_tabl
         statuses["build"] = (await caller("POST", "/api/v1/tables/db/t/indexes/by_name/builds", {})).status
         return statuses
 
-    async with running(tmp_path, auth="token") as server:
+    async with run_server(tmp_path, auth="token") as server:
         root, wendy, rex = (UserApi(server, secrets[name]) for name in roles)
         assert (await root("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})).status == 200
         body = {"kind": "cube", "columns": ["id", ATTRIBUTE], "measures": ["count(*)"]}

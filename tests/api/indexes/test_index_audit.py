@@ -29,7 +29,7 @@ from tests.api.indexes.indexed import (
 )
 from tests.api.plans.planned import append, build_data_file
 from tests.planner.lakes.lake import DataFile
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 IDS = {f"file:///t/{n}.parquet": [n, n + 100, n + 200] for n in range(1, 7)}
 """The ids in each file, by path. By its statistics, each file may have any id."""
@@ -158,13 +158,13 @@ async def test_long_quarantine_reason_is_truncated(api_with_table: Api) -> None:
 
 async def test_registry_lost_with_its_database_is_rebuilt_and_plans_are_the_same(tmp_path: Path) -> None:
     warehouse = (tmp_path / "warehouse").as_uri()
-    async with running(tmp_path / "first", warehouse=warehouse) as server:
+    async with run_server(tmp_path / "first", warehouse=warehouse) as server:
         api = await create_index(Api(server))
         _, locations = await create_build(api, FILES[:2], FILES[2:5])
         before = [await find_kept_paths(api, f"id = {100 + n}") for n in range(9)]
         location = (await api("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"]
     assert [len(paths) for paths in before] == [1, 2, 2, 2, 2, 2, 1, 1, 1]
-    async with running(tmp_path / "second", warehouse=warehouse) as server:
+    async with run_server(tmp_path / "second", warehouse=warehouse) as server:
         api = Api(server)
         answer = await api("POST", "/v1/namespaces/db/register", {"name": "t", "metadata-location": location})
         assert answer.status == 200
@@ -236,7 +236,7 @@ async def test_already_covered_file_is_registered_only_if_the_others_are_unreada
     assert (rebuild_report["registered"], rebuild_report["redundant"]) == ([], 1)
     path = Path(first.removeprefix("file://"))
     path.write_bytes(path.read_bytes()[:-1])
-    async with running(
+    async with run_server(
         api_with_table.server.components.settings.home
     ) as other:  # A new server has not read the file yet.
         rebuild_report = (await Api(other)("POST", REBUILD)).json

@@ -21,7 +21,7 @@ from tests.api.indexes.indexed import (
     write,
 )
 from tests.api.plans.planned import append, build_data_file
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 FILES = [build_data_file(f"file:///t/{n}.parquet", n, n, rows=10 * n) for n in range(1, 7)]
 
@@ -184,7 +184,7 @@ async def test_damaged_index_file_is_quarantined_and_its_data_files_count_as_mis
         Path(registration["location"].removeprefix("file://")).unlink()
     else:
         write(build, "one", data[:-7] if damage == "truncated" else data[:90] + bytes([data[90] ^ 1]) + data[91:])
-    async with running(tmp_path) as server:  # A new server has not read the file yet.
+    async with run_server(tmp_path) as server:  # A new server has not read the file yet.
         other = Api(server)
         assert (await load_index(other))["files"] == 0
         index = await load_index(other)

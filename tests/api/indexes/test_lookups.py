@@ -20,9 +20,9 @@ from seamark.metaserver.api.formats.arrow import ARROW_STREAM
 from seamark.metaserver.api.http.slots import RequestSlot
 from seamark.metaserver.planner.rows import record_lookup
 from tests.api.client import Api
-from tests.api.rest.stored import Row, Snapshot, StoredTable, draw_row
+from tests.api.rest.stored import LiveSnapshot, Row, StoredTable, draw_row
 from tests.seeds import examples
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 Found = tuple[int, str, int]
 """(number of the key, path, position)"""
@@ -51,7 +51,7 @@ async def ask_arrow(api: Api, keys: pa.Table, query: str = "") -> pa.Table:
 
 
 def find_expected_rows(
-    table: StoredTable, snapshot: Snapshot, keys: Sequence[Row], columns: Sequence[int]
+    table: StoredTable, snapshot: LiveSnapshot, keys: Sequence[Row], columns: Sequence[int]
 ) -> list[Found]:
     """Return all live rows with these keys.
 
@@ -375,7 +375,7 @@ async def test_shared_key_values_count_against_limits_once_for_each_key(
         keep(slot, size)
 
     monkeypatch.setattr(RequestSlot, "keep", record_size)
-    async with running(tmp_path, body_limit_bytes=1 << 20, auth="none") as server:
+    async with run_server(tmp_path, body_limit_bytes=1 << 20, auth="none") as server:
         api = Api(server)
         table, files = await create_two_files(api)
         await table.index("keys", "record", ["name"], files)

@@ -14,7 +14,7 @@ from tests.api.client import Api
 from tests.api.plans.planned import append, build_data_file
 from tests.planner.lakes.cases import draw_cases
 from tests.seeds import examples
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 T = "/api/v1/tables/db/t"
 
@@ -147,7 +147,7 @@ async def test_explain_reports_missing_residuals_beyond_the_partition_limit(
 
 @pytest.fixture
 async def lake_api(tmp_path: Path) -> AsyncIterator[Api]:
-    async with running(tmp_path / "home", warehouse=tmp_path.as_uri(), plan_inline_limit=1_000_000) as server:
+    async with run_server(tmp_path / "home", warehouse=tmp_path.as_uri(), plan_inline_limit=1_000_000) as server:
         yield Api(server)
 
 

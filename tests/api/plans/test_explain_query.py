@@ -24,7 +24,7 @@ from tests.api.client import SCHEMA, Answer, Api
 from tests.api.plans.test_joins import REGIONS, Star, create_star
 from tests.api.plans.test_plan_tables import UserApi
 from tests.seeds import first_seed
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 ROUTE = "/api/v1/explain-query"
 JOIN = "FROM {0}.fact f JOIN {0}.supplier s ON f.f_supplier = s.s_key"
@@ -109,7 +109,7 @@ async def test_each_reference_to_a_table_has_its_own_plan(star: Star) -> None:
 async def test_table_at_an_earlier_snapshot_is_planned_at_that_snapshot(star: Star) -> None:
     loaded_table = await star("GET", "/v1/namespaces/db/tables/fact")
     first = loaded_table.json["metadata"]["current-snapshot-id"]
-    await star.fact.commit([star.fact.file([{"f_key": 1, "f_supplier": 1, "f_rate": 0.5, "f_name": "s"}])])
+    await star.fact.commit([star.fact.make_file([{"f_key": 1, "f_supplier": 1, "f_rate": 0.5, "f_name": "s"}])])
     tag = {"action": "set-snapshot-ref", "ref-name": "v1", "type": "tag", "snapshot-id": first}
     commit_answer = await star("POST", "/v1/namespaces/db/tables/fact", {"requirements": [], "updates": [tag]})
     assert commit_answer.status == 200
@@ -150,7 +150,7 @@ async def test_each_table_requires_the_right_to_read_it(tmp_path: Path) -> None:
         for name, role, path in (("root", "admin", ()), ("rita", "reader", ("db",))):
             secrets[name] = await create_token(store, clock, name, None, [Grant(name, role, path)])
         await store.transact([CreateNamespace(path=("secret",), properties={})])
-    async with running(tmp_path, auth="token") as server:
+    async with run_server(tmp_path, auth="token") as server:
         root, rita = (UserApi(server, secrets[name]) for name in ("root", "rita"))
         await create_star(root)
         created_table = await root("POST", "/v1/namespaces/secret/tables", {"name": "d", "schema": SCHEMA})

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from tests.api.client import SCHEMA, Answer
 from tests.api.plans.planned import build_data_file
-from tests.api.plans.test_foreign_files import Lake, lake, write_manifest, write_manifest_list
+from tests.api.plans.test_foreign_files import TwoNamespaces, lake, write_manifest, write_manifest_list
 from tests.catalog.rig import build_creation_updates
 
 __all__ = ["lake"]
@@ -28,15 +28,15 @@ def _build_snapshot_updates(snapshot_id: int, timestamp_ms: str, **fields: Any) 
     return [{"action": "add-snapshot", "snapshot": snapshot}, ref]
 
 
-async def _create(lake: Lake, name: str, *updates: dict[str, Any]) -> Answer:
+async def _create(lake: TwoNamespaces, name: str, *updates: dict[str, Any]) -> Answer:
     """Create a table with the commit that ends Spark's CREATE TABLE AS SELECT."""
     updates_of_creation = [*build_creation_updates(str(uuid4()), SCHEMA), *updates]
     body = {"requirements": [{"type": "assert-create"}], "updates": updates_of_creation}
     return await lake("wendy", "POST", f"/v1/namespaces/mine/tables/{name}", body)
 
 
-async def test_new_table_may_have_files_in_locations_of_its_properties(lake: Lake) -> None:
-    home = (await lake.folder("mine")).parent
+async def test_new_table_may_have_files_in_locations_of_its_properties(lake: TwoNamespaces) -> None:
+    home = (await lake.find_folder("mine")).parent
     place, data = home / "ctas", home / "data-of-ctas"
     data_manifest = write_manifest(
         place / "metadata" / "m.avro", [build_data_file(f"file://{data}/a.parquet", 1, 9)], 5
@@ -52,8 +52,8 @@ async def test_new_table_may_have_files_in_locations_of_its_properties(lake: Lak
     assert answer.status == 200, answer.raw
 
 
-async def test_replaced_table_may_have_files_in_its_new_locations(lake: Lake) -> None:
-    home = (await lake.folder("mine")).parent
+async def test_replaced_table_may_have_files_in_its_new_locations(lake: TwoNamespaces) -> None:
+    home = (await lake.find_folder("mine")).parent
     place, data = home / "rtas", home / "data-of-rtas"
     data_manifest = write_manifest(
         place / "metadata" / "m.avro", [build_data_file(f"file://{data}/a.parquet", 1, 9)], 5
@@ -69,8 +69,8 @@ async def test_replaced_table_may_have_files_in_its_new_locations(lake: Lake) ->
     assert answer.status == 200, answer.raw
 
 
-async def test_location_set_and_removed_by_one_commit_does_not_belong_to_the_table(lake: Lake) -> None:
-    home, foreign_folder = (await lake.folder("mine")).parent, await lake.folder("theirs")
+async def test_location_set_and_removed_by_one_commit_does_not_belong_to_the_table(lake: TwoNamespaces) -> None:
+    home, foreign_folder = (await lake.find_folder("mine")).parent, await lake.find_folder("theirs")
     location = f"file://{foreign_folder}/metadata/snap.avro"
     place = {"action": "set-location", "location": f"file://{home}/x"}
     by_location = [{"action": "set-location", "location": f"file://{foreign_folder}"}, place]
@@ -82,8 +82,8 @@ async def test_location_set_and_removed_by_one_commit_does_not_belong_to_the_tab
         assert "outside the table's folders" in answer.json["error"]["message"]
 
 
-async def test_malformed_updates_are_a_bad_request(lake: Lake) -> None:
-    own_folder = await lake.folder("mine")
+async def test_malformed_updates_are_a_bad_request(lake: TwoNamespaces) -> None:
+    own_folder = await lake.find_folder("mine")
     list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [])
     for updates in (
         [{"action": "set-location"}, *_build_snapshot_updates(5, list_location)],

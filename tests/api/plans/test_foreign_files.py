@@ -21,7 +21,7 @@ from tests.api.client import SCHEMA, Answer, Api, set_properties
 from tests.api.plans.planned import JAVA, KINDS, PYICEBERG, STYLE, build_data_file
 from tests.planner.lakes.lake import DataFile
 from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Manifest, build_manifest_bytes, list_bytes
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 SECRET = "planted-secret"
 GRANTS = {
@@ -31,7 +31,7 @@ GRANTS = {
 }
 
 
-class Lake:
+class TwoNamespaces:
     """Two namespaces with a table `t` in each: `theirs`, whose table has one file, and `mine`, in which wendy
     may write.
     """
@@ -55,7 +55,7 @@ class Lake:
         metadata: dict[str, Any] = answer.json["metadata"]
         return metadata
 
-    async def folder(self, namespace: str) -> Path:
+    async def find_folder(self, namespace: str) -> Path:
         return Path((await self.read_metadata(namespace))["location"].removeprefix("file://"))
 
     async def forge_table_of_another_catalog(self) -> tuple[Path, dict[str, Any]]:
@@ -123,18 +123,18 @@ def write_manifest_list(path: Path, manifests: list[Manifest]) -> str:
 
 
 @pytest.fixture
-async def lake(tmp_path: Path) -> AsyncIterator[Lake]:
+async def lake(tmp_path: Path) -> AsyncIterator[TwoNamespaces]:
     secrets, clock = {}, SystemClock()
     async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
         for name, grants in GRANTS.items():
             secrets[name] = await create_token(store, clock, name, None, grants)
-    async with running(tmp_path, auth="token", plan_prepare_bytes=0) as server:
-        lake = Lake(Api(server), secrets)
+    async with run_server(tmp_path, auth="token", plan_prepare_bytes=0) as server:
+        lake = TwoNamespaces(Api(server), secrets)
         for namespace in ("mine", "theirs"):
             assert (await lake("root", "POST", "/v1/namespaces", {"namespace": [namespace]})).status == 200
             body = {"name": "t", "schema": SCHEMA}
             assert (await lake("root", "POST", f"/v1/namespaces/{namespace}/tables", body)).status == 200
-        foreign_folder = await lake.folder("theirs")
+        foreign_folder = await lake.find_folder("theirs")
         secret = build_data_file(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9, text=(SECRET, SECRET))
         data_manifest = write_manifest(foreign_folder / "metadata" / "m.avro", [secret], 1)
         list_location = write_manifest_list(foreign_folder / "metadata" / "snap.avro", [data_manifest])
@@ -143,8 +143,8 @@ async def lake(tmp_path: Path) -> AsyncIterator[Lake]:
         yield lake
 
 
-async def test_confined_writer_cannot_commit_files_of_another_table(lake: Lake) -> None:
-    own_folder, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
+async def test_confined_writer_cannot_commit_files_of_another_table(lake: TwoNamespaces) -> None:
+    own_folder, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
     secret = build_data_file(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9)
     foreign = write_manifest(foreign_folder / "metadata" / "m.avro", [secret], 1, write=False)
     own_manifest = write_manifest(
@@ -182,12 +182,12 @@ async def test_confined_writer_cannot_commit_files_of_another_table(lake: Lake) 
     assert "outside" in refusal.error[2]
 
 
-async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake: Lake) -> None:
+async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake: TwoNamespaces) -> None:
     """The server rejects it for a writer of the whole catalog and for a writer of one namespace.
 
     The server does not follow a link either that is created after the commit.
     """
-    own_folder, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
+    own_folder, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
     (own_folder / "data").mkdir(exist_ok=True)
     (own_folder / "link").symlink_to(foreign_folder)
     (own_folder / "metadata" / "snap-link.avro").symlink_to(foreign_folder / "metadata" / "snap.avro")
@@ -229,8 +229,8 @@ async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake:
     assert (await lake.commit("wendy", "mine", 320, listed_manifest_list)).status == 400
 
 
-async def test_confined_writer_can_commit_files_in_the_table(lake: Lake) -> None:
-    own_folder = await lake.folder("mine")
+async def test_confined_writer_can_commit_files_in_the_table(lake: TwoNamespaces) -> None:
+    own_folder = await lake.find_folder("mine")
     own_manifest = write_manifest(
         own_folder / "metadata" / "own.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
     )
@@ -239,8 +239,8 @@ async def test_confined_writer_can_commit_files_in_the_table(lake: Lake) -> None
     assert b"a.parquet" in (await lake.plan("wendy", "mine")).raw
 
 
-async def test_files_overwritten_after_their_commit_are_checked_when_they_are_planned(lake: Lake) -> None:
-    own_folder, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
+async def test_files_overwritten_after_their_commit_are_checked_when_they_are_planned(lake: TwoNamespaces) -> None:
+    own_folder, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
     own_manifest = write_manifest(
         own_folder / "metadata" / "own.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
     )
@@ -261,12 +261,12 @@ async def test_files_overwritten_after_their_commit_are_checked_when_they_are_pl
     assert SECRET in (await lake.plan("rita", "theirs")).raw.decode(), "the rightful table is not hindered"
 
 
-async def test_plan_reads_neither_manifests_nor_manifest_lists_of_another_table(lake: Lake) -> None:
+async def test_plan_reads_neither_manifests_nor_manifest_lists_of_another_table(lake: TwoNamespaces) -> None:
     """The error of a damaged, a short or a missing file would show what the other table's folder contains.
 
     For clients that poll, such as Java's, the server reads the manifest list before it plans.
     """
-    foreign_metadata_folder = (await lake.folder("theirs")) / "metadata"
+    foreign_metadata_folder = (await lake.find_folder("theirs")) / "metadata"
     path, own_metadata_path = await lake.forge_table_of_another_catalog()
     secret = build_data_file(f"file://{foreign_metadata_folder.parent}/data/{SECRET}.parquet", 1, 9)
     secret_manifest = write_manifest(foreign_metadata_folder / "m.avro", [secret], 1, write=False)
@@ -304,8 +304,8 @@ async def test_plan_reads_neither_manifests_nor_manifest_lists_of_another_table(
     assert [(status, kind) for status, kind, _ in answers] == [(403, "ForbiddenException")], answers
 
 
-async def test_manifest_that_names_a_file_of_another_table_is_not_planned(lake: Lake) -> None:
-    own_folder, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
+async def test_manifest_that_names_a_file_of_another_table_is_not_planned(lake: TwoNamespaces) -> None:
+    own_folder, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
     files = [
         build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9),
         build_data_file(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9),
@@ -323,9 +323,11 @@ async def test_manifest_that_names_a_file_of_another_table_is_not_planned(lake: 
 
 
 @pytest.mark.parametrize("is_mixed", [True, False], ids=["beside own files", "alone"])
-async def test_file_of_another_table_whose_path_has_no_scheme_is_not_planned(lake: Lake, is_mixed: bool) -> None:
+async def test_file_of_another_table_whose_path_has_no_scheme_is_not_planned(
+    lake: TwoNamespaces, is_mixed: bool
+) -> None:
     """Readers open a path without a scheme on their machine, so it names the same file."""
-    own_folder, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
+    own_folder, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
     files = [build_data_file(f"{foreign_folder}/data/{SECRET}.parquet", 1, 9)]
     if is_mixed:
         files.append(build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9))
@@ -337,8 +339,8 @@ async def test_file_of_another_table_whose_path_has_no_scheme_is_not_planned(lak
     assert SECRET not in answer.raw.decode().replace(str(foreign_folder), "")
 
 
-async def test_only_an_unconfined_writer_may_add_files_outside_all_tables(lake: Lake, tmp_path: Path) -> None:
-    own_folder = await lake.folder("mine")
+async def test_only_an_unconfined_writer_may_add_files_outside_all_tables(lake: TwoNamespaces, tmp_path: Path) -> None:
+    own_folder = await lake.find_folder("mine")
     legacy = f"file://{tmp_path}/warehouse/legacy/hive/p=1/a.parquet"
     naming = write_manifest(own_folder / "metadata" / "own.avro", [build_data_file(legacy, 1, 9)], 7)
     list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [naming])
@@ -353,7 +355,7 @@ async def test_only_an_unconfined_writer_may_add_files_outside_all_tables(lake: 
 
 
 @pytest.mark.parametrize("is_kept", [None, "table-uuid", "location"])
-async def test_overwritten_metadata_opens_no_file_of_another_table(lake: Lake, is_kept: str | None) -> None:
+async def test_overwritten_metadata_opens_no_file_of_another_table(lake: TwoNamespaces, is_kept: str | None) -> None:
     """A table's writers may be able to overwrite its metadata file."""
     foreign_metadata = await lake.read_metadata("theirs")
     path, own_metadata_path = await lake.forge_table_of_another_catalog()
@@ -367,7 +369,7 @@ async def test_overwritten_metadata_opens_no_file_of_another_table(lake: Lake, i
         assert answer.error[0] == 403, route
 
 
-async def test_native_commit_uses_locations_of_the_database_and_not_of_the_metadata_file(lake: Lake) -> None:
+async def test_native_commit_uses_locations_of_the_database_and_not_of_the_metadata_file(lake: TwoNamespaces) -> None:
     """A user who may write the table's folder can put another location or path into its metadata file."""
     foreign_metadata = await lake.read_metadata("theirs")
     path, metadata = await lake.forge_table_of_another_catalog()
@@ -384,9 +386,9 @@ async def test_native_commit_uses_locations_of_the_database_and_not_of_the_metad
     assert await send("wendy", f"{own_location}/data/0.parquet") == 200
 
 
-async def test_rejected_plan_leaves_no_view_that_the_rightful_table_would_use(lake: Lake) -> None:
+async def test_rejected_plan_leaves_no_view_that_the_rightful_table_would_use(lake: TwoNamespaces) -> None:
     """The server caches views by the path of the manifest list, and builds them with the specs of the first table."""
-    folder = await lake.folder("theirs")
+    folder = await lake.find_folder("theirs")
     file = build_data_file(f"file://{folder}/data/2.parquet", 1, 9)
     list_location = write_manifest_list(
         folder / "metadata" / "l2.avro", [write_manifest(folder / "metadata" / "m2.avro", [file], 2)]
@@ -397,17 +399,17 @@ async def test_rejected_plan_leaves_no_view_that_the_rightful_table_would_use(la
     path.write_text(
         json.dumps({**foreign_metadata, **{name: own_metadata_path[name] for name in ("table-uuid", "location")}})
     )
-    before = lake.planner.stats().views
+    before = lake.planner.read_stats().views
     answer = await lake("wendy", "POST", "/v1/namespaces/mine/tables/forged/plan", {})
     assert answer.error[0] == 403
-    assert lake.planner.stats().views == before
+    assert lake.planner.read_stats().views == before
     assert "/data/2.parquet" in (await lake.plan("rita", "theirs")).raw.decode()
-    assert lake.planner.stats().views == before + 1
+    assert lake.planner.read_stats().views == before + 1
 
 
 @pytest.mark.parametrize("many", [1, 100])
-async def test_path_with_dots_after_the_tables_prefix_is_not_planned(lake: Lake, many: int) -> None:
-    own_folder, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
+async def test_path_with_dots_after_the_tables_prefix_is_not_planned(lake: TwoNamespaces, many: int) -> None:
+    own_folder, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
     list_location = write_manifest_list(
         own_folder / "metadata" / "l.avro",
         [
@@ -427,9 +429,11 @@ async def test_path_with_dots_after_the_tables_prefix_is_not_planned(lake: Lake,
 
 
 @pytest.mark.parametrize("overwritten", ["manifest", "manifest list", "dots"])
-async def test_expiration_neither_deletes_nor_reads_files_of_another_table(lake: Lake, overwritten: str) -> None:
+async def test_expiration_neither_deletes_nor_reads_files_of_another_table(
+    lake: TwoNamespaces, overwritten: str
+) -> None:
     """Expiration deletes the files of an expired snapshot only in the table's own locations."""
-    own_folder, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
+    own_folder, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
     metadata = own_folder / "metadata"
     for number in (7, 8):
         own_manifest = write_manifest(
@@ -474,11 +478,11 @@ async def test_expiration_neither_deletes_nor_reads_files_of_another_table(lake:
 
 @pytest.mark.parametrize("many", [False, True], ids=["few files", "many files"])
 async def test_expiration_keeps_a_live_file_whose_path_is_spelled_differently(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch, many: bool
+    lake: TwoNamespaces, monkeypatch: pytest.MonkeyPatch, many: bool
 ) -> None:
     if many:
         monkeypatch.setattr(unused_files, "_COMPARED_MAX", 0)
-    own_folder = await lake.folder("mine")
+    own_folder = await lake.find_folder("mine")
     for number, prefix in ((7, "file://"), (8, "file:")):
         file = build_data_file(f"{prefix}{own_folder}/data/7.parquet", 1, 9)
         own_manifest = write_manifest(own_folder / "metadata" / f"m{number}.avro", [file], number)
@@ -493,7 +497,7 @@ async def test_expiration_keeps_a_live_file_whose_path_is_spelled_differently(
 
 
 async def test_expiration_deletes_nothing_in_a_folder_named_only_by_overwritten_metadata(
-    lake: Lake, tmp_path: Path
+    lake: TwoNamespaces, tmp_path: Path
 ) -> None:
     path, metadata = await lake.forge_table_of_another_catalog()
     legacy = tmp_path / "warehouse" / "legacy"
@@ -532,8 +536,8 @@ async def test_expiration_deletes_nothing_in_a_folder_named_only_by_overwritten_
     assert (legacy / "1.parquet").exists()
 
 
-async def test_manifest_rewrite_reads_no_file_of_another_table(lake: Lake) -> None:
-    own_folder, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
+async def test_manifest_rewrite_reads_no_file_of_another_table(lake: TwoNamespaces) -> None:
+    own_folder, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
     for number in (7, 8):
         own_manifest = write_manifest(
             own_folder / "metadata" / f"m{number}.avro",
@@ -559,10 +563,10 @@ async def test_manifest_rewrite_reads_no_file_of_another_table(lake: Lake) -> No
 
 @pytest.mark.parametrize("folder", ["of nobody", "of another table"])
 async def test_orphan_removal_deletes_nothing_in_a_folder_named_only_by_overwritten_metadata(
-    lake: Lake, tmp_path: Path, folder: str
+    lake: TwoNamespaces, tmp_path: Path, folder: str
 ) -> None:
     path, metadata = await lake.forge_table_of_another_catalog()
-    other = await lake.folder("theirs") if folder == "of another table" else tmp_path / "warehouse" / "legacy"
+    other = await lake.find_folder("theirs") if folder == "of another table" else tmp_path / "warehouse" / "legacy"
     own_location = Path(metadata["location"].removeprefix("file://"))
     left, foreign = own_location / "data" / "left.parquet", other / "data" / f"{SECRET}.parquet"
     for file in (left, foreign):

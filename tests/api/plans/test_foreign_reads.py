@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from tests.api.client import SCHEMA, Answer, set_properties
 from tests.api.plans import test_foreign_files
 from tests.api.plans.planned import KINDS, STYLE, build_data_file
-from tests.api.plans.test_foreign_files import SECRET, Lake, write_manifest, write_manifest_list
+from tests.api.plans.test_foreign_files import SECRET, TwoNamespaces, write_manifest, write_manifest_list
 from tests.planner.lakes.lake import DataFile
 from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Manifest, build_manifest_bytes
 
@@ -32,9 +32,9 @@ def _write_secret_file(path: Path) -> DataFile:
     return DataFile(f"file://{path}", 0, "PARQUET", 0, (), 1, len(out.getvalue()), {}, split_offsets=[4])
 
 
-async def _send_change(lake: Lake, value: str, **body: Any) -> Answer:
+async def _send_change(lake: TwoNamespaces, value: str, **body: Any) -> Answer:
     """Send a change that fails if a row with this text was added since the table was empty."""
-    own_folder = await lake.folder("mine")
+    own_folder = await lake.find_folder("mine")
     added_file = {
         "spec-id": 0,
         "content": "data",
@@ -47,8 +47,8 @@ async def _send_change(lake: Lake, value: str, **body: Any) -> Answer:
     return await lake("wendy", "POST", "/api/v1/tables/mine/t/commit", body)
 
 
-async def test_change_is_not_compared_with_rows_of_another_table(lake: Lake) -> None:
-    own_folder, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
+async def test_change_is_not_compared_with_rows_of_another_table(lake: TwoNamespaces) -> None:
+    own_folder, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
     secret = _write_secret_file(foreign_folder / "data" / "victim.parquet")
     own_manifest = write_manifest(
         own_folder / "metadata" / "own.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
@@ -63,8 +63,8 @@ async def test_change_is_not_compared_with_rows_of_another_table(lake: Lake) -> 
         assert (await _send_change(lake, value)).error[:2] == (403, "ForbiddenException"), value
 
 
-async def test_change_is_still_compared_with_rows_of_its_own_table(lake: Lake) -> None:
-    own_folder = await lake.folder("mine")
+async def test_change_is_still_compared_with_rows_of_its_own_table(lake: TwoNamespaces) -> None:
+    own_folder = await lake.find_folder("mine")
     own_manifest = write_manifest(
         own_folder / "metadata" / "own.avro", [_write_secret_file(own_folder / "data" / "a.parquet")], 7
     )
@@ -74,8 +74,8 @@ async def test_change_is_still_compared_with_rows_of_its_own_table(lake: Lake) -
     assert (await _send_change(lake, "another")).status == 200
 
 
-async def test_change_reads_no_manifest_or_list_of_another_table(lake: Lake) -> None:
-    mine, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
+async def test_change_reads_no_manifest_or_list_of_another_table(lake: TwoNamespaces) -> None:
+    mine, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
     own_manifest = write_manifest(
         mine / "metadata" / "own.avro", [build_data_file(f"file://{mine}/data/a.parquet", 1, 9)], 7
     )
@@ -112,8 +112,8 @@ def _write_manifest(
     return Manifest(f"file://{path}", len(data), *numbers, entries, None, counts=reported_files)
 
 
-async def test_rebase_copies_no_manifest_of_another_table(lake: Lake) -> None:
-    own_folder, theirs = [await lake.folder(name) / "metadata" for name in ("mine", "theirs")]
+async def test_rebase_copies_no_manifest_of_another_table(lake: TwoNamespaces) -> None:
+    own_folder, theirs = [await lake.find_folder(name) / "metadata" for name in ("mine", "theirs")]
     own_folder.mkdir(exist_ok=True)
     a, b, c, n = (build_data_file(f"file://{own_folder.parent}/data/{name}.parquet", 1, 9) for name in "abcn")
 

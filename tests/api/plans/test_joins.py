@@ -19,7 +19,7 @@ from tests.api.client import SCHEMA, Answer, Api
 from tests.api.indexes.test_cold import delay_whole_files
 from tests.api.plans.test_plan_tables import UserApi
 from tests.planner.lakes.stars import Col, StarTable
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 OWN_ROUTES = "/api/v1/tables/db"
 SUPPLIER = [
@@ -70,14 +70,14 @@ class Star:
 async def create_star(api: Api) -> Star:
     star = Star(api)
     star.fact = await StarTable.create(api, "fact", FACT)
-    files = [star.fact.file([_build_sale(100 * number + at) for at in range(0, 100, 5)]) for number in range(20)]
+    files = [star.fact.make_file([_build_sale(100 * number + at) for at in range(0, 100, 5)]) for number in range(20)]
     await star.fact.commit(files)
     star.supplier = await StarTable.create(api, "supplier", SUPPLIER)
     rows = [_build_supplier(number) for number in range(2000)]
-    await star.supplier.commit([star.supplier.file(rows[:1500]), star.supplier.file(rows[1500:])])
+    await star.supplier.commit([star.supplier.make_file(rows[:1500]), star.supplier.make_file(rows[1500:])])
     star.nation = await StarTable.create(api, "nation", [Col(1, "n_key", "long"), Col(2, "n_name", "string")])
     nations = [{"n_key": number, "n_name": f"n{number:02d}"} for number in range(25)]
-    await star.nation.commit([star.nation.file(nations)])
+    await star.nation.commit([star.nation.make_file(nations)])
     return star
 
 
@@ -133,7 +133,7 @@ async def test_only_plans_with_the_same_keys_share_a_name(star: Star) -> None:
     assert (await star.plan(build_supplier_join("s_key BETWEEN 250 AND 749"), predicate="f_key > 0"))["name"] != first
     selective_plan = (await star.plan(build_supplier_join("s_key = 250")))["name"]
     assert selective_plan not in (first, (await star.plan())["name"])
-    await star.supplier.commit([star.supplier.file([_build_supplier(5000)])])
+    await star.supplier.commit([star.supplier.make_file([_build_supplier(5000)])])
     second_plan = await star.plan(build_supplier_join("s_key BETWEEN 250 AND 749"))
     assert (second_plan["name"], second_plan["joins"][0]["snapshot-id"]) == (first, 2)
 
@@ -142,7 +142,7 @@ async def test_joined_table_is_read_at_the_requested_snapshot_and_a_commit_reads
     assert (await star.plan(build_supplier_join("s_key >= 1900")))["joins"][0]["keys"] == 100
     for file in star.supplier.data:  # The columns of the table are in memory now.
         Path(file.path.removeprefix("file://")).unlink()
-    await star.supplier.commit([star.supplier.file([_build_supplier(number) for number in range(1950, 2050)])])
+    await star.supplier.commit([star.supplier.make_file([_build_supplier(number) for number in range(1950, 2050)])])
     join_report = (await star.plan(build_supplier_join("s_key >= 1900")))["joins"][0]
     assert (join_report["keys"], join_report["snapshot-id"]) == (150, 2)
     join_report = (await star.plan(build_supplier_join("s_key >= 1950", **{"snapshot-id": 1})))["joins"][0]
@@ -175,7 +175,7 @@ async def test_join_that_keys_cannot_decide_is_skipped_with_a_reason(star: Star)
     ],
 )
 async def test_joined_table_over_a_limit_is_skipped(tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
-    async with running(tmp_path, **settings) as server:
+    async with run_server(tmp_path, **settings) as server:
         star = await create_star(Api(server))
         plan = await star.plan(build_supplier_join("s_region = 'ASIA'"))
         assert [join["used"] for join in plan["joins"]] == [False]
@@ -234,7 +234,7 @@ async def test_request_without_the_right_to_read_a_joined_table_is_rejected(tmp_
         for name, grant in grants.items():
             secrets[name] = await create_token(store, clock, name, None, grant)
         await store.transact([CreateNamespace(path=("secret",), properties={})])
-    async with running(tmp_path, auth="token") as server:
+    async with run_server(tmp_path, auth="token") as server:
         root, rita = (UserApi(server, secrets[name]) for name in grants)
         await create_star(root)
         created_table = await root("POST", "/v1/namespaces/secret/tables", {"name": "d", "schema": SCHEMA})
@@ -265,7 +265,7 @@ MISSING_SUPPLIERS = "s_nation IN (1, 6, 11, 16, 21)"
 
 
 async def test_remote_index_prunes_by_keys_only_once_it_is_local(tmp_path: Path) -> None:
-    async with running(tmp_path, index_whole_bytes=0) as server:
+    async with run_server(tmp_path, index_whole_bytes=0) as server:
         star = await create_star(Api(server))
         await star.fact.index("i", "bitmap", ["f_supplier"], star.fact.data)
         storage = delay_whole_files(server)
@@ -287,7 +287,7 @@ async def test_remote_index_prunes_by_keys_only_once_it_is_local(tmp_path: Path)
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("part", range(8))
 async def test_damaged_index_never_loses_a_file_of_a_join(tmp_path: Path, part: int) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         star = await create_star(Api(server))
         for column in ("f_supplier", "f_key"):
             await star.fact.index(f"i_{column}", "bitmap", [column], star.fact.data)
@@ -302,9 +302,9 @@ async def test_damaged_index_never_loses_a_file_of_a_join(tmp_path: Path, part: 
 
 async def test_tables_that_share_files_use_defaults_of_their_own_columns(api: Api) -> None:
     fact = await StarTable.create(api, "fact", [Col(1, "f_key", "int")])
-    await fact.commit([fact.file([{"f_key": 7}]), fact.file([{"f_key": 8}])])
+    await fact.commit([fact.make_file([{"f_key": 7}]), fact.make_file([{"f_key": 8}])])
     lake = await StarTable.create(api, "one", [Col(1, "id", "int")], version=3)
-    await lake.commit([lake.file([{"id": number} for number in range(3)])])
+    await lake.commit([lake.make_file([{"id": number} for number in range(3)])])
     location = (await api("GET", "/v1/namespaces/db/tables/one")).json["metadata-location"]
     body = {"name": "other", "metadata-location": location}
     assert (await api("POST", "/v1/namespaces/db/register", body)).status == 200
@@ -328,12 +328,14 @@ async def test_narrowest_conditions_are_used_when_there_are_too_many(star: Star)
 
 
 async def test_joined_table_that_decodes_to_more_than_the_limit_is_skipped(tmp_path: Path) -> None:
-    async with running(tmp_path, decoded_limit_bytes=1 << 20) as server:
+    async with run_server(tmp_path, decoded_limit_bytes=1 << 20) as server:
         api = Api(server)
         fact = await StarTable.create(api, "fact", FACT)
-        await fact.commit([fact.file([_build_sale(100 * number)]) for number in range(3)])
+        await fact.commit([fact.make_file([_build_sale(100 * number)]) for number in range(3)])
         wide_table = await StarTable.create(api, "wide", [Col(1, "w_key", "long"), Col(2, "w_text", "string")])
-        await wide_table.commit([wide_table.file([{"w_key": key, "w_text": f"{key} " * 1000} for key in range(1000)])])
+        await wide_table.commit(
+            [wide_table.make_file([{"w_key": key, "w_text": f"{key} " * 1000} for key in range(1000)])]
+        )
         join = {"table": ["db", "wide"], "on": {"f_supplier": "w_key"}, "predicate": "w_text = '5 5'"}
         answer = await api("POST", f"{OWN_ROUTES}/fact/plan-tables", {"joins": [join]})
         assert answer.status == 200, answer.raw

@@ -15,7 +15,7 @@ from seamark.metaserver.planner.scan.request import BoundScan
 from seamark.metaserver.store.model import Entry
 from tests.api.client import SCHEMA, Api
 from tests.api.plans.planned import EQ_5, PYICEBERG, T, append, build_ten_id_files, list_planned_numbers
-from tests.server.rig import running
+from tests.server.rig import run_server
 from tests.server.test_bodies import make_tokens
 
 
@@ -60,7 +60,7 @@ async def test_plan_that_reads_very_much_is_answered_later(
 
 async def test_plan_id_is_known_to_every_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = SlowPlanner(monkeypatch, 10_000_000)
-    async with running(tmp_path) as first, running(tmp_path) as second:
+    async with run_server(tmp_path) as first, run_server(tmp_path) as second:
         first_api, second_api = Api(first), Api(second)
         await first_api.table()
         await append(first_api, "t", build_ten_id_files(3), snapshot_id=1)
@@ -95,7 +95,7 @@ async def test_principal_cancels_its_own_plan_and_not_another_principals(
 ) -> None:
     """Equal requests for a table have equal ids."""
     slow, secrets = SlowPlanner(monkeypatch, 10_000_000), await make_tokens(tmp_path)
-    async with running(tmp_path, auth="token") as server:
+    async with run_server(tmp_path, auth="token") as server:
         api = Api(server)
 
         async def send_as(principal: str, method: str, path: str, body: Any = None) -> Any:
@@ -138,7 +138,7 @@ async def test_plan_whose_id_is_too_long_for_a_url_is_awaited(
 
 async def test_server_stops_while_plans_are_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     SlowPlanner(monkeypatch, 10_000_000)
-    async with running(tmp_path, drain_timeout_s=2) as server:
+    async with run_server(tmp_path, drain_timeout_s=2) as server:
         api = Api(server)
         await api.table()
         await append(api, "t", build_ten_id_files(3), snapshot_id=1)

@@ -15,13 +15,13 @@ from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.store.model import Entry
 from tests.api.client import SCHEMA, Answer, Api
 from tests.api.plans.planned import PYICEBERG, T, append, build_ten_id_files, list_planned_numbers, read_all_pages
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 
 @pytest.fixture
 async def paging_api(tmp_path: Path) -> AsyncIterator[Api]:
     """Return an API like `planned`, but the server splits every answer of more than 2 files into pages of 4."""
-    async with running(tmp_path, plan_inline_limit=2, plan_page_size=4) as server:
+    async with run_server(tmp_path, plan_inline_limit=2, plan_page_size=4) as server:
         api = Api(server)
         await api.table()
         await append(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
@@ -76,7 +76,7 @@ async def test_later_commits_do_not_change_the_pages_of_a_plan(paging_api: Api) 
 
 async def test_any_replica_answers_a_plan_task(tmp_path: Path) -> None:
     settings = {"plan_inline_limit": 2, "plan_page_size": 10}
-    async with running(tmp_path, **settings) as first, running(tmp_path, **settings) as second:
+    async with run_server(tmp_path, **settings) as first, run_server(tmp_path, **settings) as second:
         first_api, second_api = Api(first), Api(second)
         await first_api.table()
         await append(first_api, "t", build_ten_id_files(30), snapshot_id=1)
@@ -156,7 +156,7 @@ async def test_filter_too_long_for_tokens_is_answered_in_one_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("seamark.metaserver.planner.scan.tokens.TOKENS_BYTES_MAX", 2_000)
-    async with running(tmp_path, plan_inline_limit=2, plan_page_size=4) as server:
+    async with run_server(tmp_path, plan_inline_limit=2, plan_page_size=4) as server:
         api = Api(server)
         await api.table()
         await append(api, "t", build_ten_id_files(30), snapshot_id=1)
@@ -192,7 +192,7 @@ async def fetch_tasks(api: Api, answer: Answer, headers: dict[str, str], residua
 @pytest.fixture
 async def api_with_small_pages(tmp_path: Path) -> AsyncIterator[Api]:
     """Return an API whose answers have space for about three residuals of `LONG_IN_FILTER`."""
-    async with running(tmp_path, plan_residual_bytes=50_000) as server:
+    async with run_server(tmp_path, plan_residual_bytes=50_000) as server:
         api = Api(server)
         await api.table()
         await append(api, "t", build_ten_id_files(30), snapshot_id=1)
@@ -229,7 +229,7 @@ async def test_client_that_filters_rows_again_gets_short_residuals_in_one_answer
 
 
 async def test_plan_tasks_of_a_client_that_filters_again_are_split_for_one_that_does_not(tmp_path: Path) -> None:
-    async with running(tmp_path, plan_residual_bytes=50_000, plan_inline_limit=2) as server:
+    async with run_server(tmp_path, plan_residual_bytes=50_000, plan_inline_limit=2) as server:
         api = Api(server)
         await api.table()
         await append(api, "t", build_ten_id_files(30), snapshot_id=1)

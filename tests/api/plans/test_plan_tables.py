@@ -18,7 +18,7 @@ from seamark.metaserver.store.operations import SaveGrant
 from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, set_properties
 from tests.api.plans.planned import EQ_5, append, build_ten_id_files
 from tests.planner.lakes.entries import read_data_files, read_manifest_list
-from tests.server.rig import OffsetClock, RunningServer, running
+from tests.server.rig import OffsetClock, RunningServer, run_server
 
 OWN_TABLES, STANDARD_TABLES = "/api/v1/tables/db", "/v1/namespaces/db/tables"
 LEASE_S, GRACE_S = 100, 50
@@ -72,7 +72,7 @@ def list_file_numbers(loaded_table: dict[str, Any]) -> list[int]:
 async def open_plan_api(tmp_path: Path, **arguments: Any) -> AsyncIterator[PlanApi]:
     clock = OffsetClock()
     lengths = {"plan_table_lease_s": LEASE_S, "plan_table_grace_s": GRACE_S, "housekeeping_interval_s": 1e6}
-    async with running(tmp_path, clock=clock, **lengths, **arguments) as server:
+    async with run_server(tmp_path, clock=clock, **lengths, **arguments) as server:
         plan_api = PlanApi(server)
         plan_api.clock = clock
         await plan_api.table()
@@ -193,7 +193,7 @@ async def test_no_plan_table_is_made_when_the_plan_keeps_more_than_the_requested
 
 
 async def test_no_plan_table_is_made_when_it_would_rewrite_more_entries_than_the_limit(tmp_path: Path) -> None:
-    async with running(tmp_path, plan_table_files_limit=4) as server:
+    async with run_server(tmp_path, plan_table_files_limit=4) as server:
         api = Api(server)
         await api.table()
         await append(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
@@ -212,7 +212,7 @@ async def test_reader_that_a_plan_table_would_mislead_gets_the_reason_instead(
     It reads the table itself instead.
     """
     field = {"name": "p", "transform": "truncate[10]", "source-id": 1, "field-id": 1000}
-    async with running(tmp_path, **limits) as server:
+    async with run_server(tmp_path, **limits) as server:
         api = Api(server)
         for name, spec in (("t", {"fields": [field]}), ("plain", {"fields": []})):
             await api.table(name, **{"partition-spec": spec})
@@ -229,7 +229,7 @@ async def test_reader_that_a_plan_table_would_mislead_gets_the_reason_instead(
 
 
 async def test_number_of_plan_tables_is_limited_by_the_setting(tmp_path: Path) -> None:
-    async with running(tmp_path, plan_tables_limit=2) as server:
+    async with run_server(tmp_path, plan_tables_limit=2) as server:
         api = Api(server)
         await api.table()
         await append(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
@@ -509,7 +509,7 @@ async def test_plan_table_requires_the_same_rights_as_its_table(tmp_path: Path) 
         for name, grant in grants.items():
             secrets[name] = await create_token(store, clock, name, None, grant)
         await store.transact([SaveGrant(Grant("tess", "read", ("db",), "table", "t"))])
-    async with running(tmp_path, auth="token") as server:
+    async with run_server(tmp_path, auth="token") as server:
         root, rita, deep, tess = (UserApi(server, secrets[name]) for name in grants)
         await root.table()
         await append(root, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)

@@ -22,7 +22,7 @@ from tests.api.plans.test_plan_tables import (
     list_plan_files,
     open_plan_api,
 )
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 VIEWS, OWN_VIEWS = "/v1/namespaces/db/views", "/api/v1/views/db"
 TEXT = "SELECT id, data FROM t WHERE id > 3 -- 't'"
@@ -305,7 +305,7 @@ async def test_making_a_plan_view_requires_rights_to_change_the_view_and_read_it
     async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
         for name, grant in grants.items():
             secrets[name] = await create_token(store, clock, name, None, grant)
-    async with running(tmp_path, auth="token") as server:
+    async with run_server(tmp_path, auth="token") as server:
         principal = {name: UserApi(server, secret) for name, secret in secrets.items()}
         root = principal["root"]
         await root.table()
@@ -345,7 +345,7 @@ async def test_no_user_can_write_a_text_that_runs_with_another_users_rights(tmp_
     async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
         for name, grant in {"root": Grant("root", "admin"), "wendy": Grant("wendy", "writer", ("db",))}.items():
             secrets[name] = await create_token(store, clock, name, None, [grant])
-    async with running(tmp_path, auth="token") as server:
+    async with run_server(tmp_path, auth="token") as server:
         root, wendy = (UserApi(server, secrets[name]) for name in ("root", "wendy"))
         await root.table()
         await append(root, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)

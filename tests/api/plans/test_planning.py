@@ -42,7 +42,7 @@ from tests.api.plans.planned import (
     list_planned_numbers,
     read_all_pages,
 )
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 
 async def test_plan_without_a_filter_has_every_file(api_with_files: Api) -> None:
@@ -331,7 +331,7 @@ async def test_limit_is_met_by_the_first_files_whose_rows_surely_match(api_with_
 
 
 async def test_large_answer_is_compressed_for_clients_that_accept_it(tmp_path: Path) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         api = Api(server)
         await api.table()
         await append(api, "t", build_ten_id_files(500), snapshot_id=1)
@@ -358,7 +358,7 @@ async def test_answer_too_large_to_collect_is_streamed_completely(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coding: str
 ) -> None:
     monkeypatch.setattr(pieces, "STREAM_FROM_BYTES", 500)
-    async with running(tmp_path, plan_inline_limit=100_000) as server:
+    async with run_server(tmp_path, plan_inline_limit=100_000) as server:
         api = Api(server)
         await api.table()
         names = [random.Random(number).randbytes(100).hex() for number in range(3_000)]
@@ -374,14 +374,14 @@ async def test_answer_that_fails_midway_is_not_mistaken_for_a_complete_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pieces, "STREAM_FROM_BYTES", 500)
-    tasks = ScanTaskWriter.tasks
+    tasks = ScanTaskWriter.write_tasks
 
     def yield_rows_and_fail(self: Any, rows: Any) -> Any:
         yield from list(tasks(self, rows))[:3]
         raise StorageError("the disk is gone")
 
-    monkeypatch.setattr(ScanTaskWriter, "tasks", yield_rows_and_fail)
-    async with running(tmp_path, plan_inline_limit=100_000) as server:
+    monkeypatch.setattr(ScanTaskWriter, "write_tasks", yield_rows_and_fail)
+    async with run_server(tmp_path, plan_inline_limit=100_000) as server:
         api = Api(server)
         await api.table()
         await append(api, "t", build_ten_id_files(3_000), snapshot_id=1, manifests=3)
@@ -413,8 +413,9 @@ async def test_filter_with_tens_of_thousands_of_values_is_bound_off_the_event_lo
 async def test_answer_that_repeats_a_long_filter_is_written_off_the_event_loop(
     api_with_files: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyIceberg gets residuals with the filter's text. The server writes them twice: to compute the page's
-    length, and then for the files.
+    """PyIceberg gets residuals with the filter's text.
+
+    The server writes them twice: to compute the page's length, and then for the files.
     """
     threads = []
 
@@ -440,12 +441,12 @@ async def test_idempotency_key_is_accepted_and_a_repeat_gets_an_equal_answer_wit
     first, second = [await api_with_files("POST", f"{T}/plan", {"filter": EQ_5}, key=key) for _ in range(2)]
     assert (first.status, first.raw) == (second.status, second.raw)
     store, clock = api_with_files.server.components.store, api_with_files.server.components.clock
-    assert await store.idempotency(key, clock.now_ms()) is None
+    assert await store.find_idempotency_record(key, clock.now_ms()) is None
 
 
 async def test_plan_uses_the_newest_snapshot_of_any_committer(tmp_path: Path) -> None:
     """The cached answer to an equal request must not be used after the commit."""
-    async with running(tmp_path) as first, running(tmp_path) as second:
+    async with run_server(tmp_path) as first, run_server(tmp_path) as second:
         first_api, second_api = Api(first), Api(second)
         await first_api.table()
         for count in range(1, 5):
@@ -460,7 +461,7 @@ async def test_cached_answer_is_refused_after_the_grant_was_revoked(tmp_path: Pa
     clock, grant = SystemClock(), Grant("rita", "admin")
     async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
         secret = await create_token(store, clock, "rita", None, [grant])
-    async with running(tmp_path, auth="token") as server:
+    async with run_server(tmp_path, auth="token") as server:
         server.http.headers["Authorization"] = f"Bearer {secret}"
         api = Api(server)
         await api("POST", "/v1/namespaces", {"namespace": ["db"]})
@@ -521,7 +522,7 @@ MODES = [
 async def test_clients_learn_for_each_table_who_plans(
     tmp_path: Path, setting: str, version: int, expected: str | None, mode: str
 ) -> None:
-    async with running(tmp_path, scan_planning_mode=setting) as server:
+    async with run_server(tmp_path, scan_planning_mode=setting) as server:
         api = Api(server)
         properties = {"format-version": str(version)}
         if expected is not None:
@@ -532,7 +533,7 @@ async def test_clients_learn_for_each_table_who_plans(
 
 
 async def test_change_of_planning_mode_is_not_hidden_by_client_caches(tmp_path: Path) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         api = Api(server)
         await api.table()
         before = (await api("GET", T)).headers["ETag"]
@@ -540,7 +541,7 @@ async def test_change_of_planning_mode_is_not_hidden_by_client_caches(tmp_path: 
         await api("POST", T, set_properties(**{"seamark.scan-planning-mode": "client"}))
         answer = await api("GET", T, headers={"If-None-Match": before})
         assert answer.json["config"]["scan-planning-mode"] == "client"
-    async with running(tmp_path, scan_planning_mode="server") as server:
+    async with run_server(tmp_path, scan_planning_mode="server") as server:
         assert (await Api(server)("GET", T, headers={"If-None-Match": answer.headers["ETag"]})).status == 200
 
 
@@ -549,7 +550,7 @@ async def test_change_of_planning_mode_is_not_hidden_by_client_caches(tmp_path: 
 async def test_pyiceberg_learns_the_planning_mode_from_the_catalog_configuration(
     tmp_path: Path, setting: str, expected: bool
 ) -> None:
-    async with running(tmp_path, scan_planning_mode=setting) as server:
+    async with run_server(tmp_path, scan_planning_mode=setting) as server:
         api = Api(server)
         config = (await api("GET", "/v1/config", headers=PYICEBERG)).json
         assert config["defaults"] == ({"scan-planning-mode": "server"} if expected else {})

@@ -21,7 +21,7 @@ from seamark.formats.index.kinds import bitmap
 from tests.api.client import Api
 from tests.api.indexes.indexed import begin_build, define, load_index, register, write
 from tests.api.plans.planned import T, append, build_ten_id_files, list_planned_numbers
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 PLAN_TABLES = "/api/v1/tables/db/t/plan-tables"
 FILES = 30
@@ -40,7 +40,7 @@ async def paging_api(tmp_path: Path) -> AsyncIterator[Api]:
 
     The server splits answers of more than 2 files into pages of 4.
     """
-    async with running(tmp_path, plan_inline_limit=2, plan_page_size=4, index_wait_s=20.0) as server:
+    async with run_server(tmp_path, plan_inline_limit=2, plan_page_size=4, index_wait_s=20.0) as server:
         api = Api(server)
         await api.table()
         await append(api, "t", build_ten_id_files(FILES), snapshot_id=1, manifests=3)

@@ -30,7 +30,7 @@ from tests.api.plans.planned import (
 )
 from tests.planner.lakes.kinds import to_bytes
 from tests.planner.lakes.metrics import ColumnMetrics
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 FILES = 12
 SHORT_RESIDUALS = {**JAVA, "X-Seamark-Residuals": "short"}
@@ -47,7 +47,7 @@ async def indexed_api(tmp_path: Path) -> AsyncIterator[Api]:
 
     The server splits answers of more than two files into pages of four.
     """
-    async with running(tmp_path, plan_inline_limit=2, plan_page_size=4, index_wait_s=20.0) as server:
+    async with run_server(tmp_path, plan_inline_limit=2, plan_page_size=4, index_wait_s=20.0) as server:
         api = Api(server)
         await api.table()
         await append(api, "t", build_ten_id_files(FILES), snapshot_id=1)

@@ -19,10 +19,10 @@ from seamark.connector.index.files import DataFile as Indexed
 from seamark.connector.index.files import IndexTask, index_data_files
 from seamark.connector.parquet.columns import Projection
 from seamark.formats.iceberg.metadata.table_json import decode_table
-from seamark.formats.index.definitions import of_id
+from seamark.formats.index.definitions import parse_definition
 from tests.api.client import Api
 from tests.api.indexes.indexed import INDEXES, begin_build, define, register
-from tests.api.live import LiveTable, Snapshot
+from tests.api.live import LiveSnapshot, LiveTable
 from tests.planner.lakes.lake import DataFile, DeleteFile
 from tests.planner.lakes.manifests import PartitionField
 
@@ -60,7 +60,7 @@ class StoredTable(LiveTable):
         return (part,) if self.partitioned else ()
 
     def write_data_file(self, rows: Sequence[Row], *, group_rows: int = 1_000_000) -> DataFile:
-        path = self.path(".parquet")
+        path = self.make_path(".parquet")
         columns = list(zip(*rows, strict=True)) or [()] * len(FIELDS)
         write(
             path,
@@ -81,7 +81,7 @@ class StoredTable(LiveTable):
             named: The deletes are for one data file, and the bounds of the delete file contain its path.
         """
         listed_positions = sorted(positions)
-        path = self.path("-deletes.parquet")
+        path = self.make_path("-deletes.parquet")
         spots = {PATH_ID: ("file_path", pa.array([one for one, _ in listed_positions], pa.string()))}
         spots |= {POSITION_ID: ("pos", pa.array([at for _, at in listed_positions], pa.int64()))}
         write(path, spots)
@@ -94,7 +94,7 @@ class StoredTable(LiveTable):
 
     def write_vectors(self, positions: dict[str, set[int]], part: int | None = None) -> list[DeleteFile]:
         """Return a Puffin file with a deletion vector for each data file."""
-        path = self.path("-dv.puffin")
+        path = self.make_path("-dv.puffin")
         data, results = b"PFA1", []
         for name, rows in positions.items():
             blob = encode_vector(rows)
@@ -117,7 +117,7 @@ class StoredTable(LiveTable):
             ids: The field ids of the key columns.
             keys: The key tuples.
         """
-        path = self.path("-equality.parquet")
+        path = self.make_path("-equality.parquet")
         columns = {
             number: (FIELDS[number - 1][0], pa.array([key[at] for key in keys], FIELDS[number - 1][1]))
             for at, number in enumerate(ids)
@@ -137,7 +137,7 @@ class StoredTable(LiveTable):
         answer = await self.api("GET", "/v1/namespaces/db/tables/t")
         location = answer.json["metadata-location"]
         schema = decode_table(Path(location.removeprefix("file://")).read_bytes(), location).current_schema
-        definition = of_id(build["definition-id"], schema)
+        definition = parse_definition(build["definition-id"], schema)
         task = IndexTask(build["table-uuid"], definition, Projection(schema), build["folder"])
         for number in range(parts):
             indexed_files = [Indexed(one.path, one.size, one.record_count) for one in files[number::parts]]
@@ -153,7 +153,7 @@ class StoredTable(LiveTable):
 
     # The rows that readers see
 
-    def list_live_rows(self, snapshot: Snapshot) -> list[tuple[str, int, Row]]:
+    def list_live_rows(self, snapshot: LiveSnapshot) -> list[tuple[str, int, Row]]:
         """Return (path, position, row) of every row that is not deleted."""
         results = []
         for file in snapshot.data:

@@ -31,7 +31,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.operations import SaveGrant
 from tests.api.rest.standard import SPEC, read_specification
 from tests.seeds import quick
-from tests.server.rig import RunningServer, running
+from tests.server.rig import RunningServer, run_server
 
 DRAFT = SPEC.parent / "events-draft.yaml"
 UPDATES = TypeAdapter(tuple[TableUpdate, ...])
@@ -144,7 +144,7 @@ def compare(metadata: TableMetadata) -> dict[str, Any]:
 
 @pytest.mark.parametrize("seed", quick(range(12), 1))
 async def test_updates_of_events_lead_to_the_metadata_of_the_table(tmp_path: Path, seed: int) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         created = (await create(server, "t"))["metadata"]
         await asyncio.to_thread(change_at_random, server.url, random.Random(seed), 14)
         table = await asyncio.to_thread(lambda: load_catalog("sea", type="rest", uri=server.url).load_table("db.t"))
@@ -175,7 +175,7 @@ async def test_updates_of_events_lead_to_the_metadata_of_the_table(tmp_path: Pat
 
 
 async def test_updates_of_compressed_metadata_are_complete(tmp_path: Path) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         gzip = {"write.metadata.compression-codec": "gzip"}
         body = {"name": "t", "schema": {"type": "struct", "schema-id": 0, "fields": FIELDS}, "properties": gzip}
         table = await send(server, "POST", "/v1/namespaces/db/tables", body)
@@ -189,7 +189,7 @@ async def test_updates_of_compressed_metadata_are_complete(tmp_path: Path) -> No
 async def test_unavailable_storage_fails_the_request_and_a_damaged_file_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         await create(server, "t")
         documents = server.components.catalog.documents
         for error, status in (
@@ -216,7 +216,7 @@ async def test_unavailable_storage_fails_the_request_and_a_damaged_file_does_not
 async def test_page_ends_at_its_bytes_and_all_pages_have_all_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         await create(server, "t")
         for step in range(5):
             await set_property(server, "t", str(step) * 3000)
@@ -232,7 +232,7 @@ async def test_page_ends_at_its_bytes_and_all_pages_have_all_events(
 
 @pytest.mark.slow
 async def test_long_list_of_names_is_searched_once_for_each_name(tmp_path: Path) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         await create(server, "t")
         names = [[f"x{place}"] for place in range(endpoint.NAMES_MAX - 1)]
         assert summarize(await read_all(server, catalog_objects_by_name=[*names, ["db"]])) == [("create-table", "db.t")]
@@ -244,7 +244,7 @@ async def test_long_list_of_names_is_searched_once_for_each_name(tmp_path: Path)
 
 
 async def test_changes_of_names_are_events_and_jobs_are_none(tmp_path: Path) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         table = await create(server, "t")
         await server.record("t", "maintenance", uuid=table["metadata"]["table-uuid"], summary={"service": "x"})
         await set_property(server, "t", "1")
@@ -307,7 +307,7 @@ async def test_changes_of_names_are_events_and_jobs_are_none(tmp_path: Path) -> 
 
 
 async def test_events_of_one_transaction_share_their_request(tmp_path: Path) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         for name in ("a", "b", "c"):
             await create(server, name)
         changes = [
@@ -326,7 +326,7 @@ async def test_events_of_one_transaction_share_their_request(tmp_path: Path) -> 
 
 
 async def test_caller_receives_only_events_of_what_it_may_browse(tmp_path: Path) -> None:
-    async with running(tmp_path, auth="token+oidc", **ISSUER) as server:
+    async with run_server(tmp_path, auth="token+oidc", **ISSUER) as server:
         store, clock = server.components.store, server.components.clock
         root = await create_token(store, clock, "root", None, [Grant("root", "admin")])
         token_of_one = await create_token(store, clock, "one", None, [])
@@ -364,7 +364,7 @@ async def test_caller_receives_only_events_of_what_it_may_browse(tmp_path: Path)
 
 
 async def test_rights_of_a_page_are_decided_together_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(tmp_path, auth="token+oidc", **ISSUER) as server:
+    async with run_server(tmp_path, auth="token+oidc", **ISSUER) as server:
         store, clock = server.components.store, server.components.clock
         root = await create_token(store, clock, "root", None, [Grant("root", "admin")])
         reader = await create_token(store, clock, "reader", None, [Grant("reader", "browse", ("db",), "table", "t0")])

@@ -41,5 +41,5 @@ async def test_function_is_loaded_with_all_its_definitions(api: Api) -> None:
     await api.server.components.catalog.functions.put(CALLER, ("db",), "f", document)
     loaded_function = (await api("GET", f"{FUNCTIONS}/f")).json
     assert loaded_function["metadata"] == document
-    assert loaded_function["metadata-location"].startswith(api.server.components.settings.warehouse_uri())
+    assert loaded_function["metadata-location"].startswith(api.server.components.settings.make_warehouse_uri())
     assert (await api("GET", f"{FUNCTIONS}/none")).error[:2] == (404, "NoSuchFunctionException")

@@ -17,7 +17,7 @@ from seamark.metaserver.api.http.bodies import QUICK_BYTES
 from seamark.metaserver.store.port import InstantFilter
 from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, append, create_key, set_properties
 from tests.api.rest.standard import PLANNING_OPERATIONS, read_operations
-from tests.server.rig import OffsetClock, running
+from tests.server.rig import OffsetClock, run_server
 
 T = "/v1/namespaces/db/tables"
 V = "/v1/namespaces/db/views"
@@ -56,7 +56,7 @@ async def _unregister_table(api: Api) -> None:
 
 
 @dataclass(frozen=True)
-class Case:
+class IdempotentRequest:
     """A request that succeeds once after `before`, and a request with a final error."""
 
     operation: str
@@ -71,50 +71,53 @@ class Case:
 
 
 CASES = (
-    Case(
+    IdempotentRequest(
         "createNamespace", "POST", "/v1/namespaces", {"namespace": ["n"]}, 200,
         "/v1/namespaces", {"namespace": ["db"]}, 409,
     ),
-    Case("dropNamespace", "DELETE", "/v1/namespaces/db", None, 204, "/v1/namespaces/none", None, 404),
-    Case(
+    IdempotentRequest("dropNamespace", "DELETE", "/v1/namespaces/db", None, 204, "/v1/namespaces/none", None, 404),
+    IdempotentRequest(
         "updateProperties", "POST", "/v1/namespaces/db/properties", {"updates": {"a": "1"}}, 200,
         "/v1/namespaces/db/properties", {"updates": {"a": "1"}, "removals": ["a"]}, 422,
     ),
-    Case(
+    IdempotentRequest(
         "createTable", "POST", T, {"name": "t", "schema": SCHEMA}, 200,
         "/v1/namespaces/none/tables", {"name": "t", "schema": SCHEMA}, 404,
     ),
-    Case(
+    IdempotentRequest(
         "registerTable", "POST", "/v1/namespaces/db/register", {"name": "t", "metadata-location": "{location}"}, 200,
         "/v1/namespaces/db/register", {"name": "t", "metadata-location": "file:///etc/passwd"}, 400, _unregister_table,
     ),
-    Case(
+    IdempotentRequest(
         "updateTable", "POST", f"{T}/t", append(1), 200,
         f"{T}/t", {"requirements": [], "updates": [{"action": "dance"}]}, 400, _create_table,
     ),
-    Case("dropTable", "DELETE", f"{T}/t", None, 204, f"{T}/none", None, 404, _create_table),
-    Case("unregisterTable", "POST", f"{T}/t/unregister", None, 200, f"{T}/none/unregister", None, 404, _create_table),
-    Case(
+    IdempotentRequest("dropTable", "DELETE", f"{T}/t", None, 204, f"{T}/none", None, 404, _create_table),
+    IdempotentRequest(
+        "unregisterTable", "POST", f"{T}/t/unregister", None, 200,
+        f"{T}/none/unregister", None, 404, _create_table,
+    ),
+    IdempotentRequest(
         "renameTable", "POST", "/v1/tables/rename", ENDS, 204,
         "/v1/tables/rename", {**ENDS, "source": {"namespace": ["db"], "name": "none"}}, 404, _create_table,
     ),
-    Case(
+    IdempotentRequest(
         "commitTransaction", "POST", "/v1/transactions/commit", _build_change("t"), 204,
         "/v1/transactions/commit", _build_change("none"), 404, _create_table,
     ),
-    Case("replaceView", "POST", f"{V}/v", REPLACE_VIEW, 200, f"{V}/none", REPLACE_VIEW, 404, _create_view),
-    Case("dropView", "DELETE", f"{V}/v", None, 204, f"{V}/none", None, 404, _create_view),
-    Case(
+    IdempotentRequest("replaceView", "POST", f"{V}/v", REPLACE_VIEW, 200, f"{V}/none", REPLACE_VIEW, 404, _create_view),
+    IdempotentRequest("dropView", "DELETE", f"{V}/v", None, 204, f"{V}/none", None, 404, _create_view),
+    IdempotentRequest(
         "renameView", "POST", "/v1/views/rename", {**ENDS, "source": {"namespace": ["db"], "name": "v"}}, 204,
         "/v1/views/rename", {**ENDS, "source": {"namespace": ["db"], "name": "none"}}, 404, _create_view,
     ),
-    Case(
+    IdempotentRequest(
         "registerView", "POST", "/v1/namespaces/db/register-view",
         {"name": "v", "metadata-location": "{location}"}, 200,
         "/v1/namespaces/db/register-view", {"name": "v", "metadata-location": "file:///etc/passwd"}, 400,
         _unregister_view,
     ),
-    Case(  # The specification gives this operation no key, but Java's client may send one.
+    IdempotentRequest(  # The specification gives this operation no key, but Java's client may send one.
         "createView", "POST", V, {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION}, 200,
         "/v1/namespaces/none/views", {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION}, 404,
     ),
@@ -128,9 +131,9 @@ def _fill_placeholders(api: Api, body: Any) -> Any:
 
 async def _read_state(api: Api) -> list[str]:
     """Return all state that a second execution would change."""
-    instants = await api.server.components.store.instants(InstantFilter(), 1000)
+    instants = await api.server.components.store.list_instants(InstantFilter(), 1000)
     store = api.server.components.store
-    namespaces = [str(await store.namespace(path)) for path in await store.namespaces((), None, 100)]
+    namespaces = [str(await store.load_namespace(path)) for path in await store.list_namespaces((), None, 100)]
     return [str(instant.id) for instant in instants] + namespaces
 
 
@@ -145,7 +148,7 @@ def test_every_changing_operation_with_a_key_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
-async def test_success_is_replayed_without_a_second_execution(api: Api, case: Case) -> None:
+async def test_success_is_replayed_without_a_second_execution(api: Api, case: IdempotentRequest) -> None:
     await case.before(api)
     body, key = _fill_placeholders(api, case.body), create_key()
     first = await api(case.method, case.path, body, key=key)
@@ -158,12 +161,12 @@ async def test_success_is_replayed_without_a_second_execution(api: Api, case: Ca
 
 @pytest.mark.few_cases(4)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
-async def test_final_error_is_replayed_after_later_changes(api: Api, case: Case) -> None:
+async def test_final_error_is_replayed_after_later_changes(api: Api, case: IdempotentRequest) -> None:
     await case.before(api)
     body, key = _fill_placeholders(api, case.refused_body), create_key()
     first = await api(case.method, case.refused_path, body, key=key)
     assert first.status == case.refused_status, first.raw
-    record = await api.server.components.store.idempotency(key, api.server.components.clock.now_ms())
+    record = await api.server.components.store.find_idempotency_record(key, api.server.components.clock.now_ms())
     assert record is not None
     assert record.status == case.refused_status
     await api("POST", "/v1/namespaces", {"namespace": ["none"]})
@@ -173,7 +176,7 @@ async def test_final_error_is_replayed_after_later_changes(api: Api, case: Case)
 
 @pytest.mark.few_cases(4)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
-async def test_key_of_another_request_is_unprocessable(api: Api, case: Case) -> None:
+async def test_key_of_another_request_is_unprocessable(api: Api, case: IdempotentRequest) -> None:
     await case.before(api)
     key = create_key()
     assert (await api(case.method, case.path, _fill_placeholders(api, case.body), key=key)).status == case.status
@@ -187,7 +190,9 @@ async def test_key_of_another_request_is_unprocessable(api: Api, case: Case) -> 
 
 @pytest.mark.few_cases(4)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
-async def test_one_of_concurrent_requests_with_a_key_runs_and_all_get_its_answer(api: Api, case: Case) -> None:
+async def test_one_of_concurrent_requests_with_a_key_runs_and_all_get_its_answer(
+    api: Api, case: IdempotentRequest
+) -> None:
     await case.before(api)
     body, key = _fill_placeholders(api, case.body), create_key()
     answers = await asyncio.gather(*(api(case.method, case.path, body, key=key) for _ in range(8)))
@@ -287,7 +292,7 @@ async def test_key_survives_a_restart_of_the_server(tmp_path: Path) -> None:
     key = create_key()
     answers = []
     for _ in range(2):
-        async with running(tmp_path) as server:
+        async with run_server(tmp_path) as server:
             api = Api(server)
             answers.append(await api("POST", "/v1/namespaces", {"namespace": ["n"]}, key=key))
     assert answers[0].status == 200
@@ -296,7 +301,7 @@ async def test_key_survives_a_restart_of_the_server(tmp_path: Path) -> None:
 
 async def test_expired_key_counts_as_new(tmp_path: Path) -> None:
     clock = OffsetClock()
-    async with running(tmp_path, clock=clock, idempotency_ttl_s=600) as server:
+    async with run_server(tmp_path, clock=clock, idempotency_ttl_s=600) as server:
         api, key = Api(server), create_key()
         assert (await api("POST", "/v1/namespaces", {"namespace": ["n"]}, key=key)).status == 200
         clock.ahead_ms += 601_000

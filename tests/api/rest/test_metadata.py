@@ -18,9 +18,9 @@ from seamark.metaserver.api.lookups import metadata as routes
 from tests.api.client import Answer, Api
 from tests.api.plans.planned import append, build_data_file
 from tests.planner.lakes.history import write_random_lake
-from tests.planner.lakes.lake import ContentFile, DataFile, Lake, Snapshot
+from tests.planner.lakes.lake import ContentFile, DataFile, Lake, LakeSnapshot
 from tests.seeds import examples
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 T = "/api/v1/tables/db/t"
 ARROW = {"Accept": "application/vnd.apache.arrow.stream"}
@@ -30,7 +30,7 @@ CONTENTS = ["data", "position-deletes", "equality-deletes"]
 @pytest.fixture
 async def lake_api(tmp_path: Path) -> AsyncIterator[Api]:
     """Open a server whose pages are small by default."""
-    async with running(tmp_path / "home", warehouse=tmp_path.as_uri(), page_limit=500) as server:
+    async with run_server(tmp_path / "home", warehouse=tmp_path.as_uri(), page_limit=500) as server:
         yield Api(server)
 
 
@@ -62,7 +62,7 @@ def decode_table_answer(answer: Answer) -> pa.Table:
     return pa.ipc.open_stream(answer.raw).read_all()
 
 
-def build_expected_entry(lake: Lake, snapshot: Snapshot, file: ContentFile) -> dict[str, Any]:
+def build_expected_entry(lake: Lake, snapshot: LakeSnapshot, file: ContentFile) -> dict[str, Any]:
     """Return the expected listing entry of a file, without its partition."""
     return {
         "content": CONTENTS[file.content],
@@ -326,7 +326,7 @@ async def test_large_listings_are_read_off_the_event_loop(api_with_table: Api, m
     before = await asyncio.gather(
         *(api_with_table("GET", f"{T}/{route}") for route in ("files", "partitions", "stats/id"))
     )
-    for name in ("IN_THREAD_JSON", "IN_THREAD_FILES"):
+    for name in ("IN_LOOP_ITEMS_MAX", "IN_THREAD_FILES"):
         monkeypatch.setattr(routes, name, 0)
     after = await asyncio.gather(
         *(api_with_table("GET", f"{T}/{route}") for route in ("files", "partitions", "stats/id"))

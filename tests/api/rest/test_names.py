@@ -55,9 +55,9 @@ async def test_name_is_the_same_in_body_path_and_listing(api: Api, encode: objec
         assert answer.status == 200, (name, answer.raw)
         table = f"/v1/namespaces/{inner}/tables/{encode(name)}"
         assert (await api("GET", table)).json == answer.json, name
-        assert answer.json["metadata"]["location"].startswith(api.server.components.settings.warehouse_uri() + "/"), (
-            name
-        )
+        assert answer.json["metadata"]["location"].startswith(
+            api.server.components.settings.make_warehouse_uri() + "/"
+        ), name
         assert ".." not in answer.json["metadata"]["location"], name
         identifiers = (await api("GET", f"/v1/namespaces/{inner}/tables")).json["identifiers"]
         assert identifiers == [{"namespace": [name, name], "name": name}], name

@@ -24,7 +24,7 @@ async def test_namespace_is_created_with_its_properties_and_loaded(api: Api) -> 
 async def test_namespace_always_has_a_location(api: Api) -> None:
     await api("POST", "/v1/namespaces", {"namespace": ["shop"]})
     location = (await api("GET", "/v1/namespaces/shop")).json["properties"]["location"]
-    assert location == f"{api.server.components.settings.warehouse_uri()}/shop"
+    assert location == f"{api.server.components.settings.make_warehouse_uri()}/shop"
 
 
 async def test_second_create_of_a_namespace_is_a_conflict(api: Api) -> None:

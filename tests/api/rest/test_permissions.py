@@ -15,7 +15,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import SaveGrant
 from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, create_key, set_properties
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 GRANTS = (
     Grant("root", "admin"),
@@ -50,7 +50,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
         for name in ("root", "wendy", "rita", "deep", "nobody"):
             grants = [grant for grant in GRANTS if grant.principal == name]
             secrets[name] = await create_token(store, clock, name, None, grants)
-    async with running(tmp_path, auth="token") as server:
+    async with run_server(tmp_path, auth="token") as server:
         house = House(Api(server), secrets)
         for path in (["other"], ["other", "inner"], ["db", "sub"]):
             assert (await house("root", "POST", "/v1/namespaces", {"namespace": path})).status == 200
@@ -145,7 +145,7 @@ async def test_timeline_names_the_principal(house: House) -> None:
 
 @pytest.mark.parametrize("where", ["db/mine", "db/sub/t/deep"])
 async def test_writer_chooses_locations_below_its_own_namespace(house: House, where: str) -> None:
-    location = f"{house.api.server.components.settings.warehouse_uri()}/{where}"
+    location = f"{house.api.server.components.settings.make_warehouse_uri()}/{where}"
     body = {"name": "n", "schema": SCHEMA, "location": location}
     assert (await house("wendy", "POST", "/v1/namespaces/db/tables", body)).status == 200
     inner = {"namespace": ["db", "n"], "properties": {"location": f"{location}-ns"}}
@@ -205,7 +205,7 @@ async def test_empty_transaction_is_rejected_and_not_recorded(house: House) -> N
         answer = await house(principal, "POST", "/v1/transactions/commit", {"table-changes": []}, key=key)
         assert answer.error[:2] == (403, "ForbiddenException"), "rights come before the body"
         store = house.api.server.components.store
-        assert await store.idempotency(key, 0) is None
+        assert await store.find_idempotency_record(key, 0) is None
 
 
 async def test_timeline_hides_locations_that_its_reader_may_not_see(house: House) -> None:

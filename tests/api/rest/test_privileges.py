@@ -15,7 +15,7 @@ from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import SaveGrant
 from tests.api.client import SCHEMA, VIEW_VERSION, Api, set_properties
 from tests.api.rest.test_permissions import House
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 GRANTS = (
     Grant("root", "admin"),
@@ -72,7 +72,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
         for name in ("root", *ALLOWED):
             secrets[name] = await create_token(store, clock, name, None, None)
         await store.transact([SaveGrant(grant) for grant in GRANTS])
-    async with running(tmp_path, auth="token") as server:
+    async with run_server(tmp_path, auth="token") as server:
         house = House(Api(server), secrets)
         view = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION}
         assert (await house("root", "POST", "/v1/namespaces/db/views", view)).status == 200
@@ -126,7 +126,7 @@ async def test_plan_without_the_privilege_to_read_has_neither_keys_nor_signature
             grants = [grant for grant in GRANTS if grant.principal == name]
             secrets[name] = await create_token(store, clock, name, None, grants)
     storage: dict[str, Any] = {"warehouse": "s3://lake/wh", "s3_folder": str(tmp_path / "objects")}
-    async with running(tmp_path, auth="token", s3_client_access="gateway", gateway_port=1, **storage) as server:
+    async with run_server(tmp_path, auth="token", s3_client_access="gateway", gateway_port=1, **storage) as server:
         house = House(Api(server), secrets)
         body = {"name": "t", "schema": SCHEMA}
         assert (await house("root", "POST", "/v1/namespaces/db/tables", body)).status == 200

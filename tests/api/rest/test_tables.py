@@ -13,7 +13,7 @@ from seamark.metaserver.api.plans import column_reads
 from seamark.metaserver.api.rest import tables
 from seamark.metaserver.store.model import NAMED_COLUMNS, UNKNOWN_COLUMNS
 from tests.api.client import SCHEMA, Api, append, set_properties
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 TABLES = "/v1/namespaces/db/tables"
 STATIC_S3 = {
@@ -219,12 +219,12 @@ async def test_number_of_stored_metrics_reports_is_limited(api: Api) -> None:
     }
     answer = await api("POST", f"{TABLES}/t/metrics", report)
     assert (answer.status, answer.raw) == (204, b"")
-    reports = await api.server.components.store.metrics_reports(uuid, None, 10)
+    reports = await api.server.components.store.list_metrics_reports(uuid, None, 10)
     assert [metrics_report.report for metrics_report in reports] == [report]
     assert (await api("POST", f"{TABLES}/t/metrics", {"report-type": "gossip"})).error[0] == 400
     huge = await api("POST", f"{TABLES}/t/metrics", {**report, "metadata": {"x": "y" * 150_000}})
     assert huge.error[0] == 413
-    assert len(await api.server.components.store.metrics_reports(uuid, None, 10)) == 1
+    assert len(await api.server.components.store.list_metrics_reports(uuid, None, 10)) == 1
 
 
 @pytest.mark.slow
@@ -289,7 +289,7 @@ async def test_report_names_only_columns_of_its_table(api: Api, monkeypatch: pyt
     for name, columns in (("other", {1, NAMED_COLUMNS}), ("t", {1, 2, NAMED_COLUMNS, UNKNOWN_COLUMNS})):
         entry = (await api.server.components.catalog.tables.load(("db",), name)).entry
         assert entry is not None
-        assert {one.column_id for one in await usage.of_table(entry.uuid)} == columns, name
+        assert {one.column_id for one in await usage.list_table_reads(entry.uuid)} == columns, name
 
 
 async def test_timeline_keeps_the_beginning_of_a_long_summary(api: Api) -> None:
@@ -308,7 +308,7 @@ async def test_report_for_a_table_that_does_not_exist_yet_is_accepted_and_droppe
     assert (await api("POST", f"{TABLES}/later/metrics", report)).status == 204
     await api.table("later")
     uuid = (await api("GET", f"{TABLES}/later")).json["metadata"]["table-uuid"]
-    assert await api.server.components.store.metrics_reports(uuid, None, 10) == []
+    assert await api.server.components.store.list_metrics_reports(uuid, None, 10) == []
     elsewhere = TABLES.replace("/db/", "/none/")
     assert (await api("POST", f"{elsewhere}/later/metrics", report)).error[:2] == (404, "NoSuchNamespaceException")
     assert (await api("POST", f"{TABLES}/none/metrics", {"report-type": "gossip"})).error[0] == 400
@@ -322,7 +322,7 @@ async def test_signing_for_a_table_on_local_files_is_rejected(api: Api) -> None:
 
 
 async def test_stored_keys_are_sent_only_on_request_and_change_the_etag(tmp_path: Path) -> None:
-    async with running(tmp_path, **STATIC_S3) as server:
+    async with run_server(tmp_path, **STATIC_S3) as server:
         api = Api(server)
         location = "s3://bucket/lake/db/t"
         staged = {"name": "t", "schema": SCHEMA, "location": location, "stage-create": True}

@@ -21,7 +21,7 @@ from seamark.metaserver.store.open import open_store
 from tests.api.client import Answer
 from tests.api.sql.test_statements import ARROW, GRANTS, Site, open_site
 from tests.connector.lake import append, create, open_catalog, spread
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 COUNTRIES = {"namespace": ["db"], "table": "t", "dimensions": ["country"], "measures": ["sum(discount)", "count(*)"]}
@@ -48,7 +48,7 @@ def _fill(url: str) -> None:
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """Yield a server with a table of 63 rows in 4 files, 3 of which have entries of a cube."""
     folder: Path = tmp_path_factory.mktemp("aggregates")
-    async with running(folder) as server:
+    async with run_server(folder) as server:
         await asyncio.to_thread(_fill, server.url)
     tokens, clock = {}, SystemClock()
     async with open_store(f"sqlite:///{folder}/seamark.db", clock=clock, queue_limit=10) as store:

@@ -27,7 +27,7 @@ from seamark.metaserver.api.sql.cube_answers import ENGINE
 from seamark.metaserver.planner.cubes import aggregation, segments
 from tests.connector.server_thread import ServerThread
 from tests.connector.sql.comparing import to_comparable_value
-from tests.connector.sql.test_cubes import COMPARED, OPERANDS, World
+from tests.connector.sql.test_cubes import COMPARED, OPERANDS, CubeWorld
 from tests.seeds import examples, first_seed
 
 RUNS_STATEMENT = "the request runs as a statement"
@@ -189,7 +189,7 @@ def run_case(server: ServerThread, seed: int, requests: int) -> Counter[str]:
         SqlSession(server.url) as session,
         SqlSession(server.url, cubes=OFF) as plain_session,
     ):
-        world = World(server, client, rng, f"db.t{seed}")
+        world = CubeWorld(server, client, rng, f"db.t{seed}")
         world.create_table()
         world.append()
         for _ in range(2):
@@ -234,7 +234,7 @@ def test_answer_follows_commits_and_counts_as_a_use_of_the_cube(server: ServerTh
         SqlSession(server.url) as session,
         SqlSession(server.url, cubes=OFF) as plain_session,
     ):
-        world = World(server, client, rng, "db.uses")
+        world = CubeWorld(server, client, rng, "db.uses")
         world.create_table()
         world.append()
         world.add_cube(["k"], ["sum(id)"])
@@ -266,7 +266,7 @@ def test_answer_needs_a_plan_that_is_allowed(server: ServerThread, monkeypatch: 
         SqlSession(server.url) as session,
         SqlSession(server.url, cubes=OFF) as plain_session,
     ):
-        world = World(server, client, random.Random(8), "db.forbidden")
+        world = CubeWorld(server, client, random.Random(8), "db.forbidden")
         world.create_table()
         world.append()
         world.add_cube(["k"], ["sum(id)"])
@@ -295,7 +295,7 @@ def test_many_values_are_aggregated_outside_of_the_event_loop(
         return finish(measure, partials)
 
     with closing(IndexClient(server.url)) as client, SqlSession(server.url) as session:
-        world = World(server, client, random.Random(9), "db.wide")
+        world = CubeWorld(server, client, random.Random(9), "db.wide")
         world.create_table()
         world.append()
         world.add_cube(["k"], ["avg(price)"])

@@ -14,7 +14,7 @@ from tests.seeds import quick
 
 
 async def _hold_slot(slots: FairSlots, holder: str | None, end: asyncio.Event, started: list[str | None]) -> None:
-    async with slots.slot(holder, 60):
+    async with slots.hold_slot(holder, 60):
         started.append(holder)
         await end.wait()
 
@@ -39,9 +39,9 @@ async def test_two_principals_with_statements_leave_a_slot_to_a_third() -> None:
         assert has_started == ["ann", "ann", "bob"]
         for holder in ("ann", "bob"):
             with pytest.raises(TooManyRequests, match="share of 2"):
-                async with slots.slot(holder, 60):
+                async with slots.hold_slot(holder, 60):
                     raise AssertionError
-        async with slots.slot("cleo", 0):
+        async with slots.hold_slot("cleo", 0):
             slots.check_invariants()
         assert slots.taken == 3
         end.set()
@@ -69,9 +69,9 @@ async def test_free_slot_goes_to_the_principal_with_the_fewest_slots() -> None:
 
 async def test_statement_that_times_out_or_leaves_takes_no_slot() -> None:
     slots = FairSlots("statements", 1)
-    async with slots.slot("ann", 0):
+    async with slots.hold_slot("ann", 0):
         with pytest.raises(RetryLater, match="limit of 1"):
-            async with slots.slot("bob", 0.01):
+            async with slots.hold_slot("bob", 0.01):
                 raise AssertionError
         leaving = asyncio.create_task(_hold_slot(slots, "bob", asyncio.Event(), []))
         await _settle()
@@ -84,7 +84,7 @@ async def test_statement_that_times_out_or_leaves_takes_no_slot() -> None:
     with suppress(asyncio.CancelledError):
         await granted
     assert slots.taken == 0
-    async with slots.slot(None, 0):
+    async with slots.hold_slot(None, 0):
         slots.check_invariants()
 
 
@@ -95,7 +95,7 @@ async def test_queue_length_is_limited() -> None:
             group.create_task(_hold_slot(slots, f"p{number}", end, []))
         await _settle()
         with pytest.raises(RetryLater):
-            async with slots.slot("late", 60):
+            async with slots.hold_slot("late", 60):
                 raise AssertionError
         end.set()
 

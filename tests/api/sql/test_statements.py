@@ -24,7 +24,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import Answer, Api
 from tests.connector.lake import append, create, spread
-from tests.server.rig import RunningServer, running
+from tests.server.rig import RunningServer, run_server
 from tests.waits import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -48,7 +48,7 @@ class Site:
     def api(self) -> Api:
         return Api(self.server)
 
-    async def sql(
+    async def run_sql(
         self, principal: str, statement: str, *, headers: dict[str, str] | None = None, **options: Any
     ) -> Answer:
         request_headers = {"Authorization": f"Bearer {self.tokens[principal]}"} if principal else {}
@@ -89,7 +89,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def _create_tables(folder: Path) -> None:
-    async with running(folder) as server:
+    async with run_server(folder) as server:
         await asyncio.to_thread(create, server.url)
         await asyncio.to_thread(append, server.url, "db.t", spread(3))
         await asyncio.to_thread(create, server.url, "db.boast")
@@ -122,7 +122,7 @@ async def _commit_stated_totals(api: Api, total: str) -> None:
 
 @asynccontextmanager
 async def open_site(home: Path, **settings: Any) -> AsyncIterator[Site]:
-    async with running(home, auth="token", **settings) as server:
+    async with run_server(home, auth="token", **settings) as server:
         yield Site(server, json.loads((home / "tokens.json").read_text()))
 
 
@@ -134,26 +134,26 @@ async def site(home: Path) -> AsyncIterator[Site]:
 
 
 async def test_reader_gets_the_rows_and_the_read_statistics(site: Site) -> None:
-    answer = await site.sql("rita", "SELECT id, country FROM db.t WHERE id < 3 ORDER BY id DESC", id="mine")
+    answer = await site.run_sql("rita", "SELECT id, country FROM db.t WHERE id < 3 ORDER BY id DESC", id="mine")
     assert answer.status == 200, answer.raw
     assert answer.json["rows"] == [[2, "c2"], [1, "c1"], [0, "c0"]]
     assert answer.json["columns"] == [{"name": "id", "type": "bigint"}, {"name": "country", "type": "varchar"}]
     assert answer.json["complete"] is True
     assert answer.json["statement-id"] == answer.headers["X-Seamark-Statement"] == "mine"
     assert answer.json["tables"][0]["table"] == "db.t"
-    streamed = await site.sql("rita", "SELECT sum(id) AS s FROM t", headers=ARROW, schema="db")
+    streamed = await site.run_sql("rita", "SELECT sum(id) AS s FROM t", headers=ARROW, schema="db")
     actual = pa.ipc.open_stream(streamed.raw).read_all()
     assert actual.to_pylist() == [{"s": sum(range(60))}]
-    plan = (await site.sql("rita", "SELECT * FROM db.t WHERE id = 1", explain=True)).json
+    plan = (await site.run_sql("rita", "SELECT * FROM db.t WHERE id = 1", explain=True)).json
     assert (plan["engine"], plan["tables"][0]["considered-files"]) == ("duckdb", 3)
     assert "rows" not in plan
 
 
 async def test_statement_runs_with_the_rights_of_the_caller(site: Site) -> None:
     for principal, status in (("rita", 200), ("wendy", 200), ("root", 200), ("olga", 403), ("nobody", 403), ("", 401)):
-        assert (await site.sql(principal, "SELECT count(*) FROM db.t")).status == status, principal
+        assert (await site.run_sql(principal, "SELECT count(*) FROM db.t")).status == status, principal
     # The answer does not reveal whether a table exists that the caller may not read.
-    answers = [await site.sql("olga", f"SELECT 1 FROM db.{name}") for name in ("t", "nothing")]
+    answers = [await site.run_sql("olga", f"SELECT 1 FROM db.{name}") for name in ("t", "nothing")]
     assert answers[0].raw.replace(b"db.t", b"") == answers[1].raw.replace(b"db.nothing", b"")
 
 
@@ -188,7 +188,7 @@ BODIES: tuple[dict[str, Any], ...] = (
 
 async def test_statement_that_may_not_run_gets_400_or_404(site: Site) -> None:
     for statement, status, reason in REFUSED:
-        answer = await site.sql("root", statement)
+        answer = await site.run_sql("root", statement)
         assert answer.status == status, (statement, answer.raw)
         assert reason in answer.json["error"]["message"], statement
     headers = {"Authorization": f"Bearer {site.tokens['rita']}"}
@@ -223,7 +223,7 @@ OUT_OF_RANGE: list[tuple[str, object]] = [
 @pytest.mark.slow
 async def test_value_out_of_range_gets_an_answer_or_a_400(site: Site) -> None:
     for statement, value in OUT_OF_RANGE:
-        answer = await site.sql("rita", statement)
+        answer = await site.run_sql("rita", statement)
         if value is None:
             error = answer.status, answer.json["error"]["type"]
             assert error == (400, "BadRequestException"), (statement, answer.raw)
@@ -232,26 +232,26 @@ async def test_value_out_of_range_gets_an_answer_or_a_400(site: Site) -> None:
 
 
 async def test_totals_stated_by_a_writer_do_not_stop_readers(site: Site) -> None:
-    answer = await site.sql("rita", "SELECT count(*) FROM db.boast JOIN db.t USING (id)")
+    answer = await site.run_sql("rita", "SELECT count(*) FROM db.boast JOIN db.t USING (id)")
     assert (answer.status, answer.json.get("rows")) == (200, [[20]]), answer.raw
 
 
 @pytest.mark.slow
 async def test_size_of_answers_is_limited(home: Path) -> None:
     async with open_site(home, sql_rows_limit=10, sql_time_s=20, sql_bytes_limit=2000) as site:
-        assert (await site.sql("rita", "SELECT id FROM db.t LIMIT 10")).status == 200
-        many_rows = await site.sql("rita", "SELECT id FROM db.t")
+        assert (await site.run_sql("rita", "SELECT id FROM db.t LIMIT 10")).status == 200
+        many_rows = await site.run_sql("rita", "SELECT id FROM db.t")
         assert many_rows.status == 400
         assert "sql_rows_limit" in many_rows.json["error"]["message"]
-        partial_answer = await site.sql("rita", "SELECT id FROM db.t", **{"max-rows": 4})
+        partial_answer = await site.run_sql("rita", "SELECT id FROM db.t", **{"max-rows": 4})
         assert (len(partial_answer.json["rows"]), partial_answer.json["complete"]) == (4, False)
         wide_statement = "SELECT " + ", ".join(f"'{'x' * 90}' AS c{n}" for n in range(40))
-        assert "sql_bytes_limit" in (await site.sql("rita", wide_statement)).json["error"]["message"]
+        assert "sql_bytes_limit" in (await site.run_sql("rita", wide_statement)).json["error"]["message"]
 
 
 async def test_statement_ends_at_its_time_limit_and_leaves_no_process(home: Path) -> None:
     async with open_site(home, sql_time_s=1) as site:
-        answer = await site.sql("rita", LONG_STATEMENT)
+        answer = await site.run_sql("rita", LONG_STATEMENT)
         assert answer.status == 400, answer.raw
         assert "sql_time_s" in answer.json["error"]["message"]
         await until(lambda: not list_workers())
@@ -276,21 +276,21 @@ async def test_token_of_a_statement_is_issued_after_its_process_has_started(
 
     monkeypatch.setattr(StatementWorkers, "start", record_start)
     monkeypatch.setattr(StatementTokens, "issue", record_issue)
-    assert (await site.sql("rita", "SELECT count(*) FROM db.t")).status == 200
+    assert (await site.run_sql("rita", "SELECT count(*) FROM db.t")).status == 200
     assert steps == ["start", "issue"]
 
 
 @pytest.mark.slow
 async def test_statements_of_a_principal_and_of_the_server_are_limited(home: Path) -> None:
     async with open_site(home, sql_statements_limit=2, sql_time_s=30, sql_queue_s=0.2) as site:
-        long = asyncio.create_task(site.sql("rita", LONG_STATEMENT, id="long"))
+        long = asyncio.create_task(site.run_sql("rita", LONG_STATEMENT, id="long"))
         await until(lambda: len(list_workers()) == 1)
-        assert (await site.sql("rita", "SELECT 1")).status == 429
-        assert (await site.sql("wendy", "SELECT 1")).status == 200
+        assert (await site.run_sql("rita", "SELECT 1")).status == 429
+        assert (await site.run_sql("wendy", "SELECT 1")).status == 200
         await until(lambda: len(list_workers()) == 1)
-        other_task = asyncio.create_task(site.sql("root", LONG_STATEMENT, id="long"))
+        other_task = asyncio.create_task(site.run_sql("root", LONG_STATEMENT, id="long"))
         await until(lambda: len(list_workers()) == 2)
-        assert (await site.sql("wendy", "SELECT 1")).status == 503
+        assert (await site.run_sql("wendy", "SELECT 1")).status == 503
         for principal in ("rita", "root"):  # Each caller has its own ids.
             headers = {"Authorization": f"Bearer {site.tokens[principal]}"}
             assert (await site.api("DELETE", "/api/v1/sql/other", headers=headers)).status == 404
@@ -304,10 +304,11 @@ async def test_statements_of_a_principal_and_of_the_server_are_limited(home: Pat
 async def test_two_principals_leave_a_statement_to_a_third(home: Path) -> None:
     async with open_site(home, sql_statements_limit=4, sql_queue_s=0.2) as site:
         long = [
-            asyncio.create_task(site.sql(principal, LONG_STATEMENT)) for principal in ("rita", "rita", "wendy", "wendy")
+            asyncio.create_task(site.run_sql(principal, LONG_STATEMENT))
+            for principal in ("rita", "rita", "wendy", "wendy")
         ]
         await until(lambda: len(list_workers()) == 3)
-        assert (await site.sql("root", "SELECT 1")).status == 200
+        assert (await site.run_sql("root", "SELECT 1")).status == 200
         finished_tasks, _ = await asyncio.wait(long, return_when=asyncio.FIRST_COMPLETED)
         assert [task.result().status for task in finished_tasks] == [503]
         for task in long:
@@ -324,7 +325,7 @@ async def test_statement_without_tables_ends_with_its_token(site: Site) -> None:
     site.tokens["vera"] = answer.json["token"]
     rows = ", ".join(f"({number})" for number in range(60))
     long = "SELECT count(*) FROM " + ", ".join(f"(VALUES {rows}) t{number}" for number in range(12))
-    running_one = asyncio.create_task(site.sql("vera", long))
+    running_one = asyncio.create_task(site.run_sql("vera", long))
     await until(lambda: len(list_workers()) == 1)
     assert (await site.api("DELETE", "/api/v1/tokens/vera", headers=headers)).status == 204
     assert (await running_one).status == 401
@@ -332,7 +333,7 @@ async def test_statement_without_tables_ends_with_its_token(site: Site) -> None:
 
 
 async def test_disconnected_client_ends_its_statement(site: Site) -> None:
-    leaving = asyncio.create_task(site.sql("rita", LONG_STATEMENT))
+    leaving = asyncio.create_task(site.run_sql("rita", LONG_STATEMENT))
     await until(lambda: len(list_workers()) == 1)
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
@@ -348,7 +349,7 @@ async def test_worker_has_no_secret_and_ends_with_the_server(home: Path, monkeyp
     monkeypatch.setenv("SEAMARK_S3_SECRET_ACCESS_KEY", "the-secret")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the-secret")
     async with open_site(home) as site:
-        running_statement = asyncio.create_task(site.sql("rita", LONG_STATEMENT))
+        running_statement = asyncio.create_task(site.run_sql("rita", LONG_STATEMENT))
         await until(lambda: len(list_workers()) == 1)
         (worker,) = list_workers()
         text = b"\0".join(Path(f"/proc/{pid}/environ").read_bytes() for pid in (worker.pid, worker.ppid()))
@@ -368,10 +369,10 @@ async def test_statement_that_needs_too_much_memory_fails_alone(home: Path) -> N
     async with open_site(home, sql_memory_bytes=600 << 20) as site:
         text = f"'{'x' * 4000}' || CAST(a.id * 3600 + b.id * 60 + c.id AS varchar)"
         query = f"SELECT count(DISTINCT v) FROM (SELECT {text} AS v FROM db.t a, db.t b, db.t c) q"
-        answer = await site.sql("rita", query)
+        answer = await site.run_sql("rita", query)
         assert answer.status == 400, answer.raw
         assert "emory" in answer.json["error"]["message"]
-        assert (await site.sql("rita", "SELECT 1")).json["rows"] == [[1]]
+        assert (await site.run_sql("rita", "SELECT 1")).json["rows"] == [[1]]
 
 
 @pytest.mark.parametrize(
@@ -386,7 +387,7 @@ async def test_sql_is_disabled_beyond_loopback_unless_a_setting_enables_it(
     home: Path, value: str, host: str, status: int
 ) -> None:
     async with open_site(home, sql=value, host=host) as site:
-        assert (await site.sql("root", "SELECT 1")).status == status
+        assert (await site.run_sql("root", "SELECT 1")).status == status
         state = await site.api("GET", "/api/v1/sql", headers={"Authorization": f"Bearer {site.tokens['olga']}"})
         assert state.json["is-on"] == (status == 200)
         assert "sql = on" in (state.json["reason"] or "sql = on")
@@ -394,7 +395,7 @@ async def test_sql_is_disabled_beyond_loopback_unless_a_setting_enables_it(
 
 async def test_audit_log_has_each_statement_without_its_text(site: Site) -> None:
     for principal in ("rita", "olga"):
-        await site.sql(principal, "SELECT count(*) FROM db.t", headers={"X-Request-Id": f"audited-{principal}"})
+        await site.run_sql(principal, "SELECT count(*) FROM db.t", headers={"X-Request-Id": f"audited-{principal}"})
     headers = {"Authorization": f"Bearer {site.tokens['root']}"}
 
     async def audit_records() -> list[Any]:
@@ -417,7 +418,7 @@ async def test_audit_log_has_each_statement_without_its_text(site: Site) -> None
 
 async def test_statement_token_allows_only_reading(site: Site) -> None:
     parts = site.server.components
-    rita = await parts.authenticator.login(site.tokens["wendy"])
+    rita = await parts.authenticator.find_login(site.tokens["wendy"])
     token = parts.authenticator.statement_tokens.issue(rita.principal, 60)
     headers = {"Authorization": f"Bearer {token}"}
     assert (await site.api("GET", "/v1/namespaces/db/tables/t", headers=headers)).status == 200
@@ -438,12 +439,12 @@ async def test_worker_reads_no_file_outside_its_tables(site: Site, home: Path, t
     elsewhere = tmp_path / "elsewhere.parquet"
     data.rename(elsewhere)
     data.symlink_to(elsewhere)
-    answer = await site.sql("rita", "SELECT * FROM db.t")
+    answer = await site.run_sql("rita", "SELECT * FROM db.t")
     assert answer.status == 500
     assert "is outside the warehouse" in answer.json["error"]["message"]
     data.unlink()
     elsewhere.rename(data)
-    assert (await site.sql("rita", "SELECT * FROM db.t")).status == 200
+    assert (await site.run_sql("rita", "SELECT * FROM db.t")).status == 200
 
 
 HOSTILE = (
@@ -479,21 +480,21 @@ HOSTILE = (
 
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
 async def test_expensive_statement_gets_a_400_or_an_answer_and_leaves_no_process(home: Path, every: int) -> None:
-    async with running(home, sql_time_s=1.0, sql_memory_bytes=256 << 20) as server:
+    async with run_server(home, sql_time_s=1.0, sql_memory_bytes=256 << 20) as server:
         site = Site(server, {})
         for statement in HOSTILE[::every]:
-            answer = await site.sql("", statement, **{"max-rows": 10})
+            answer = await site.run_sql("", statement, **{"max-rows": 10})
             assert answer.status in (200, 400), (statement[:100], answer.status, answer.raw[:500])
             assert len(answer.raw) < 1 << 20, statement[:100]
         async with asyncio.timeout(120):  # A busy machine sometimes needs more than a second.
-            while (answer := await site.sql("", "SELECT count(*) AS n FROM db.t")).status != 200:
+            while (answer := await site.run_sql("", "SELECT count(*) AS n FROM db.t")).status != 200:
                 assert "sql_time_s" in answer.json["error"]["message"]
         assert answer.json["rows"] == [[60]]
         await until(lambda: not list_workers())
 
 
 async def test_statement_is_cancelled_only_by_its_owner(site: Site) -> None:
-    running_one = asyncio.create_task(site.sql("rita", LONG_STATEMENT, id="long"))
+    running_one = asyncio.create_task(site.run_sql("rita", LONG_STATEMENT, id="long"))
     await until(list_workers)
     for principal in ("olga", "wendy", "root"):
         answer = await site.api(

@@ -11,7 +11,16 @@ import pytest
 from seamark.formats.runtime.errors import CommitConflict, CommitUnknown
 from seamark.metaserver.catalog.values import TableChange
 from seamark.metaserver.commit.engine_commits import rebase
-from tests.catalog.appender import ADDED, DELETED, EXISTING, Appender, Commit, read_list, read_snapshot, to_local_path
+from tests.catalog.appender import (
+    ADDED,
+    DELETED,
+    EXISTING,
+    Commit,
+    EngineAppender,
+    read_list,
+    read_snapshot,
+    to_local_path,
+)
 from tests.catalog.appends import DB, append, commit, create, find_head, load
 from tests.catalog.rig import CALLER, RacingStore, open_rig
 from tests.support.wrapper_capture import WrapperCapture
@@ -22,7 +31,7 @@ async def test_overtaken_append_follows_the_appends_that_overtook_it(tmp_path: P
     async with open_rig(tmp_path) as rig:
         await create(rig, version)
         await append(rig, {"a": 1})
-        appender, expected_rows = Appender(await load(rig)), {"late-1": 10, "late-2": 5}
+        appender, expected_rows = EngineAppender(await load(rig)), {"late-1": 10, "late-2": 5}
         request = appender.commit(expected_rows)
         await append(rig, {"b": 2})
         last_file = await append(rig, {"c": 3})
@@ -54,7 +63,7 @@ async def test_file_rewritten_by_a_rejected_client_is_read_again(tmp_path: Path)
     async with open_rig(tmp_path) as rig:
         await create(rig)
         await append(rig, {"a": 1})
-        appender = Appender(await load(rig))
+        appender = EngineAppender(await load(rig))
         request = appender.commit({"old-1": 1, "old-2": 1})
         request[1][0]["snapshot"]["summary"]["added-data-files"] = "3"
         await append(rig, {"b": 2})
@@ -67,36 +76,36 @@ async def test_file_rewritten_by_a_rejected_client_is_read_again(tmp_path: Path)
         assert read_snapshot(find_head(await load(rig))).keys() == {"a", "b", "new"}
 
 
-def _add_property_change(client: Appender, commit: Commit) -> None:
+def _add_property_change(client: EngineAppender, commit: Commit) -> None:
     commit[1].append({"action": "set-properties", "updates": {"x": "1"}})
 
 
-def _change_operation(client: Appender, commit: Commit) -> None:
+def _change_operation(client: EngineAppender, commit: Commit) -> None:
     commit[1][0]["snapshot"]["summary"]["operation"] = "overwrite"
 
 
-def _add_second_requirement(client: Appender, commit: Commit) -> None:
+def _add_second_requirement(client: EngineAppender, commit: Commit) -> None:
     commit[0].append({"type": "assert-current-schema-id", "current-schema-id": 7})
 
 
-def _set_other_parent(client: Appender, commit: Commit) -> None:
+def _set_other_parent(client: EngineAppender, commit: Commit) -> None:
     commit[0][1]["snapshot-id"] = 12345
 
 
-def _name_missing_list(client: Appender, commit: Commit) -> None:
+def _name_missing_list(client: EngineAppender, commit: Commit) -> None:
     commit[1][0]["snapshot"]["manifest-list"] = f"{client.folder}/none.avro"
 
 
-def _list_outside(client: Appender, commit: Commit) -> None:
+def _list_outside(client: EngineAppender, commit: Commit) -> None:
     commit[1][0]["snapshot"]["manifest-list"] = "file:///etc/passwd"
 
 
-def _truncate_manifest(client: Appender, commit: Commit) -> None:
+def _truncate_manifest(client: EngineAppender, commit: Commit) -> None:
     path = to_local_path(client.manifests[0])
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def _change_counts(client: Appender, commit: Commit) -> None:
+def _change_counts(client: EngineAppender, commit: Commit) -> None:
     commit[1][0]["snapshot"]["summary"]["added-data-files"] = "2"
 
 
@@ -131,26 +140,26 @@ KNOBS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.few_cases(8)
 @pytest.mark.parametrize(
-    "spoil", [*REQUESTS, *KNOBS], ids=lambda one: one if isinstance(one, str) else one.__name__[1:]
+    "spoil", [*REQUESTS, *KNOBS], ids=lambda case: case if isinstance(case, str) else case.__name__[1:]
 )
 async def test_doubtful_append_is_rejected_as_without_rebase_and_changes_nothing(
-    tmp_path: Path, spoil: str | Callable[[Appender, Commit], None]
+    tmp_path: Path, spoil: str | Callable[[EngineAppender, Commit], None]
 ) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig, 3)
         await append(rig, {"a": 1})
-        client = Appender(await load(rig), **(KNOBS[spoil] if isinstance(spoil, str) else {}))
+        client = EngineAppender(await load(rig), **(KNOBS[spoil] if isinstance(spoil, str) else {}))
         request = client.commit({"late": 1})
         if not isinstance(spoil, str):
             spoil(client, request)
         await append(rig, {"b": 2})
-        metadata, before = await load(rig), await rig.files()
+        metadata, before = await load(rig), await rig.list_files()
         with pytest.raises(CommitConflict):
             await commit(rig, request)
         await rig.publisher.close()
-        assert await rig.files() == before
+        assert await rig.list_files() == before
         assert await load(rig) == metadata
-        valid_appender = Appender(metadata | {"refs": {}, "current-snapshot-id": None, "last-sequence-number": 1})
+        valid_appender = EngineAppender(metadata | {"refs": {}, "current-snapshot-id": None, "last-sequence-number": 1})
         await commit(rig, valid_appender.commit({"late": 1}))
         assert set(read_snapshot(find_head(await load(rig)))) == {"a", "b", "late"}, "a sound one comes through"
 
@@ -161,7 +170,7 @@ async def test_append_to_a_dropped_branch_is_rejected(tmp_path: Path) -> None:
         first = await append(rig, {"a": 1})
         dev = {"ref-name": "dev", "type": "branch", "snapshot-id": first.snapshot_id}
         await commit(rig, ([], [{"action": "set-snapshot-ref", **dev}]))
-        request = Appender(await load(rig), branch="dev").commit({"late": 1})
+        request = EngineAppender(await load(rig), branch="dev").commit({"late": 1})
         await commit(rig, ([], [{"action": "remove-snapshot-ref", "ref-name": "dev"}]))
         with pytest.raises(CommitConflict, match="dev is missing"):
             await commit(rig, request)
@@ -176,8 +185,8 @@ async def test_existing_snapshot_id_or_manifest_is_not_added_again(tmp_path: Pat
         await create(rig)
         await append(rig, {"a": 1})
         metadata = await load(rig)
-        same_id = Appender(metadata).commit({"other": 1})
-        thief = Appender(metadata)
+        same_id = EngineAppender(metadata).commit({"other": 1})
+        thief = EngineAppender(metadata)
         first = await append(rig, {"b": 1})
         same_id[1][0]["snapshot"]["snapshot-id"] = same_id[1][1]["snapshot-id"] = first.snapshot_id
         thief.listed = {"manifest_path": first.manifests[0]}
@@ -194,7 +203,7 @@ async def test_append_that_needs_too_many_manifest_reads_is_rejected(
     async with open_rig(tmp_path) as rig:
         await create(rig)
         await append(rig, {"a": 1})
-        appender = Appender(await load(rig))
+        appender = EngineAppender(await load(rig))
         request = appender.commit({"late": 1})
         await append(rig, {"b": 1})
         size = to_local_path(appender.manifests[0]).stat().st_size
@@ -209,7 +218,7 @@ async def test_append_that_needs_too_many_manifest_reads_is_rejected(
 async def test_appends_are_rebased_only_for_tables_that_enable_it(tmp_path: Path, value: str) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table(properties={"seamark.commit.rebase": value})
-        request = Appender(await load(rig)).commit({"late": 1})
+        request = EngineAppender(await load(rig)).commit({"late": 1})
         await append(rig, {"a": 1})
         with pytest.raises(CommitConflict, match="branch main was created concurrently"):
             await commit(rig, request)
@@ -222,7 +231,7 @@ async def test_transaction_of_several_tables_is_not_rebased(tmp_path: Path) -> N
     async with open_rig(tmp_path) as rig:
         await create(rig)
         await rig.table("u")
-        request = Appender(await load(rig)).commit({"late": 1})
+        request = EngineAppender(await load(rig)).commit({"late": 1})
         await append(rig, {"a": 1})
         changes = [
             TableChange(DB, "t", *request),
@@ -237,7 +246,7 @@ async def test_version_2_append_is_rebased_onto_a_table_upgraded_to_version_3(tm
     async with open_rig(tmp_path) as rig:
         await create(rig)
         await append(rig, {"a": 1})
-        request = Appender(await load(rig), merge=merge).commit({"late": 10})
+        request = EngineAppender(await load(rig), merge=merge).commit({"late": 10})
         await commit(rig, ([], [{"action": "upgrade-format-version", "format-version": 3}]))
         await append(rig, {"b": 2})
         await commit(rig, request)
@@ -252,7 +261,7 @@ async def test_append_is_rebased_some_time_after_a_rollback(tmp_path: Path) -> N
         await create(rig)
         first = await append(rig, {"a": 1})
         metadata = await load(rig)
-        request = Appender(metadata, snapshot={"timestamp-ms": metadata["last-updated-ms"] - 600_000}).commit(
+        request = EngineAppender(metadata, snapshot={"timestamp-ms": metadata["last-updated-ms"] - 600_000}).commit(
             {"late": 1}
         )
         await append(rig, {"b": 2})
@@ -276,7 +285,7 @@ async def test_append_is_rebased_when_another_branch_took_its_sequence_number(tm
             "snapshot-id": first.snapshot_id,
         }
         await commit(rig, ([], [create_dev]))
-        request = Appender(await load(rig), branch="dev").commit({"late": 1})
+        request = EngineAppender(await load(rig), branch="dev").commit({"late": 1})
         await append(rig, {"b": 2})
         await commit(rig, request)
         metadata = await load(rig)
@@ -289,7 +298,7 @@ async def test_rebased_branch_keeps_the_retention_set_meanwhile(tmp_path: Path) 
     async with open_rig(tmp_path) as rig:
         await create(rig)
         first = await append(rig, {"a": 1})
-        request = Appender(await load(rig), retention={"min-snapshots-to-keep": 3}).commit({"late": 1})
+        request = EngineAppender(await load(rig), retention={"min-snapshots-to-keep": 3}).commit({"late": 1})
         ref = {"ref-name": "main", "type": "branch", "snapshot-id": first.snapshot_id, "max-ref-age-ms": 77}
         await commit(rig, ([], [{"action": "set-snapshot-ref", **ref}]))
         await append(rig, {"b": 1}, retention={"max-ref-age-ms": 77})
@@ -306,8 +315,10 @@ async def test_rebased_branch_keeps_the_retention_set_meanwhile(tmp_path: Path) 
 async def test_missing_total_is_omitted_and_timestamps_do_not_go_back(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig)
-        first = Appender(await load(rig), snapshot={"timestamp-ms": (await load(rig))["last-updated-ms"] + 50_000})
-        late_request = Appender(await load(rig)).commit({"late": 3})
+        first = EngineAppender(
+            await load(rig), snapshot={"timestamp-ms": (await load(rig))["last-updated-ms"] + 50_000}
+        )
+        late_request = EngineAppender(await load(rig)).commit({"late": 3})
         late_request[1][0]["snapshot"]["summary"] |= {"manifests-kept": "0", "total-equality-deletes": "0"}
         request = first.commit({"a": 1})
         del request[1][0]["snapshot"]["summary"]["total-records"]
@@ -325,7 +336,7 @@ async def test_repeat_of_a_rebased_append_gets_its_first_outcome(tmp_path: Path)
     async with open_rig(tmp_path) as rig:
         await create(rig)
         await append(rig, {"a": 1})
-        appender = Appender(await load(rig))
+        appender = EngineAppender(await load(rig))
         request = appender.commit({"late": 1})
         await append(rig, {"b": 2})
         committed_table = await commit(rig, request)
@@ -333,12 +344,12 @@ async def test_repeat_of_a_rebased_append_gets_its_first_outcome(tmp_path: Path)
         second_commit = await commit(rig, request)
         assert second_commit.metadata == committed_table.metadata
         await commit(rig, ([], [{"action": "remove-snapshots", "snapshot-ids": [appender.snapshot_id]}]))
-        before = await rig.files()
+        before = await rig.list_files()
         second_commit = await commit(rig, request)
         assert committed_table.entry is not None
         assert second_commit.entry is not None
         assert second_commit.entry.metadata_location == committed_table.entry.metadata_location
-        assert await rig.files() == before
+        assert await rig.list_files() == before
         files = read_snapshot(find_head(await load(rig)))
         assert set(files) == {"a", "b", "c", "late"}
 
@@ -350,10 +361,10 @@ async def test_rebase_that_loses_the_swap_is_repeated_and_leaves_no_file(tmp_pat
         await create(rig)
         await append(rig, {"a": 1})
         await append(rig, {"b": 2})
-        appender = Appender(await load(rig), merge=2 if merges else 0)
+        appender = EngineAppender(await load(rig), merge=2 if merges else 0)
         request = appender.commit({"late": 1})
         await append(rig, {"c": 3}, merge=1)
-        before = await rig.files()
+        before = await rig.list_files()
 
         async def intrude() -> None:
             await append(other, {"d": 4})
@@ -367,7 +378,7 @@ async def test_rebase_that_loses_the_swap_is_repeated_and_leaves_no_file(tmp_pat
             "a": 1, "b": 2, "c": 3, "d": 4, "late": 5
         }  # fmt: skip
         # Two metadata files; the intruder's manifest and list; our list, and a manifest if a merge was undone.
-        assert len(await rig.files() - before) == 2 + 2 + 1 + merges
+        assert len(await rig.list_files() - before) == 2 + 2 + 1 + merges
 
 
 class ForgetfulStore:
@@ -391,7 +402,7 @@ async def test_rebase_with_an_unknown_outcome_keeps_the_files_that_the_table_may
     capture = WrapperCapture(ForgetfulStore)
     async with open_rig(tmp_path, wrap_store=capture) as rig:
         await create(rig)
-        request = Appender(await load(rig)).commit({"late": 1})
+        request = EngineAppender(await load(rig)).commit({"late": 1})
         await append(rig, {"a": 1})
         capture.wrapper.forgets = True
         with pytest.raises(CommitUnknown):
@@ -410,7 +421,7 @@ async def test_merge_that_met_another_merge_is_undone_and_its_files_are_added(tm
         await create(rig, 3)
         for name in ("a", "b", "c"):
             await append(rig, {name: 1})
-        first, second = [Appender(await load(rig), merge=3, apart=apart) for _ in range(2)]
+        first, second = [EngineAppender(await load(rig), merge=3, apart=apart) for _ in range(2)]
         requests = [first.commit({"one": 10}), second.commit({"two": 20})]
         for request in requests:
             await commit(rig, request)
@@ -433,7 +444,7 @@ async def test_merge_is_kept_after_a_plain_append_overtakes_it(tmp_path: Path) -
         await create(rig)
         for name in ("a", "b", "c"):
             await append(rig, {name: 1})
-        appender = Appender(await load(rig), merge=3)
+        appender = EngineAppender(await load(rig), merge=3)
         request = appender.commit({"late": 10})
         await append(rig, {"d": 1})
         await commit(rig, request)

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from tests.catalog.appender import Appender, Commit, Row, read_snapshot
+from tests.catalog.appender import Commit, EngineAppender, Row, read_snapshot
 from tests.catalog.appends import commit, create, find_head, load
-from tests.catalog.rig import Rig, open_rig
+from tests.catalog.rig import CatalogRig, open_rig
 from tests.seeds import quick
 
 
 @dataclass
-class Model:
+class BranchModel:
     """The expected state of the table as plain sets."""
 
     branches: dict[str, dict[str, int]] = field(default_factory=lambda: {"main": {}})
@@ -56,13 +56,13 @@ class Model:
 
 
 @dataclass
-class History:
+class AppendHistory:
     """A random history of engines that load, wait, and commit late; every append must succeed."""
 
-    rig: Rig
+    rig: CatalogRig
     source: random.Random
-    model: Model = field(default_factory=Model)
-    clients: list[tuple[Appender, Commit, dict[str, int]]] = field(default_factory=list)
+    model: BranchModel = field(default_factory=BranchModel)
+    clients: list[tuple[EngineAppender, Commit, dict[str, int]]] = field(default_factory=list)
     count: int = 0
 
     async def begin(self) -> None:
@@ -74,7 +74,7 @@ class History:
             self.count += 1
             files[f"file-{self.count}"] = self.source.randint(1, 9)
         merge, apart = self.source.choice([0, 0, 0, 1, 2, 9]), self.source.random() < 0.3
-        client = Appender(metadata, branch=branch, merge=merge, apart=apart)
+        client = EngineAppender(metadata, branch=branch, merge=merge, apart=apart)
         self.clients.append((client, client.commit(files), files))
 
     async def finish(self) -> None:
@@ -89,7 +89,7 @@ class History:
         files = self.model.branches["main"]
         if files:
             removed_files = self.source.sample(sorted(files), self.source.randint(1, min(3, len(files))))
-            await commit(self.rig, Appender(metadata).commit({}, removed_files))
+            await commit(self.rig, EngineAppender(metadata).commit({}, removed_files))
             for path in removed_files:
                 del files[path]
 
@@ -127,7 +127,9 @@ async def test_random_histories_of_late_appends_equal_a_plain_set(
 ) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig, version)
-        await History(rig, random.Random(seed)).run(40, upgrades=upgrades, label=f"seed {seed}, version {version}")
+        await AppendHistory(rig, random.Random(seed)).run(
+            40, upgrades=upgrades, label=f"seed {seed}, version {version}"
+        )
 
 
 @pytest.mark.slow
@@ -139,4 +141,6 @@ async def test_long_random_histories_of_late_appends_equal_a_plain_set(
     for seed in range(100, 140):
         async with open_rig(tmp_path / str(seed)) as rig:
             await create(rig, version)
-            await History(rig, random.Random(seed)).run(60, upgrades=upgrades, label=f"seed {seed}, version {version}")
+            await AppendHistory(rig, random.Random(seed)).run(
+                60, upgrades=upgrades, label=f"seed {seed}, version {version}"
+            )

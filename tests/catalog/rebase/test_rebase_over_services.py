@@ -19,14 +19,14 @@ from seamark.formats.iceberg.metadata.compaction import REPLACEMENTS_UNDONE
 from seamark.formats.iceberg.metadata.manifest_policy import REWRITTEN_BY_MARK
 from seamark.formats.runtime.errors import CommitConflict
 from seamark.metaserver.commit.rewriting.manifest_rewrite import RewriteManifestsRequest
-from tests.catalog.appender import Appender, Commit, File, Row, read_list, read_manifest, read_snapshot
+from tests.catalog.appender import Commit, EngineAppender, LiveFile, Row, read_list, read_manifest, read_snapshot
 from tests.catalog.appends import DB, find_head
 from tests.catalog.rig import CALLER
 from tests.seeds import first_seed, quick
-from tests.server.rig import RunningServer, running
+from tests.server.rig import RunningServer, run_server
 
 
-class Table:
+class ServedTable:
     def __init__(self, server: RunningServer) -> None:
         self.server, self.components = server, server.components
 
@@ -51,9 +51,9 @@ class Table:
 
 
 @asynccontextmanager
-async def open_services_table(folder: Path, version: int) -> AsyncIterator[Table]:
-    async with running(folder, services_workers=0) as server:
-        table = Table(server)
+async def open_services_table(folder: Path, version: int) -> AsyncIterator[ServedTable]:
+    async with run_server(folder, services_workers=0) as server:
+        table = ServedTable(server)
         await table.create(version)
         yield table
 
@@ -62,7 +62,7 @@ async def open_services_table(folder: Path, version: int) -> AsyncIterator[Table
 class PendingCommit:
     """A commit that an engine has prepared on the version `rows_version` of the rows."""
 
-    client: Appender
+    client: EngineAppender
     request: Commit
     files: dict[str, int]
     removed_files: list[str]
@@ -72,13 +72,13 @@ class PendingCommit:
 
 
 @dataclass
-class History:
+class ServiceHistory:
     """Engines that load, wait and commit late.
 
     A commit is rejected only if another commit has changed rows meanwhile.
     """
 
-    table: Table
+    table: ServedTable
     source: random.Random
     files: dict[str, int] = field(default_factory=dict)
     """The live data files by their record counts."""
@@ -98,7 +98,7 @@ class History:
         deletes = [f"deletes-{self.count}-{number}" for number in range(source.choice([0, 0, 1, 2]))]
         if merge is None:
             merge = source.choice([0, 0, 1, 2, 9])
-        client = Appender(await self.table.load(), merge=merge, apart=source.random() < 0.3)
+        client = EngineAppender(await self.table.load(), merge=merge, apart=source.random() < 0.3)
         return PendingCommit(
             client,
             client.commit(document, removed_files, deletes),
@@ -175,7 +175,7 @@ class History:
     def check(self, metadata: Row, label: str) -> None:
         """Check that the live files are those of the engines, with their original sequence numbers and row ids."""
         snapshot = find_head(metadata)
-        live: dict[int, dict[str, File]] = {0: {}, 1: {}}
+        live: dict[int, dict[str, LiveFile]] = {0: {}, 1: {}}
         for row in read_list(snapshot):
             for file in read_manifest(row):
                 assert file.path not in live[row["content"]], f"{label}: {file.path} is there twice"
@@ -203,7 +203,7 @@ async def test_commit_is_not_rejected_because_of_rewritten_manifests_or_files(tm
     for case in range(3):
         async with open_services_table(tmp_path / str(case), version) as table:
             print(f"seed {first_seed()}, version {version}, case {case}")
-            history = History(table, random.Random(f"{first_seed()} {version} {case}"))
+            history = ServiceHistory(table, random.Random(f"{first_seed()} {version} {case}"))
             await history.run(8)
             overtaken += history.overtaken
             undone += history.undone
@@ -217,10 +217,10 @@ async def test_undone_replacements_are_not_in_the_history(tmp_path: Path) -> Non
     And commits prepared on the new file must find in the history that the file is gone.
     """
     async with open_services_table(tmp_path, 2) as table:
-        await table.commit(Appender(await table.load()).commit({"a": 1, "b": 2, "c": 3}))
+        await table.commit(EngineAppender(await table.load()).commit({"a": 1, "b": 2, "c": 3}))
         before = await table.load()
-        pending_append = Appender(before).commit({}, ["a"])
-        history = History(table, random.Random(1), files={"a": 1, "b": 2, "c": 3})
+        pending_append = EngineAppender(before).commit({}, ["a"])
+        history = ServiceHistory(table, random.Random(1), files={"a": 1, "b": 2, "c": 3})
         await history.replace()
         replaced = await table.load()
         (new_path,) = set(read_snapshot(find_head(replaced))) - {"a", "b", "c"}
@@ -246,9 +246,9 @@ async def test_undone_replacements_stay_for_expirations_that_began_earlier(tmp_p
     Iceberg's incremental clean-up would delete the files that the replacement had removed and that are live again.
     """
     async with open_services_table(tmp_path, 2) as table:
-        await table.commit(Appender(await table.load()).commit({"a": 1, "b": 2, "c": 3}))
-        pending = Appender(await table.load()).commit({}, ["a"])
-        history = History(table, random.Random(1), files={"a": 1, "b": 2, "c": 3})
+        await table.commit(EngineAppender(await table.load()).commit({"a": 1, "b": 2, "c": 3}))
+        pending = EngineAppender(await table.load()).commit({}, ["a"])
+        history = ServiceHistory(table, random.Random(1), files={"a": 1, "b": 2, "c": 3})
         for _ in range(2):
             await history.replace()
         snapshot_ids = [snapshot["snapshot-id"] for snapshot in (await table.load())["snapshots"]]
@@ -263,11 +263,11 @@ async def test_undone_replacements_stay_for_expirations_that_began_earlier(tmp_p
 async def test_false_claim_of_rewritten_manifests_is_not_trusted(tmp_path: Path) -> None:
     """Any client can write the mark into the summary of a snapshot that removes a file."""
     async with open_services_table(tmp_path, 2) as table:
-        await table.commit(Appender(await table.load()).commit({"a": 1, "b": 2}))
-        pending = Appender(await table.load()).commit({}, ["a"])
+        await table.commit(EngineAppender(await table.load()).commit({"a": 1, "b": 2}))
+        pending = EngineAppender(await table.load()).commit({}, ["a"])
         name, value = REWRITTEN_BY_MARK
         forged_summary = {"operation": "replace", name: value}
-        request = Appender(await table.load()).commit({}, ["b"])
+        request = EngineAppender(await table.load()).commit({}, ["b"])
         request[1][0]["snapshot"]["summary"] = forged_summary
         await table.commit(request)
         with pytest.raises(CommitConflict):
@@ -282,9 +282,9 @@ async def test_append_follows_replaced_files_and_is_rejected_after_changed_rows(
     """The table does not have the property that rebases all appends."""
     async with open_services_table(tmp_path, 2) as table:
         for path in "abc":
-            await table.commit(Appender(await table.load()).commit({path: 1}))
-        pending = Appender(await table.load(), merge=merge).commit({"late": 5})
-        compaction = Appender(await table.load()).commit({"abc": 3}, ["a", "b", "c"])
+            await table.commit(EngineAppender(await table.load()).commit({path: 1}))
+        pending = EngineAppender(await table.load(), merge=merge).commit({"late": 5})
+        compaction = EngineAppender(await table.load()).commit({"abc": 3}, ["a", "b", "c"])
         compaction[1][0]["snapshot"]["summary"]["operation"] = operation
         await table.commit(compaction)
         if operation == "replace":
@@ -298,10 +298,10 @@ async def test_append_follows_replaced_files_and_is_rejected_after_changed_rows(
 async def test_append_does_not_follow_a_replacement_that_adds_rows(tmp_path: Path) -> None:
     """An engine's commit is not rejected for its operation; it is reported, and counts as a change of rows."""
     async with open_services_table(tmp_path, 2) as table:
-        await table.commit(Appender(await table.load()).commit({"a": 1}))
+        await table.commit(EngineAppender(await table.load()).commit({"a": 1}))
         before = await table.load()
-        pending = Appender(before).commit({"late": 5})
-        wrong_replacement = Appender(await table.load()).commit({"b": 3}, ["a"])
+        pending = EngineAppender(before).commit({"late": 5})
+        wrong_replacement = EngineAppender(await table.load()).commit({"b": 3}, ["a"])
         wrong_replacement[1][0]["snapshot"]["summary"]["operation"] = "replace"
         await table.commit(wrong_replacement)
         with pytest.raises(CommitConflict):

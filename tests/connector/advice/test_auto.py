@@ -14,7 +14,7 @@ import pytest
 
 from seamark.connector.client.errors import Conflict, InvalidRequest, NoSuchResource
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.client.names import table_path
+from seamark.connector.client.names import make_table_path
 from seamark.connector.client.policies import (
     change_table_properties,
     finish_advice_step,
@@ -262,7 +262,7 @@ def test_job_that_fails_ends_its_trial(week: Week, monkeypatch: pytest.MonkeyPat
 def test_server_sets_the_properties_of_a_chosen_proposal(week: Week, monkeypatch: pytest.MonkeyPatch) -> None:
     run_statements(week.client, BY_DAY)
     best = load_advice(week.client, TABLE)["proposals"][0]
-    path = f"{table_path(TABLE)}/advice/apply"
+    path = f"{make_table_path(TABLE)}/advice/apply"
     with pytest.raises(InvalidRequest, match="seamark run cluster db"):
         week.client._request_json("POST", path, {}, {"id": best["id"]})
     with pytest.raises(NoSuchResource, match="'other' now"):
@@ -292,5 +292,5 @@ def test_chosen_index_replaces_no_index_that_was_created_meanwhile(week: Week, m
     monkeypatch.setattr(advice_application, "_find_proposal", find_late)
     monkeypatch.setattr(advice_application, "state_of_services", lambda *_: ServicesState(running=True, enabled=True))
     with pytest.raises(Conflict, match="was set meanwhile"):
-        week.client._request_json("POST", f"{table_path(TABLE)}/advice/apply", {}, {"id": best["id"]})
+        week.client._request_json("POST", f"{make_table_path(TABLE)}/advice/apply", {}, {"id": best["id"]})
     assert '"id"' in week.properties[f"seamark.index.{index_name}"]

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.client.names import table_path
+from seamark.connector.client.names import make_table_path
 from seamark.connector.client.policies import change_table_properties, load_advice
 from seamark.connector.write.appends import append
 from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES
@@ -86,7 +86,7 @@ def test_commands_quote_names(client: IndexClient) -> None:
     change_table_properties(client, TABLE, {TARGET_FILE_BYTES: "3000"}, ())
     plan = {"filter": {"type": "eq", "term": name, "value": 5}, "kept-max": 0}
     for _ in range(99):
-        client._request_json("POST", f"{table_path(TABLE)}/plan-tables", {}, plan)
+        client._request_json("POST", f"{make_table_path(TABLE)}/plan-tables", {}, plan)
     proposals = load_advice(client, TABLE)["proposals"]
     shells = [shlex.split(one) for proposal in proposals for one in proposal["commands"] if one.startswith("seamark")]
     assert shells

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.client.names import table_path
+from seamark.connector.client.names import make_table_path
 from seamark.connector.client.policies import load_advice
 from seamark.connector.jobs.advice import apply_proposal
 from seamark.metaserver.api.admin import advice
@@ -21,7 +21,7 @@ def run_aggregates(client: IndexClient, grouping: str, engine: str = "duckdb", r
     aggregates = [{"function": "max", "column": "day"}, {"function": "count"}]
     body = {"predicate": "region <= 6", "kept-max": 0, "engine": engine, "grouping": [grouping]}
     for _ in range(runs):
-        client._request_json("POST", f"{table_path(TABLE)}/plan-tables", {}, {**body, "aggregates": aggregates})
+        client._request_json("POST", f"{make_table_path(TABLE)}/plan-tables", {}, {**body, "aggregates": aggregates})
 
 
 def list_proposals(client: IndexClient, kind: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""How queries use their tables, as clients report it for the query history."""
+"""Tests of the uses of tables that clients report for the query history."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.client.names import table_path
+from seamark.connector.client.names import make_table_path
 from seamark.connector.client.policies import change_table_properties
 from seamark.connector.write.appends import append
 from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES
@@ -103,7 +103,7 @@ def draw_workload(rng: np.random.Generator) -> Workload:
 def run_statements(client: IndexClient, wheres: Sequence[str]) -> None:
     """Plan the statements, as the Trino proxy does. The server records them, and creates no plan table."""
     for where in wheres:
-        client._request_json("POST", f"{table_path(TABLE)}/plan-tables", {}, {"predicate": where, "kept-max": 0})
+        client._request_json("POST", f"{make_table_path(TABLE)}/plan-tables", {}, {"predicate": where, "kept-max": 0})
 
 
 def measure_planned_bytes(client: IndexClient, wheres: Sequence[str]) -> float:

@@ -107,7 +107,7 @@ class StoredRelation:
 
 
 @dataclass
-class Column:
+class ScopeColumn:
     """A column in a scope. `owner` is the alias that can qualify its name."""
 
     name: str
@@ -120,7 +120,7 @@ class Column:
     """
 
 
-Scope = list[Column]
+Scope = list[ScopeColumn]
 Shapes = list[Callable[[], str]]
 
 
@@ -135,7 +135,7 @@ class Comparisons:
 
     # Spelling
 
-    def value(self, kind: str) -> str:
+    def draw_value(self, kind: str) -> str:
         """Return a literal from a few values, so that rows match each other."""
         if kind in SHARP and self.draw_chance(0.12):
             return self.rng.choice(SHARP[kind])
@@ -144,7 +144,7 @@ class Comparisons:
     def draw_space(self) -> str:
         return self.rng.choice([" ", " ", " ", " ", "\n", "  ", " /* FROM t */ ", " -- WHERE 'x\n", "/**/ "])
 
-    def word(self, text: str) -> str:
+    def draw_word(self, text: str) -> str:
         return self.rng.choice([text, text, text.lower()])
 
     def spell(self, name: str) -> str:
@@ -163,34 +163,34 @@ class Comparisons:
 
     # Columns
 
-    def can_name(self, column: Column, scope: Scope) -> bool:
+    def can_name(self, column: ScopeColumn, scope: Scope) -> bool:
         is_unambiguous = [one.name.lower() for one in scope].count(column.name.lower()) == 1
         owned = [one for one in scope if one.owner == column.owner and one.name.lower() == column.name.lower()]
         return (is_unambiguous and column.plain) or (column.owner is not None and len(owned) == 1)
 
-    def reference(self, column: Column, scope: Scope) -> str:
+    def write_reference(self, column: ScopeColumn, scope: Scope) -> str:
         is_unambiguous = [one.name.lower() for one in scope].count(column.name.lower()) == 1
         if is_unambiguous and column.plain and (column.owner is None or self.draw_chance(0.5)):
             return self.spell(column.name)
         return f"{self.spell(str(column.owner))}.{self.spell(column.name)}"
 
-    def literal(self, kind: str) -> str:
+    def draw_literal(self, kind: str) -> str:
         if self.draw_chance(0.03):
             return "NULL"
-        text = self.value(kind)
+        text = self.draw_value(kind)
         if kind == "date" and self.draw_chance(0.1):
             return f"{text} {self.rng.choice('+-')} INTERVAL '1' {self.rng.choice(['DAY', 'MONTH', 'YEAR'])}"
         if kind in NUMBERS and self.draw_chance(0.2):
             return f"{text} {self.rng.choice('+-')} {'1' if kind == 'long' else self.rng.choice(['1', '0.5', '-1'])}"
         return f"({text})" if self.draw_chance(0.05) else text
 
-    def choose_column(self, side: Scope, scope: Scope) -> Column | None:
+    def choose_column(self, side: Scope, scope: Scope) -> ScopeColumn | None:
         able = [one for one in side if self.can_name(one, scope)]
         return self.rng.choice(able) if able else None
 
     # Conditions on two columns
 
-    def equality(self, left: Scope, right: Scope, joined_scope: Scope) -> str:
+    def draw_equality(self, left: Scope, right: Scope, joined_scope: Scope) -> str:
         pairs = [
             (column, other)
             for column in left
@@ -203,7 +203,7 @@ class Comparisons:
         if not pairs:
             return "1 = 1"
         first, other = self.rng.choice(pairs)
-        return f"{self.reference(first, joined_scope)} = {self.reference(other, joined_scope)}"
+        return f"{self.write_reference(first, joined_scope)} = {self.write_reference(other, joined_scope)}"
 
     def draw_period_conditions(self, left: Scope, right: Scope, joined_scope: Scope) -> list[str]:
         """Return conditions that equate the hour, day, month or year of a column with a column of the other side."""
@@ -214,7 +214,7 @@ class Comparisons:
                 and self.can_name(first, joined_scope)
                 and self.can_name(other, joined_scope)
             ):
-                time, period = self.reference(first, joined_scope), self.reference(other, joined_scope)
+                time, period = self.write_reference(first, joined_scope), self.write_reference(other, joined_scope)
                 if other.kind in ("date", "timestamp"):
                     unit = self.rng.choice(["hour", "day", "month", "year"] if first.kind == "timestamp" else ["month"])
                     texts.append(f"date_trunc('{unit}', {time}) = {period}")
@@ -227,7 +227,7 @@ class Comparisons:
         """Return a condition that equates columns of two tables."""
         owner = self.rng.choice([one.owner for one in scope])
         sides = ([one for one in scope if one.owner == owner], [one for one in scope if one.owner != owner])
-        return self.draw_inequality(*sides, scope) if self.draw_chance(0.35) else self.equality(*sides, scope)
+        return self.draw_inequality(*sides, scope) if self.draw_chance(0.35) else self.draw_equality(*sides, scope)
 
     def draw_inequality(self, left: Scope, right: Scope, scope: Scope) -> str:
         """Return a condition that compares a column with columns of another table by less or greater."""
@@ -240,13 +240,13 @@ class Comparisons:
             if any({column.kind, other.kind} <= {*f} for f in families)
         ]
         if not pairs:
-            return self.equality(left, right, scope)
+            return self.draw_equality(left, right, scope)
         first, other = self.rng.choice(pairs)
         ends = [each for column, each in pairs if column is first]
-        low, high = (self.reference(each, scope) for each in (other, self.rng.choice(ends)))
+        low, high = (self.write_reference(each, scope) for each in (other, self.rng.choice(ends)))
         if self.draw_chance(0.2):
-            low, high = self.rng.sample([low, self.literal(first.kind)], 2)
-        name = self.reference(first, scope)
+            low, high = self.rng.sample([low, self.draw_literal(first.kind)], 2)
+        name = self.write_reference(first, scope)
         return self.rng.choice(
             [
                 f"{name} {self.rng.choice(['<', '<=', '>', '>='])} {low}",
@@ -262,16 +262,16 @@ class Comparisons:
         able = [one for one in scope if self.can_name(one, scope)]
         if not able:
             return self.rng.choice(["1 = 1", "TRUE", "NOT FALSE"])
-        text = self.comparison(self.rng.choice(able), scope)
+        text = self.draw_comparison(self.rng.choice(able), scope)
         shape = self.rng.random()
         if shape < 0.12:
             return f"NOT {text}" if self.draw_chance(0.5) else f"NOT ({text})"
         if shape < 0.3:
-            return f"({text} {self.rng.choice(['AND', 'OR'])} {self.comparison(self.rng.choice(able), scope)})"
+            return f"({text} {self.rng.choice(['AND', 'OR'])} {self.draw_comparison(self.rng.choice(able), scope)})"
         return text
 
-    def comparison(self, column: Column, scope: Scope) -> str:
-        name, kind = self.reference(column, scope), column.kind
+    def draw_comparison(self, column: ScopeColumn, scope: Scope) -> str:
+        name, kind = self.write_reference(column, scope), column.kind
         shapes = [*self.list_any_shapes(name, kind), *self.list_row_shapes(column, name, scope)]
         if kind == "string":
             shapes += self.list_pattern_shapes(name)
@@ -293,26 +293,26 @@ class Comparisons:
 
     def list_any_shapes(self, name: str, kind: str) -> Shapes:
         return [
-            lambda: f"{name} {self.rng.choice(['=', '<>', '!=', '<', '<=', '>', '>='])} {self.literal(kind)}",
-            lambda: f"{name} {self.rng.choice(['<>', '<=', '>='])} {self.literal(kind)}",
-            lambda: f"{self.literal(kind)} {self.rng.choice(['=', '<', '>='])} {name}",
-            lambda: f"{name} BETWEEN {VALUES[kind][0]} AND {self.literal(kind)}",
-            lambda: f"{name} IN ({', '.join(self.literal(kind) for _ in range(self.rng.randint(1, 3)))})",
-            lambda: f"{name} NOT IN ({', '.join(self.literal(kind) for _ in range(self.rng.randint(1, 3)))})",
+            lambda: f"{name} {self.rng.choice(['=', '<>', '!=', '<', '<=', '>', '>='])} {self.draw_literal(kind)}",
+            lambda: f"{name} {self.rng.choice(['<>', '<=', '>='])} {self.draw_literal(kind)}",
+            lambda: f"{self.draw_literal(kind)} {self.rng.choice(['=', '<', '>='])} {name}",
+            lambda: f"{name} BETWEEN {VALUES[kind][0]} AND {self.draw_literal(kind)}",
+            lambda: f"{name} IN ({', '.join(self.draw_literal(kind) for _ in range(self.rng.randint(1, 3)))})",
+            lambda: f"{name} NOT IN ({', '.join(self.draw_literal(kind) for _ in range(self.rng.randint(1, 3)))})",
             lambda: f"{name} IS NULL",
-            lambda: f"{name} IS NULL OR {name} = {self.literal(kind)}",
+            lambda: f"{name} IS NULL OR {name} = {self.draw_literal(kind)}",
             lambda: f"{name} IS NOT NULL",
-            lambda: f"{name} IS {self.rng.choice(['', 'NOT '])}DISTINCT FROM {self.literal(kind)}",
-            lambda: f"coalesce({name}, {self.literal(kind)}) = {self.literal(kind)}",
-            lambda: f"CASE WHEN {name} IS NULL THEN {name} IS NULL ELSE {name} = {self.literal(kind)} END",
+            lambda: f"{name} IS {self.rng.choice(['', 'NOT '])}DISTINCT FROM {self.draw_literal(kind)}",
+            lambda: f"coalesce({name}, {self.draw_literal(kind)}) = {self.draw_literal(kind)}",
+            lambda: f"CASE WHEN {name} IS NULL THEN {name} IS NULL ELSE {name} = {self.draw_literal(kind)} END",
         ]
 
-    def list_row_shapes(self, column: Column, name: str, scope: Scope) -> Shapes:
+    def list_row_shapes(self, column: ScopeColumn, name: str, scope: Scope) -> Shapes:
         kind = column.kind
         other = self.rng.choice([one for one in scope if self.can_name(one, scope)] or [column])
-        pair = f"({name}, {self.reference(other, scope)})"
+        pair = f"({name}, {self.write_reference(other, scope)})"
         # No row contains null: DuckDB compares rows as values, and Trino compares their fields.
-        rows = [f"({self.value(kind)}, {self.value(other.kind)})" for _ in range(2)]
+        rows = [f"({self.draw_value(kind)}, {self.draw_value(other.kind)})" for _ in range(2)]
         values = ", ".join(VALUES[kind][:2])
         shapes: Shapes = [
             lambda: f"{pair} {self.rng.choice(['', 'NOT '])}IN ({', '.join(rows)})",
@@ -322,11 +322,13 @@ class Comparisons:
         ]
         same = [one for one in scope if one.kind == kind and self.can_name(one, scope)]
         shapes.append(
-            lambda: f"{name} {self.rng.choice(['=', '<', '<=', '<>'])} {self.reference(self.rng.choice(same), scope)}"
+            lambda: (
+                f"{name} {self.rng.choice(['=', '<', '<=', '<>'])} {self.write_reference(self.rng.choice(same), scope)}"
+            )
         )
         return shapes
 
-    def list_mixed_shapes(self, column: Column, name: str, scope: Scope) -> Shapes:
+    def list_mixed_shapes(self, column: ScopeColumn, name: str, scope: Scope) -> Shapes:
         """Return comparisons whose operands have several types.
 
         Engines convert all operands to a common type before they compare any of them.
@@ -338,7 +340,7 @@ class Comparisons:
             literals[1] = "1e300" if numbers else MIXED_TIMES[-2]
         family = NUMBERS if numbers else ("date", "timestamp")
         other_columns = [one for one in scope if one.kind in family and self.can_name(one, scope)] or [column]
-        other = self.reference(self.rng.choice(other_columns), scope)
+        other = self.write_reference(self.rng.choice(other_columns), scope)
         negated = self.rng.choice(["", "NOT "])
         size = self.rng.randint(2, 3)
         text = ", ".join(literals[:size])
@@ -376,14 +378,14 @@ class Comparisons:
         ]
 
     def list_conditional_shapes(self, name: str, kind: str) -> Shapes:
-        second_literal = self.literal(kind)
+        second_literal = self.draw_literal(kind)
         return [
-            lambda: f"coalesce({name}, {second_literal}) {self.draw_operator()} {self.literal(kind)}",
+            lambda: f"coalesce({name}, {second_literal}) {self.draw_operator()} {self.draw_literal(kind)}",
             lambda: (
                 f"coalesce({name}, {second_literal}) {self.rng.choice(['', 'NOT '])}IN "
-                f"({self.literal(kind)}, {second_literal})"
+                f"({self.draw_literal(kind)}, {second_literal})"
             ),
-            lambda: f"nullif({name}, {second_literal}) {self.draw_operator()} {self.literal(kind)}",
+            lambda: f"nullif({name}, {second_literal}) {self.draw_operator()} {self.draw_literal(kind)}",
             lambda: (
                 f"CASE WHEN {name} = {second_literal} THEN 1 WHEN {name} > {second_literal} THEN 2 "
                 f"ELSE 3 END {self.draw_operator()} 2"
@@ -391,7 +393,7 @@ class Comparisons:
             lambda: f"CASE {name} WHEN {second_literal} THEN 'x' END {self.draw_operator()} 'x'",
             lambda: (
                 f"CASE WHEN {name} IS NULL THEN {second_literal} ELSE {name} END {self.draw_operator()}"
-                f" {self.literal(kind)}"
+                f" {self.draw_literal(kind)}"
             ),
             lambda: f"CASE WHEN {name} > {second_literal} THEN TRUE ELSE FALSE END",
         ]
@@ -402,20 +404,22 @@ class Comparisons:
             shapes += [
                 lambda: (
                     f"{name} {self.rng.choice('+-*')} {self.rng.choice('123')} {self.draw_operator()}"
-                    f" {self.literal(kind)}"
+                    f" {self.draw_literal(kind)}"
                 ),
                 lambda: (
                     f"{self.rng.choice('12')} {self.rng.choice('+-')} {name} {self.draw_operator()}"
-                    f" {self.literal(kind)}"
+                    f" {self.draw_literal(kind)}"
                 ),
                 lambda: (
                     f"-({name} - {self.rng.choice(['1', '0.5'])}) * 2 "
-                    f"{self.rng.choice(['', 'NOT '])}BETWEEN -2 AND {self.literal(kind)}"
+                    f"{self.rng.choice(['', 'NOT '])}BETWEEN -2 AND {self.draw_literal(kind)}"
                 ),
-                lambda: f"CAST({name} AS BIGINT) {self.draw_operator()} {self.literal(kind)}",
+                lambda: f"CAST({name} AS BIGINT) {self.draw_operator()} {self.draw_literal(kind)}",
             ]
         if kind == "decimal(9, 2)":
-            shapes.append(lambda: f"{name} {self.rng.choice('+-')} 0.5 {self.draw_operator()} {self.literal(kind)}")
+            shapes.append(
+                lambda: f"{name} {self.rng.choice('+-')} 0.5 {self.draw_operator()} {self.draw_literal(kind)}"
+            )
         factor = self.rng.choice(
             ["1.19", "0.5", "3", "(-2)", "(-0.7)", "100", *(["1.1e0"] if kind == "double" else [])]
         )
@@ -437,15 +441,16 @@ class Comparisons:
     def list_text_shapes(self, name: str) -> Shapes:
         size = self.rng.choice("123")
         return [
-            lambda: f"substr({name}, 1, {size}) {self.draw_operator()} {self.value('string')}",
+            lambda: f"substr({name}, 1, {size}) {self.draw_operator()} {self.draw_value('string')}",
             lambda: (
-                f"substring({name}, 1, {size}) {self.rng.choice(['', 'NOT '])}IN ('a', 'ab', {self.value('string')})"
+                f"substring({name}, 1, {size}) {self.rng.choice(['', 'NOT '])}"
+                f"IN ('a', 'ab', {self.draw_value('string')})"
             ),
-            lambda: f"starts_with({name}, {self.value('string')})",
-            lambda: f"lower({name}) {self.rng.choice(['=', '<>'])} {self.value('string')}",
+            lambda: f"starts_with({name}, {self.draw_value('string')})",
+            lambda: f"lower({name}) {self.rng.choice(['=', '<>'])} {self.draw_value('string')}",
             lambda: f"upper({name}) IN ('A', 'AB', 'O''B')",
             lambda: f"lower({name}) {self.draw_operator()} '{self.rng.choice(LONG_TEXTS)}'",
-            lambda: f"upper({name}) IN ('{self.rng.choice(LONG_TEXTS).upper()}', {self.value('string')})",
+            lambda: f"upper({name}) IN ('{self.rng.choice(LONG_TEXTS).upper()}', {self.draw_value('string')})",
         ]
 
     def list_time_shapes(self, name: str, kind: str) -> Shapes:
@@ -455,11 +460,12 @@ class Comparisons:
         )
         shapes: Shapes = [
             lambda: (
-                f"date_trunc('{unit}', {name}) {self.draw_operator()} {self.value(self.rng.choice(['date', kind]))}"
+                f"date_trunc('{unit}', {name}) {self.draw_operator()} "
+                f"{self.draw_value(self.rng.choice(['date', kind]))}"
             ),
             lambda: (
                 f"date_trunc('{unit}', {name}) {self.rng.choice(['', 'NOT '])}BETWEEN DATE '2020-01-01' AND"
-                f" {self.value('date')}"
+                f" {self.draw_value('date')}"
             ),
             lambda: f"year({name}) = 2020 AND month({name}) = {self.rng.randint(1, 3)}",
             lambda: f"{name} {self.draw_operator()} current_date - INTERVAL '{days}' DAY",
@@ -469,9 +475,11 @@ class Comparisons:
             lambda: f"CAST({name} AS date) >= CAST(now() AS date) - INTERVAL '{days}' DAY",
             lambda: (
                 f"{name} {self.rng.choice('+-')} INTERVAL '{self.rng.randint(1, 40)}' DAY {self.draw_operator()}"
-                f" {self.value('date')}"
+                f" {self.draw_value('date')}"
             ),
-            lambda: f"date_diff('day', {name}, {self.value(kind)}) {self.draw_operator()} {self.rng.randint(-40, 40)}",
+            lambda: (
+                f"date_diff('day', {name}, {self.draw_value(kind)}) {self.draw_operator()} {self.rng.randint(-40, 40)}"
+            ),
         ]
         form = self.rng.choice(list(SQL_FORMATS))
         text = self.rng.choice(SQL_FORMATS[form])
@@ -491,7 +499,7 @@ class Comparisons:
                 ),
             ]
         shapes += [
-            lambda: f"CAST({name} AS date) {self.rng.choice(['=', '<', '>='])} {self.literal('date')}",
+            lambda: f"CAST({name} AS date) {self.rng.choice(['=', '<', '>='])} {self.draw_literal('date')}",
             lambda: f"year({name}) = {self.rng.choice(['2020', '2021'])}",
             lambda: f"extract(YEAR FROM {name}) IN (2020, 2021)",
             lambda: f"{name} < DATE '2020-01-31' + INTERVAL '1' {self.rng.choice(['DAY', 'MONTH', 'YEAR'])}",

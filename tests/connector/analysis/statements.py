@@ -17,16 +17,16 @@ from tests.connector.analysis.comparisons import (
     ROWS_MAX,
     TABLE_NAMES,
     VALUES,
-    Column,
     Comparisons,
     Scope,
+    ScopeColumn,
     StoredRelation,
     quote,
 )
 
 
 @dataclass
-class Statements(Comparisons):
+class RandomStatements(Comparisons):
     tables: list[StoredRelation] = field(default_factory=list)
     recursive_share: float = 0.08
     """The share of the names in WITH that are recursive.
@@ -51,7 +51,9 @@ class Statements(Comparisons):
             typed = ", ".join(f"{quote(one)} {KINDS[kind]}" for one, kind in columns.items())
             statements.append(f"CREATE TABLE {quote(name)} ({typed})")
             for _ in range(self.rng.choice([0, *[self.rng.randint(4, ROWS_MAX)] * 9])):
-                row = ", ".join("NULL" if self.draw_chance(0.25) else self.value(kind) for kind in columns.values())
+                row = ", ".join(
+                    "NULL" if self.draw_chance(0.25) else self.draw_value(kind) for kind in columns.values()
+                )
                 statements.append(f"INSERT INTO {quote(name)} VALUES ({row})")
         return statements
 
@@ -80,10 +82,10 @@ class Statements(Comparisons):
                 clauses.append(f"{self.spell(name)}{renamed} AS{self.draw_space()}({text})")
                 visible_tables = [one for one in visible_tables if one.name.lower() != name.lower()]
                 visible_tables.append(StoredRelation(name, dict(columns)))
-        text, columns = self.body(visible_tables, depth, outer)
-        return (f"{self.word(words)} {', '.join(clauses)}{self.draw_space()}" if clauses else "") + text, columns
+        text, columns = self.draw_body(visible_tables, depth, outer)
+        return (f"{self.draw_word(words)} {', '.join(clauses)}{self.draw_space()}" if clauses else "") + text, columns
 
-    def body(self, relations: list[StoredRelation], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
+    def draw_body(self, relations: list[StoredRelation], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
         if depth > 1 and self.draw_chance(0.28):
             left, columns = self.select(relations, depth - 1, outer, set_part=True)
             right, right_columns = self.select(
@@ -117,7 +119,9 @@ class Statements(Comparisons):
         source, scope = self.draw_source_list(relations, depth, outer)
         where = ""
         if self.draw_chance(0.7):
-            where = f"{self.draw_space()}{self.word('WHERE')} {self.condition(scope, relations, depth, outer)}"
+            where = (
+                f"{self.draw_space()}{self.draw_word('WHERE')} {self.draw_condition(scope, relations, depth, outer)}"
+            )
         shape = self.rng.random()
         if shape < 0.05 and kinds is None:
             return self.draw_filtered_query(source, where, scope)
@@ -125,9 +129,8 @@ class Statements(Comparisons):
             return self.draw_grouped_query(source, where, scope, relations, depth)
         items, columns = self.draw_projections(scope, relations, depth, outer, kinds, window=shape < 0.35)
         distinct = "DISTINCT " if self.draw_chance(0.1) else ""
-        text = (
-            f"{self.word('SELECT')} {distinct}{', '.join(items)}{self.draw_space()}{self.word('FROM')} {source}{where}"
-        )
+        text = f"{self.draw_word('SELECT')} {distinct}{', '.join(items)}{self.draw_space()}"
+        text += f"{self.draw_word('FROM')} {source}{where}"
         text += self.draw_qualify(scope)
         if not set_part and self.draw_chance(0.25):
             text += self.draw_order(len(columns))
@@ -179,7 +182,7 @@ class Statements(Comparisons):
         fitting = [one for one in scope if kind in (None, one.kind) and self.can_name(one, scope)]
         if fitting and self.draw_chance(0.75):
             column = self.rng.choice(fitting)
-            text = self.reference(column, scope)
+            text = self.write_reference(column, scope)
             return f"({text})" if self.draw_chance(0.05) else text, column.kind, column.name
         kind = kind or self.rng.choice(list(KINDS))
         if kind == "long" and self.draw_chance(0.3):
@@ -191,15 +194,19 @@ class Statements(Comparisons):
             return f"(SELECT count(*) FROM ({inner}) AS n)", "long", None
         same = [one for one in scope if one.kind == kind and self.can_name(one, scope)]
         if same and self.draw_chance(0.6):
-            return f"coalesce({self.reference(self.rng.choice(same), scope)}, {self.literal(kind)})", kind, None
-        return f"CAST({self.literal(kind)} AS {KINDS[kind]})", kind, None
+            return (
+                f"coalesce({self.write_reference(self.rng.choice(same), scope)}, {self.draw_literal(kind)})",
+                kind,
+                None,
+            )
+        return f"CAST({self.draw_literal(kind)} AS {KINDS[kind]})", kind, None
 
     def draw_qualify(self, scope: Scope) -> str:
         """Return a QUALIFY clause, or an empty text."""
         return ""
 
     def draw_window(self, scope: Scope) -> str:
-        keys = [self.reference(one, scope) for one in scope if self.can_name(one, scope)]
+        keys = [self.write_reference(one, scope) for one in scope if self.can_name(one, scope)]
         if not keys:
             return "count(*) OVER ()"
         return self.rng.choice(
@@ -211,14 +218,14 @@ class Statements(Comparisons):
     ) -> tuple[str, list[tuple[str, str]]]:
         able = [one for one in scope if self.can_name(one, scope)]
         keys = self.rng.sample(able, min(len(able), self.rng.randint(0, 2)))
-        named_keys = [self.reference(key, scope) for key in keys]
+        named_keys = [self.write_reference(key, scope) for key in keys]
         items = [f"{text} AS g{number}" for number, text in enumerate(named_keys)]
         columns = [(f"g{number}", key.kind) for number, key in enumerate(keys)]
         items.append("count(*) AS n")
         columns.append(("n", "long"))
         if able and self.draw_chance(0.5):
             column = self.rng.choice(able)
-            items.append(f"{self.rng.choice(['min', 'max'])}({self.reference(column, scope)}) AS m")
+            items.append(f"{self.rng.choice(['min', 'max'])}({self.write_reference(column, scope)}) AS m")
             columns.append(("m", column.kind))
         text = f"SELECT {', '.join(items)} FROM {source}{where}"
         if named_keys:
@@ -231,7 +238,7 @@ class Statements(Comparisons):
             text += f" GROUP BY {self.rng.choice([key_list, numbers, *sets, *self.other_groups])}"
         if self.draw_chance(0.35):
             conditions = ["count(*) > 1", "count(*) = 0", "min(1) = 1"]
-            conditions += [self.comparison(key, [*keys]) for key in keys if self.can_name(key, scope)] * 2
+            conditions += [self.draw_comparison(key, [*keys]) for key in keys if self.can_name(key, scope)] * 2
             word = self.rng.choice(["AND", "AND", "OR"])
             text += f" HAVING {f' {word} '.join(f'({condition})' for condition in self.rng.sample(conditions, 2))}"
         return text, columns
@@ -244,7 +251,7 @@ class Statements(Comparisons):
         able = [one for one in scope if self.can_name(one, scope)]
         items = []
         for number in range(self.rng.randint(1, 2)):
-            column = self.reference(self.rng.choice(able), scope) if able else "1"
+            column = self.write_reference(self.rng.choice(able), scope) if able else "1"
             aggregate = f"count({column})" if able else "count(*)"
             filter_clause = f" FILTER (WHERE {self.draw_simple_condition(scope)})" if self.draw_chance(0.9) else ""
             aggregates = [
@@ -294,11 +301,13 @@ class Statements(Comparisons):
         if not able:
             return None
         table = self.rng.choice(able)
-        scope = [Column(column, kind, "step") for column, kind in table.columns.items()]
+        scope = [ScopeColumn(column, kind, "step") for column, kind in table.columns.items()]
         long = [one for one in scope if one.kind == "long"]
         start, before, after = (self.rng.choice(long) for _ in range(3))
         from_table = f"{self.spell(table.name)} AS step"
-        first = f"SELECT {self.reference(start, scope)} FROM {from_table} WHERE {self.draw_simple_condition(scope)}"
+        first = (
+            f"SELECT {self.write_reference(start, scope)} FROM {from_table} WHERE {self.draw_simple_condition(scope)}"
+        )
         step_condition = f"{self.draw_simple_condition(scope)} AND step.{quote(before.name)} = {self.spell(name)}.rn"
         text = f"SELECT step.{quote(after.name)} FROM {from_table}, {self.spell(name)} WHERE {step_condition}"
         return f"{first} UNION {text}", [("rn", "long")]
@@ -329,7 +338,7 @@ class Statements(Comparisons):
         alias = self.rng.choice([one for one in ALIASES if one.lower() not in used_names])
         column = self.rng.choice(COLUMN_NAMES)
         text = f"UNNEST(ARRAY[{', '.join(VALUES['long'][:3])}]) AS {self.spell(alias)} ({quote(column)})"
-        return text, [Column(column, "long", alias)]
+        return text, [ScopeColumn(column, "long", alias)]
 
     def draw_lateral(
         self, text: str, scope: Scope, relations: list[StoredRelation], used_names: set[str]
@@ -338,7 +347,7 @@ class Statements(Comparisons):
         query = self.draw_lateral_query(scope, relations) if self.draw_chance(0.6) else None
         if query is not None:
             inner, columns = query
-            step_columns = [Column(name, kind, alias) for name, kind in columns]
+            step_columns = [ScopeColumn(name, kind, alias) for name, kind in columns]
             kind = self.rng.choice(["CROSS JOIN", ",", "LEFT JOIN", "LEFT JOIN", "JOIN"])
             join_condition = ""
             if kind not in ("CROSS JOIN", ","):
@@ -350,7 +359,7 @@ class Statements(Comparisons):
         if aggregate is None:
             return text, scope
         join, join_condition = self.rng.choice([("CROSS JOIN", ""), ("LEFT JOIN", " ON TRUE")])
-        step_columns = [Column("n", "long", alias), Column("m", "long", alias)]
+        step_columns = [ScopeColumn("n", "long", alias), ScopeColumn("m", "long", alias)]
         return f"{text} {join} LATERAL ({aggregate}) AS {self.spell(alias)}{join_condition}", [*scope, *step_columns]
 
     def draw_lateral_query(
@@ -364,14 +373,14 @@ class Statements(Comparisons):
         if correlated_pair is None:
             return None
         table, name, away = correlated_pair
-        table_columns = [Column(column, kind, "qq") for column, kind in table.columns.items()]
+        table_columns = [ScopeColumn(column, kind, "qq") for column, kind in table.columns.items()]
         source, inner = f"{self.spell(table.name)} AS qq", table_columns
         if self.draw_chance(0.4):
             hidden = {one.name.lower() for one in relations}
             other = self.rng.choice([one for one in self.tables if one.name.lower() not in hidden])
-            other_columns = [Column(column, kind, "rr") for column, kind in other.columns.items()]
+            other_columns = [ScopeColumn(column, kind, "rr") for column, kind in other.columns.items()]
             inner = [*table_columns, *other_columns]
-            join_condition = self.equality(table_columns, other_columns, inner)
+            join_condition = self.draw_equality(table_columns, other_columns, inner)
             if self.draw_chance(0.3):
                 join_condition += f" AND {self.draw_simple_condition(inner)}"
             join = self.rng.choice(["JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"])
@@ -383,7 +392,7 @@ class Statements(Comparisons):
         able = [one for one in inner if self.can_name(one, inner)]
         grouped = self.rng.sample(able, min(len(able), self.rng.randint(1, 2)))
         columns = [(f"l{number}", one.kind) for number, one in enumerate(grouped)]
-        items = [f"{self.reference(one, inner)} AS l{number}" for number, one in enumerate(grouped)]
+        items = [f"{self.write_reference(one, inner)} AS l{number}" for number, one in enumerate(grouped)]
         if self.draw_chance(0.3):
             keys = ", ".join(str(number) for number in range(1, len(items) + 1))
             text = f"SELECT {', '.join([*items, 'count(*) AS ln'])} FROM {source} WHERE {where} GROUP BY {keys}"
@@ -397,7 +406,7 @@ class Statements(Comparisons):
         if correlated_pair is None:
             return None
         table, name, away = correlated_pair
-        columns = [Column(name, table.columns[name], "qq")]
+        columns = [ScopeColumn(name, table.columns[name], "qq")]
         extra_condition = f" AND {self.draw_simple_condition(columns)}" if self.draw_chance(0.3) else ""
         return (
             f"SELECT {kind} FROM {self.spell(table.name)} AS qq WHERE qq.{self.spell(name)} = {away}{extra_condition}"
@@ -436,7 +445,7 @@ class Statements(Comparisons):
         return (
             self.draw_inequality(scope, other_scope, joined_scope)
             if self.draw_chance(0.15)
-            else self.equality(scope, other_scope, joined_scope)
+            else self.draw_equality(scope, other_scope, joined_scope)
         )
 
     def draw_join(
@@ -467,7 +476,7 @@ class Statements(Comparisons):
         ]
         if shared and self.draw_chance(0.3):
             column = self.rng.choice(shared)
-            merged_column = Column(column.name, column.kind, None)
+            merged_column = ScopeColumn(column.name, column.kind, None)
             remaining_columns = [other for other in joined_scope if other.name.lower() != column.name.lower()]
             return f"{text} {kind} {right} USING ({self.spell(column.name)})", [merged_column, *remaining_columns]
         join_condition = (
@@ -491,7 +500,7 @@ class Statements(Comparisons):
             column = self.rng.choice(COLUMN_NAMES)
             rows = ", ".join(f"({relation})" for relation in VALUES["long"][:3])
             text = f"(VALUES {rows}) AS {self.spell(alias)} ({quote(column)})"
-            return text, [Column(column, "long", alias)]
+            return text, [ScopeColumn(column, "long", alias)]
         if shape < 0.11:
             text, columns = self.draw_latest()
             text = f"({text}) AS {self.spell(alias)}"
@@ -507,16 +516,16 @@ class Statements(Comparisons):
             if relation.name.lower() not in hidden and self.draw_chance(0.2):
                 text = f"main{self.rng.choice(['.', ' . ', '/**/.'])}{text}"
             if relation.name.lower() not in used_names and self.draw_chance(0.4):
-                return text, [Column(name, kind, relation.name) for name, kind in columns]
+                return text, [ScopeColumn(name, kind, relation.name) for name, kind in columns]
             text = f"{text}{self.draw_space()}{self.rng.choice(['AS ', ''])}{self.spell(alias)}"
         if self.draw_chance(0.15):
             columns = [(f"r{number}", kind) for number, (_, kind) in enumerate(columns)]
             text += f" ({', '.join(name for name, _ in columns)})"
-        return text, [Column(name, kind, alias) for name, kind in columns]
+        return text, [ScopeColumn(name, kind, alias) for name, kind in columns]
 
     # Conditions
 
-    def condition(self, scope: Scope, relations: list[StoredRelation], depth: int, outer: Scope) -> str:
+    def draw_condition(self, scope: Scope, relations: list[StoredRelation], depth: int, outer: Scope) -> str:
         parts = []
         for _ in range(self.rng.choice([1, 1, 1, 1, 2])):
             able = [one for one in scope if self.can_name(one, scope)]
@@ -524,7 +533,7 @@ class Statements(Comparisons):
             extreme = (
                 None
                 if column is None
-                else self.draw_extreme_comparison(column, self.reference(column, scope), relations)
+                else self.draw_extreme_comparison(column, self.write_reference(column, scope), relations)
             )
             if extreme is not None:
                 parts.append(extreme)
@@ -538,7 +547,7 @@ class Statements(Comparisons):
                 owners = sorted({str(one.owner) for one in scope if one.owner is not None})
                 sides = [[one for one in scope if one.owner == owner] for owner in owners]
                 either = [
-                    self.comparison(column, scope)
+                    self.draw_comparison(column, scope)
                     for side in sides
                     if (column := self.choose_column(side, scope)) is not None
                 ]
@@ -546,7 +555,7 @@ class Statements(Comparisons):
             else:
                 parts.append(self.draw_simple_condition(scope))
         word = self.rng.choice(["AND", "AND", "AND", "OR"])
-        text = f"{self.draw_space()}{self.word(word)}{self.draw_space()}".join(parts)
+        text = f"{self.draw_space()}{self.draw_word(word)}{self.draw_space()}".join(parts)
         return f"NOT ({text})" if self.draw_chance(0.15) else text
 
     def draw_subquery(self, scope: Scope, relations: list[StoredRelation], depth: int, outer: Scope) -> str:
@@ -563,42 +572,42 @@ class Statements(Comparisons):
             return f"({aggregate}) {self.rng.choice(['=', '>', '<'])} 1"
         if self.draw_chance(0.2):
             inner, _ = self.select(relations, depth - 1, [], set_part=True, kinds=[column.kind, able[0].kind])
-            pair = [self.reference(column, scope), self.reference(able[0], scope)]
+            pair = [self.write_reference(column, scope), self.write_reference(able[0], scope)]
             text = " AND ".join(f"{name} IS NOT NULL" for name in pair)
             return f"({', '.join(pair)}) {negated}IN ({inner}) AND {text}"
         inner, _ = self.select(relations, depth - 1, [], set_part=True, kinds=[column.kind])
         if self.draw_chance(0.2):
-            return f"{self.reference(column, scope)} = ANY ({inner})"
+            return f"{self.write_reference(column, scope)} = ANY ({inner})"
         if self.draw_chance(0.2):
-            return f"{self.reference(column, scope)} = (SELECT q.m FROM ({inner}) AS q (m) ORDER BY 1 LIMIT 1)"
+            return f"{self.write_reference(column, scope)} = (SELECT q.m FROM ({inner}) AS q (m) ORDER BY 1 LIMIT 1)"
         if self.draw_chance(0.3):
-            return f"{self.reference(column, scope)} = (SELECT max(q.m) FROM ({inner}) AS q (m))"
+            return f"{self.write_reference(column, scope)} = (SELECT max(q.m) FROM ({inner}) AS q (m))"
         if self.draw_chance(0.3):
             return (
-                self.draw_extreme_comparison(column, self.reference(column, scope), relations)
-                or f"{self.reference(column, scope)} = ANY ({inner})"
+                self.draw_extreme_comparison(column, self.write_reference(column, scope), relations)
+                or f"{self.write_reference(column, scope)} = ANY ({inner})"
             )
         if self.draw_chance(0.2):
-            return f"{self.reference(column, scope)} {self.rng.choice(['<', '<=', '>', '>='])} ANY ({inner})"
-        return f"{self.reference(column, scope)} {negated}IN ({inner})"
+            return f"{self.write_reference(column, scope)} {self.rng.choice(['<', '<=', '>', '>='])} ANY ({inner})"
+        return f"{self.write_reference(column, scope)} {negated}IN ({inner})"
 
-    def draw_extreme_comparison(self, column: Column, name: str, relations: list[StoredRelation]) -> str | None:
+    def draw_extreme_comparison(self, column: ScopeColumn, name: str, relations: list[StoredRelation]) -> str | None:
         """Return a comparison of the column with the extreme of another column.
 
         The result is None if no table has a fitting column.
 
         The result is None if no table has a fitting column.
         """
-        extremes = [self.extreme(column.kind, relations) for _ in range(2)]
+        extremes = [self.draw_extreme_subquery(column.kind, relations) for _ in range(2)]
         if extremes[0] is None:
             return None
         op = self.rng.choice(["=", "=", "<", "<=", ">", ">="])
-        low, high = (extremes[0] if self.draw_chance(0.5) else self.literal(column.kind), extremes[1])
+        low, high = (extremes[0] if self.draw_chance(0.5) else self.draw_literal(column.kind), extremes[1])
         return self.rng.choice(
             [f"{name} {op} {extremes[0]}", f"{extremes[0]} {op} {name}", f"{name} BETWEEN {low} AND {high}"]
         )
 
-    def extreme(self, kind: str, relations: list[StoredRelation]) -> str | None:
+    def draw_extreme_subquery(self, kind: str, relations: list[StoredRelation]) -> str | None:
         """Return a subquery for the minimum or maximum of a column in some rows of a table."""
         extreme = self.draw_extreme(kind, relations)
         return None if extreme is None else f"(SELECT {extreme[0]} FROM {extreme[1]})"
@@ -614,7 +623,7 @@ class Statements(Comparisons):
         if not columns:
             return None
         table, column = self.rng.choice(columns)
-        scope = [Column(name, each, "q") for name, each in table.columns.items()]
+        scope = [ScopeColumn(name, each, "q") for name, each in table.columns.items()]
         where = f" WHERE {self.draw_simple_condition(scope)}" if self.draw_chance(0.6) else ""
         rows = f"{quote(table.name)} AS q{where}"
         if self.draw_chance(0.15):
@@ -637,7 +646,7 @@ class Statements(Comparisons):
             f" GROUP BY {group}",
             " LIMIT 1",
             " HAVING count(*) > 1",
-            f" UNION ALL SELECT {self.value(kind)}",
+            f" UNION ALL SELECT {self.draw_value(kind)}",
         ]
         names = [f"m AS (SELECT {extreme} AS e FROM {rows}{self.rng.choice(ends)})"]
         if self.draw_chance(0.4):
@@ -684,5 +693,5 @@ class Statements(Comparisons):
         first, other = self.rng.choice(pairs)
         away = f"{self.spell(str(other.owner))}.{self.spell(other.name)}"
         if self.draw_chance(0.3):
-            return f"{away} = {self.literal(other.kind)}"
-        return f"{self.reference(first, scope)} = {away}"
+            return f"{away} = {self.draw_literal(other.kind)}"
+        return f"{self.write_reference(first, scope)} = {away}"

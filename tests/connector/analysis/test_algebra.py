@@ -8,7 +8,7 @@ from seamark.connector.analysis.algebra.blocks import Extreme, QueryBlock, Sourc
 from seamark.connector.analysis.algebra.equivalences import Predicate, compute_equivalence_classes
 from seamark.connector.analysis.algebra.needed_rows import build_condition, build_joins, intersect_joins
 from seamark.connector.analysis.algebra.relations import SetOperation, Table, find_exact_origin
-from seamark.connector.plans.conditions import ColumnComparison, all_of, any_of, sql_of
+from seamark.connector.plans.conditions import ColumnComparison, all_of, any_of, write_sql
 from seamark.connector.plans.literals import Literal
 from seamark.connector.plans.scan import Join
 from seamark.connector.spark.query.plan_reader import AttributeOutputs
@@ -26,7 +26,7 @@ def build_projection(table: Table, *names: str, nullable: frozenset[str] = froze
 
 def format_predicate(table: Table) -> str | None:
     condition = build_condition(table, utc=True)
-    return None if condition is None else sql_of(condition)
+    return None if condition is None else write_sql(condition)
 
 
 def test_common_joins_keep_alternatives_only_if_all_are_common() -> None:
@@ -66,8 +66,8 @@ def test_block_has_no_origin_for_two_extremes_together() -> None:
     outputs = AttributeOutputs({"k": (0, "k")})
     extremes = {name: Extreme((0, column), MINIMUM) for name, column in (("low", "a"), ("high", "b"))}
     block = QueryBlock([table], 0, outputs, keys=frozenset({(0, "k")}), extremes=extremes)
-    assert block.origin(["k", "low"]) == (table, ("k", "a"))
-    assert block.origin(["low", "high"]) is None
+    assert block.find_origin(["k", "low"]) == (table, ("k", "a"))
+    assert block.find_origin(["low", "high"]) is None
 
 
 def test_anti_join_pushes_on_to_the_right_side_only() -> None:

@@ -17,7 +17,7 @@ from seamark.connector.analysis.statement_cache import IN_LOOP_CHARACTERS_MAX, S
 from seamark.connector.trino import rewriter as rewriting
 from seamark.connector.trino.protocol.sessions import Session
 from seamark.connector.trino.rewriter import RewriteLimits
-from tests.connector.trino.played import Seamark, open_rewriter
+from tests.connector.trino.played import NumberedPlans, open_rewriter
 from tests.waits import until
 
 SESSION = Session(catalog="lake", schema="db")
@@ -41,7 +41,7 @@ async def test_one_long_statement_is_analysed_at_a_time_beside_short_ones(monkey
         return real(text, *arguments)
 
     monkeypatch.setattr(reading, "_read", read)
-    async with open_rewriter(Seamark(), RewriteLimits(budget_s=WAIT_S)) as rewriter:
+    async with open_rewriter(NumberedPlans(), RewriteLimits(budget_s=WAIT_S)) as rewriter:
         long = [
             asyncio.create_task(rewriter.rewrite(build_statement(number, SHORT_CHARACTERS_MAX), SESSION))
             for number in range(3)
@@ -64,7 +64,7 @@ async def test_client_with_many_statements_waits_only_for_its_own(monkeypatch: p
         return real(text, *arguments)
 
     monkeypatch.setattr(reading, "_read", read)
-    async with open_rewriter(Seamark(), RewriteLimits(budget_s=WAIT_S)) as rewriter:
+    async with open_rewriter(NumberedPlans(), RewriteLimits(budget_s=WAIT_S)) as rewriter:
 
         async def rewrite_as(number: int, address: str, principal: str) -> Any:
             with set_client(address, principal):
@@ -91,7 +91,7 @@ async def test_long_statement_is_not_tokenized_in_the_event_loop(monkeypatch: py
 
     monkeypatch.setattr(rewriting, "parse_execute", parse)
     prepared = Session(catalog="lake", schema="db", prepared={"p": "SELECT * FROM t WHERE id = ?"})
-    async with open_rewriter(Seamark(), RewriteLimits(budget_s=WAIT_S)) as rewriter:
+    async with open_rewriter(NumberedPlans(), RewriteLimits(budget_s=WAIT_S)) as rewriter:
         for text in ("EXECUTE p USING 1", f"EXECUTE p USING{' ' * IN_LOOP_CHARACTERS_MAX} 1"):
             assert (await rewriter.rewrite(text, prepared)).statement is not None
     assert len(threads) == 2

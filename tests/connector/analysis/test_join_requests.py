@@ -21,7 +21,7 @@ from seamark.connector.plans.async_client import (
 from seamark.connector.plans.joins import SIZE_RATIO_MIN, SMALL_BYTES
 from seamark.connector.trino.protocol.sessions import Session
 from seamark.connector.trino.rewriter import RewriteLimits, RewriteResult
-from tests.connector.trino.played import PATIENT, Seamark, open_rewriter, parse_filter
+from tests.connector.trino.played import PATIENT, NumberedPlans, open_rewriter, parse_filter
 
 LARGE, SMALL = 100 * SMALL_BYTES, SMALL_BYTES
 TABLES = {
@@ -49,7 +49,7 @@ async def run_rewrite(
     limits: RewriteLimits = PATIENT,
     tables: Mapping[str, KnownTable] = TABLES,
 ) -> tuple[RewriteResult, list[TablePlanRequest]]:
-    server = Seamark(plan=plan, tables={**TABLES, **tables})
+    server = NumberedPlans(plan=plan, tables={**TABLES, **tables})
     async with open_rewriter(server, limits) as rewriter:
         return await rewriter.rewrite(statement, Session("lake", "db")), server.requests
 
@@ -74,7 +74,7 @@ async def test_large_table_is_planned_with_its_joins_and_small_table_is_pinned()
 
 async def test_join_request_has_the_body_that_the_api_defines() -> None:
     nested = JoinRequest(("db", "brands"), (("brand", "b_key"),), parse_filter("name = 'x' AND n IN (1, 2)"), 30)
-    assert JoinRequest(("a", "items"), (("item", "i_key"), ("day", "d")), None, 20, (nested,)).body() == {
+    assert JoinRequest(("a", "items"), (("item", "i_key"), ("day", "d")), None, 20, (nested,)).build_body() == {
         "table": ["a", "items"],
         "on": {"item": "i_key", "day": "d"},
         "snapshot-id": 20,
@@ -256,7 +256,7 @@ async def test_join_is_not_used_if_a_reference_to_the_small_table_has_no_plan() 
 
 
 async def test_slow_join_uses_only_its_share_of_the_time_budget() -> None:
-    class SlowPlanner(Seamark):
+    class SlowPlanner(NumberedPlans):
         async def plan_table(self, request: TablePlanRequest) -> TablePlanResponse:
             await asyncio.sleep(600.0 if request.joins else 0.0)
             return await super().plan_table(request)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from seamark.connector.analysis.scans import find_scans
-from seamark.connector.plans.conditions import sql_of
+from seamark.connector.plans.conditions import write_sql
 from seamark.connector.plans.scan import Join
 
 TABLES = {
@@ -54,7 +54,7 @@ def join_pair_texts(join: Join, table: str) -> Iterator[str]:
     for (own_column, other), op in zip(join.on, join.ops or ["="] * len(join.on), strict=True):
         column = f"{table}.{other}"
         if join.is_extreme:
-            where = "" if join.where is None else f", {sql_of(join.where)}"
+            where = "" if join.where is None else f", {write_sql(join.where)}"
             column = f"{join.transform}({column}{where}){'' if join.exact else ' of fewer rows'}"
         yield f"{own_column}{op}{column}"
 

@@ -24,9 +24,9 @@ from seamark.connector.plans.async_client import KnownTable, TablePlanRequest, T
 from seamark.connector.trino import rewriter as rewriter_module
 from seamark.connector.trino.protocol import circuit_breaker
 from seamark.connector.trino.protocol.circuit_breaker import FAILURES_MAX
-from seamark.connector.trino.protocol.sessions import Session, prepare, session_of
+from seamark.connector.trino.protocol.sessions import Session, prepare, read_session
 from seamark.connector.trino.rewriter import RewriteLimits, RewriteResult
-from tests.connector.trino.played import COLUMNS, PATIENT, Seamark, open_rewriter, parse_filter
+from tests.connector.trino.played import COLUMNS, PATIENT, NumberedPlans, open_rewriter, parse_filter
 from tests.iceberg.samples import build_table
 
 SESSION = Session(catalog="lake", schema="db")
@@ -35,7 +35,7 @@ SESSION = Session(catalog="lake", schema="db")
 async def run_rewrite(
     statement: str, session: Session = SESSION, **seamark: Any
 ) -> tuple[RewriteResult, list[TablePlanRequest]]:
-    server = Seamark(**seamark)
+    server = NumberedPlans(**seamark)
     async with open_rewriter(server) as rewriter:
         return await rewriter.rewrite(statement, session), server.requests
 
@@ -151,7 +151,7 @@ async def test_summary_names_the_reason_if_there_is_no_plan(
 
 
 async def test_each_statement_requests_a_new_plan() -> None:
-    server = Seamark()
+    server = NumberedPlans()
     async with open_rewriter(server) as rewriter:
         for number in range(3):
             rewrite = await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
@@ -179,7 +179,7 @@ async def test_statement_is_parsed_once(statement: str, parses: int, monkeypatch
         return parse(self, *arguments)
 
     monkeypatch.setattr(Parser, "parse", count_and_parse)
-    server = Seamark()
+    server = NumberedPlans()
     async with open_rewriter(server) as rewriter:
         for version in ("1", "1", "2"):
             server.version = version
@@ -189,7 +189,7 @@ async def test_statement_is_parsed_once(statement: str, parses: int, monkeypatch
 
 async def test_useless_plan_is_not_requested_again_for_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.connector.trino.rewriter._UNCHANGED_AFTER_USELESS_PLAN_S", 600.0)
-    server = Seamark(plan=lambda expected: {"plan_snapshot_id": None})
+    server = NumberedPlans(plan=lambda expected: {"plan_snapshot_id": None})
     statement = "SELECT * FROM t WHERE id = 1"
     async with open_rewriter(server) as rewriter:
         first = await rewriter.rewrite(statement, SESSION)
@@ -201,7 +201,7 @@ async def test_useless_plan_is_not_requested_again_for_some_seconds(monkeypatch:
         await rewriter.rewrite(statement + " ", SESSION)
         assert len(server.requests) == 3
     monkeypatch.setattr("seamark.connector.trino.rewriter._UNCHANGED_AFTER_USELESS_PLAN_S", 0.0)
-    server = Seamark(plan=lambda expected: {} if server.requests[1:] else {"plan_snapshot_id": None})
+    server = NumberedPlans(plan=lambda expected: {} if server.requests[1:] else {"plan_snapshot_id": None})
     async with open_rewriter(server) as rewriter:
         assert (await rewriter.rewrite(statement, SESSION)).statement is None
         assert "OF 101 " in ((await rewriter.rewrite(statement, SESSION)).statement or "")
@@ -209,7 +209,7 @@ async def test_useless_plan_is_not_requested_again_for_some_seconds(monkeypatch:
 
 @pytest.mark.parametrize("error", [NoSuchResource("", status=404, kind=""), ServerFailed("")])
 async def test_failed_plan_is_requested_again_for_the_next_statement(error: Exception) -> None:
-    server = Seamark(plan=fail_with(error))
+    server = NumberedPlans(plan=fail_with(error))
     async with open_rewriter(server) as rewriter:
         for count in (1, 2):
             assert (await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).statement is None
@@ -222,7 +222,7 @@ async def test_bug_in_the_translation_over_a_cube_fails_no_statement(monkeypatch
 
     monkeypatch.setattr(rewriter_module, "translate_scans", fail)
     table = KnownTable("1", COLUMNS["t"], 5, cube_metadata=build_table())
-    async with open_rewriter(Seamark(tables={"t": table}), replace(PATIENT, cubes=ON)) as rewriter:
+    async with open_rewriter(NumberedPlans(tables={"t": table}), replace(PATIENT, cubes=ON)) as rewriter:
         rewriting = await rewriter.rewrite("SELECT sum(x) FROM t WHERE id = 1", SESSION)
     assert rewriting.statement == "SELECT sum(x) FROM t FOR VERSION AS OF 100 WHERE id = 1"
     assert "no-cube=the translation failed: KeyError" in rewriting.summary
@@ -241,7 +241,7 @@ async def test_unqualified_column_belongs_to_the_table_that_has_it() -> None:
 
 
 async def test_columns_are_not_requested_if_the_statement_needs_none() -> None:
-    server = Seamark()
+    server = NumberedPlans()
     async with open_rewriter(server) as rewriter:
         await rewriter.rewrite("SELECT * FROM t WHERE x = 1", SESSION)
         assert server.looked_at == []
@@ -250,8 +250,8 @@ async def test_columns_are_not_requested_if_the_statement_needs_none() -> None:
 async def test_statement_is_read_once_for_the_same_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     reads = []
     real = reading._read
-    monkeypatch.setattr(reading, "_read", lambda *given: (reads.append(given), real(*given))[1])
-    server = Seamark(wait_s=0.01)
+    monkeypatch.setattr(reading, "_read", lambda *arguments: (reads.append(arguments), real(*arguments))[1])
+    server = NumberedPlans(wait_s=0.01)
     async with open_rewriter(server) as rewriter:
         statement = "SELECT * FROM t, u WHERE x = 1 AND id = uid"
         await asyncio.gather(*(rewriter.rewrite(statement, SESSION) for _ in range(20)))
@@ -373,7 +373,7 @@ async def test_prepared_statement_is_rewritten_in_the_header_that_holds_it() -> 
     assert expected[0].filter == parse_filter("id = 5")
     headers = CIMultiDict([("X-Trino-Prepared-Statement", "q=SELECT+%2A+FROM+u+WHERE+y+%3D+%3F,p=x"), ("X-Other", "1")])
     prepare(headers, "p", rewrite.statement or "")
-    assert session_of(CIMultiDictProxy(headers)).prepared == {**texts, "p": rewrite.statement}
+    assert read_session(CIMultiDictProxy(headers)).prepared == {**texts, "p": rewrite.statement}
     assert headers["X-Other"] == "1"
 
 
@@ -388,7 +388,7 @@ async def test_execution_that_is_not_understood_stays_unchanged(statement: str) 
 
 def test_session_is_read_from_the_headers() -> None:
     def open_session_from(*headers: tuple[str, str]) -> Session:
-        return session_of(CIMultiDictProxy(CIMultiDict(headers)))
+        return read_session(CIMultiDictProxy(CIMultiDict(headers)))
 
     assert open_session_from() == Session()
     assert open_session_from(("X-Trino-Catalog", "Lake"), ("X-Trino-Schema", " DB")) == Session("lake", "db")
@@ -420,7 +420,7 @@ def test_session_is_read_from_the_headers() -> None:
 async def test_time_without_a_zone_prunes_only_if_the_zone_is_known(
     utc: bool, trust: bool, column: str, is_rewritten: bool
 ) -> None:
-    server = Seamark()
+    server = NumberedPlans()
     async with open_rewriter(server, RewriteLimits(10.0, trust_time_zone=trust)) as rewriter:
         statement = f"SELECT * FROM t WHERE {column} >= TIMESTAMP '2026-01-01 00:00:00'"
         rewrite = await rewriter.rewrite(statement, Session("lake", "db", utc=utc))
@@ -432,7 +432,7 @@ async def test_time_without_a_zone_prunes_only_if_the_zone_is_known(
 
 async def test_slow_seamark_costs_at_most_the_budget_until_the_breaker_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuit_breaker, "BACKOFF_S", 600.0)
-    server, requests = Seamark(wait_s=600.0), []
+    server, requests = NumberedPlans(wait_s=600.0), []
     async with open_rewriter(server, RewriteLimits(budget_s=0.2)) as rewriter:
         async with asyncio.timeout(60):
             while not rewriter.open_breakers:
@@ -447,7 +447,7 @@ async def test_slow_seamark_costs_at_most_the_budget_until_the_breaker_opens(mon
 
 
 async def test_plans_that_arrive_in_time_are_used_without_the_late_plan() -> None:
-    class ServerWithSlowPlans(Seamark):
+    class ServerWithSlowPlans(NumberedPlans):
         async def plan_table(self, request: TablePlanRequest) -> TablePlanResponse:
             await asyncio.sleep(600 if request.table[-1] == "u" else 0)
             return await super().plan_table(request)
@@ -470,7 +470,7 @@ async def test_statement_with_a_slow_analysis_stays_unchanged_and_is_rewritten_n
         return real(*arguments)
 
     monkeypatch.setattr(reading, "_read", rewrite_slowly)
-    async with open_rewriter(Seamark(), RewriteLimits(budget_s=0.3)) as rewriter:
+    async with open_rewriter(NumberedPlans(), RewriteLimits(budget_s=0.3)) as rewriter:
         rewrite = await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
         assert rewrite.summary.startswith("unchanged; the statement was not parsed in time")
         assert rewriter.open_breakers == []
@@ -495,7 +495,7 @@ async def test_bug_in_the_analysis_does_not_fail_the_statement(step: str, monkey
 
 async def test_failures_in_a_row_open_the_breaker_and_refusals_do_not() -> None:
     for error, is_open in ((Unreachable("gone"), True), (InvalidRequest("", status=400), False)):
-        server = Seamark(plan=fail_with(error))
+        server = NumberedPlans(plan=fail_with(error))
         async with open_rewriter(server) as rewriter:
             for _ in range(FAILURES_MAX):
                 await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
@@ -503,7 +503,7 @@ async def test_failures_in_a_row_open_the_breaker_and_refusals_do_not() -> None:
 
 
 async def test_statement_that_lists_snapshots_withdraws_idle_plans_first() -> None:
-    server = Seamark()
+    server = NumberedPlans()
     async with open_rewriter(server) as rewriter:
         rewriter.release(await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION))
         rewrite = await rewriter.rewrite("SELECT * FROM t WHERE id = 2", SESSION)

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from seamark.connector.analysis.scans import find_scans, read_from_view
-from seamark.connector.plans.conditions import Like, sql_of
+from seamark.connector.plans.conditions import Like, write_sql
 from seamark.connector.plans.quotes import quote_text
 from seamark.connector.plans.scan import Join, Scan
 from seamark.connector.plans.splices import splice
@@ -27,18 +27,18 @@ from seamark.formats.iceberg.expressions.comparisons import resolve_literals
 from seamark.formats.iceberg.expressions.expression_json import encode_expression, parse_expression
 from seamark.formats.iceberg.expressions.sql import parse_sql
 from seamark.formats.iceberg.types import schema as seamark_schema
-from tests.connector.analysis.comparisons import MACROS, ZONE, Column, StoredRelation, quote
-from tests.connector.analysis.statements import Statements
+from tests.connector.analysis.comparisons import MACROS, ZONE, ScopeColumn, StoredRelation, quote
+from tests.connector.analysis.statements import RandomStatements
 from tests.planner.lakes.schemas import Field, Schema
 from tests.seeds import examples, quick
 
 QUERIES_PER_LAKE = 40
 
 
-def draw_lakes(seed: int, count: int) -> Iterator[tuple[random.Random, Statements, duckdb.DuckDBPyConnection]]:
+def draw_lakes(seed: int, count: int) -> Iterator[tuple[random.Random, RandomStatements, duckdb.DuckDBPyConnection]]:
     for number in range(count):
         rng = random.Random(f"{seed}/{number}")
-        statements = Statements(rng)
+        statements = RandomStatements(rng)
         with duckdb.connect(
             config={"threads": 1}
         ) as connection:  # With one thread, rows with equal keys keep their order.
@@ -100,7 +100,7 @@ def list_partners(rng: random.Random, scans: tuple[Scan, ...], path: tuple[int, 
         if join.is_extreme:
             return format_extreme(join, len(path), quote(other.table))
         parts = ["TRUE", *([other.predicate] if other.predicate else []), *map(format_likes, other.likes)]
-        parts += [] if join.where is None else [sql_of(join.where)]
+        parts += [] if join.where is None else [write_sql(join.where)]
         rows = f"SELECT * FROM {quote(other.table)} WHERE {' AND '.join(parts)}"
         partner_texts = "".join(list_partners(rng, scans, (*path, join.scan)))
         return (
@@ -122,7 +122,7 @@ def format_joins(
         if number is None:
             yield from (f" AND {partner(join)}" for join in group if join.scan not in path and rng.random() < 0.8)
         elif rng.random() < 0.8 and not any(join.scan in path for join in group):
-            exempt_conditions = [] if group[0].exempt_condition is None else [sql_of(group[0].exempt_condition)]
+            exempt_conditions = [] if group[0].exempt_condition is None else [write_sql(group[0].exempt_condition)]
             yield f" AND ({' OR '.join([*map(partner, group), *exempt_conditions])})"
 
 
@@ -133,7 +133,7 @@ def format_extreme(join: Join, depth: int, table: str) -> str:
     """
     ((own_column, other),) = join.on
     (op,) = join.ops
-    rows = table if join.where is None else f"{table} WHERE {sql_of(join.where)}"
+    rows = table if join.where is None else f"{table} WHERE {write_sql(join.where)}"
     extreme = f"(SELECT {join.transform}({quote(other)}) FROM {rows})"
     if op == "=" and not join.exact:
         op = "<=" if join.transform == "max" else ">="
@@ -163,11 +163,11 @@ def format_likes(alternatives: tuple[Like, ...]) -> str:
     return f"({' OR '.join(texts)})"
 
 
-def check_bound(statements: Statements, scan: Scan) -> None:
+def check_bound(statements: RandomStatements, scan: Scan) -> None:
     """Check that the catalog uses the whole predicate, and binds its SQL and its expression to the same filter."""
     stored_table = next(table for table in statements.tables if table.name.lower() == scan.table)
     fields = [Field(number, name, False, kind) for number, (name, kind) in enumerate(stored_table.columns.items(), 1)]
-    schema = msgspec.convert(Schema(0, tuple(fields)).json(), type=seamark_schema.Schema)
+    schema = msgspec.convert(Schema(0, tuple(fields)).build_json(), type=seamark_schema.Schema)
     of_text = parse_sql(str(scan.predicate), schema, functions=True)
     if of_text.unused:  # A double is not compared with a column whose values doubles cannot represent.
         assert all("e0" in part or "1e300" in part for part in of_text.unused), (scan.predicate, of_text.unused)
@@ -244,11 +244,11 @@ def check_worth(counts: Counter[str]) -> None:
     assert counts["rows left out by joins"] > 0.2 * counts["queries"], counts
 
 
-def draw_extreme_query(rng: random.Random, statements: Statements) -> str | None:
+def draw_extreme_query(rng: random.Random, statements: RandomStatements) -> str | None:
     """Return a query that compares a column with extremes of rows, or None if no column fits."""
     table = rng.choice(statements.tables)
     name, kind = rng.choice(list(table.columns.items()))
-    condition = statements.draw_extreme_comparison(Column(name, kind, "o"), f"o.{quote(name)}", [])
+    condition = statements.draw_extreme_comparison(ScopeColumn(name, kind, "o"), f"o.{quote(name)}", [])
     if condition is None or kind not in ("long", "date", "timestamp"):
         return None
     return f"SELECT * FROM {quote(table.name)} AS o WHERE {condition}"

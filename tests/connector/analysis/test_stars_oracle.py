@@ -66,11 +66,11 @@ class Stars:
             typed = ", ".join(f"{column} {KINDS[kind]}" for column, kind in columns.items())
             statements.append(f"CREATE TABLE {name} ({typed})")
             for _ in range(self.rng.choice([0, *[ROWS[name]] * 9])):
-                values = (self.value(column, kind) for column, kind in columns.items())
+                values = (self.draw_value(column, kind) for column, kind in columns.items())
                 statements.append(f"INSERT INTO {name} VALUES ({', '.join(values)})")
         return statements
 
-    def value(self, column: str, kind: str) -> str:
+    def draw_value(self, column: str, kind: str) -> str:
         if self.draw_chance(0.15):
             return "NULL"
         return self.rng.choice(["2020", "2021", "1969"] if column == "yr" else SHORT[kind])
@@ -83,7 +83,9 @@ class Stars:
         for name, join_condition in self.rng.sample(self.draw_joins(), self.rng.randint(1, 3)):
             kind = self.rng.choice(["JOIN", "JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN", ","])
             extra_condition = (
-                f" {self.rng.choice(['AND', 'OR'])} {self.condition([*names, name])}" if self.draw_chance(0.15) else ""
+                f" {self.rng.choice(['AND', 'OR'])} {self.draw_condition([*names, name])}"
+                if self.draw_chance(0.15)
+                else ""
             )
             relation = self.draw_dimension(name)
             if kind == "," and not extra_condition:
@@ -97,10 +99,10 @@ class Stars:
             names.append(name)
         where = [
             *(self.repeat_in_branches(join_condition, names) for join_condition in self.held),
-            self.condition(names),
+            self.draw_condition(names),
         ]
         if self.draw_chance(0.4):
-            where.append(self.condition(names))
+            where.append(self.draw_condition(names))
         self.held = []
         projection = self.rng.choice(["count(*), min(f.c)", "f.c, f.ts", "f.*", "DISTINCT f.k1", "f.k1, count(*)"])
         tail = " GROUP BY f.k1" if projection.startswith("f.k1,") else ""
@@ -164,24 +166,24 @@ class Stars:
             branches.append(f"({join_condition} AND {self.build_branch(names)})")
         return f"({' OR '.join(branches)})"
 
-    def condition(self, names: Sequence[str]) -> str:
+    def draw_condition(self, names: Sequence[str]) -> str:
         parts = [self.build_branch(names) for _ in range(self.rng.choice([1, 1, 2, 2, 3]))]
         text = f"({' OR '.join(parts)})"
         return f"NOT {text}" if self.draw_chance(0.1) else text
 
     def build_branch(self, names: Sequence[str]) -> str:
-        parts = [self.comparison(self.rng.choice(names)) for _ in range(self.rng.choice([1, 1, 2]))]
+        parts = [self.draw_comparison(self.rng.choice(names)) for _ in range(self.rng.choice([1, 1, 2]))]
         return parts[0] if len(parts) == 1 else f"({' AND '.join(parts)})"
 
-    def comparison(self, name: str) -> str:
+    def draw_comparison(self, name: str) -> str:
         table = "fact" if name == "f" else name
         column, kind = self.rng.choice(list(TABLES[table].items()))
-        place, literal = f"{name}.{column}", self.value(column, kind)
+        place, literal = f"{name}.{column}", self.draw_value(column, kind)
         return self.rng.choice(
             [
                 f"{place} = {literal}",
                 f"{place} = {literal}",
-                f"{place} IN ({literal}, {self.value(column, kind)})",
+                f"{place} IN ({literal}, {self.draw_value(column, kind)})",
                 f"{place} <> {literal}",
                 f"{place} >= {literal}",
                 f"{place} IS NULL",

@@ -17,7 +17,7 @@ from seamark.connector.plans.async_client import KnownTable, Name, TablePlanRequ
 from seamark.connector.trino.protocol.sessions import Session
 from seamark.connector.trino.rewriter import RewriteResult
 from tests.connector.trino.played import COLUMNS as COLUMNS_OF
-from tests.connector.trino.played import READER, Seamark, open_rewriter, parse_filter
+from tests.connector.trino.played import READER, NumberedPlans, open_rewriter, parse_filter
 
 SESSION = Session(catalog="other", schema="elsewhere", user=READER)
 COLUMNS = {"k": "long", "x": "int", "twice": "long"}
@@ -40,8 +40,8 @@ def build_view(text: str, catalog: str | None = "lake", **columns: str) -> View:
 PLAIN_VIEW = build_view("SELECT id AS k, x, id * 2 AS twice FROM t WHERE x > 5")
 
 
-async def run_rewrite(statement: str, **played: Any) -> tuple[RewriteResult, Seamark]:
-    server = Seamark(**played)
+async def run_rewrite(statement: str, **played: Any) -> tuple[RewriteResult, NumberedPlans]:
+    server = NumberedPlans(**played)
     async with open_rewriter(server) as rewriter:
         return await rewriter.rewrite(statement, SESSION), server
 
@@ -168,7 +168,7 @@ async def test_names_in_a_nested_view_resolve_in_that_view() -> None:
     other_view = View("file:///there", "SELECT id AS k, x FROM t", {"k": "long", "x": "int"}, "lake", "there")
     inner = View("file:///inner", "SELECT uid AS k FROM u", {"k": "long"}, "lake", "db")
     outer = build_view("SELECT a.k FROM v a JOIN there.v b ON a.k = b.k WHERE b.x = 6", k="long")
-    server = Seamark(views={"top": outer})
+    server = NumberedPlans(views={"top": outer})
     server.views |= {("db", "v"): inner, ("there", "v"): other_view}
     async with open_rewriter(server) as rewriter:
         rewrite = await rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
@@ -193,7 +193,7 @@ async def test_condition_on_a_computed_or_converted_column_of_a_nested_view_is_n
 
 
 async def test_known_nested_views_are_requested_without_asking_for_tables() -> None:
-    server = Seamark(views=dict(NESTED_VIEWS))
+    server = NumberedPlans(views=dict(NESTED_VIEWS))
     async with open_rewriter(server) as rewriter:
         await rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
         before = len(server.requests), len(server.views_read)
@@ -205,7 +205,7 @@ async def test_known_nested_views_are_requested_without_asking_for_tables() -> N
 
 async def test_views_keep_their_plans_if_a_nested_view_has_none() -> None:
     for refused_view, other_views in (("v", ["mid", "top"]), ("mid", ["v", "top"]), ("top", ["v", "mid"])):
-        server = Seamark(views=dict(NESTED_VIEWS), answer=name_all_but(refused_view))
+        server = NumberedPlans(views=dict(NESTED_VIEWS), answer=name_all_but(refused_view))
         async with open_rewriter(server) as rewriter:
             rewrite = await rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
         assert (rewrite.statement is None) == (refused_view == "top")
@@ -280,7 +280,7 @@ async def test_nested_views_are_analysed_to_a_maximum_depth_and_number() -> None
 
 
 async def test_changed_nested_view_is_read_again() -> None:
-    server = Seamark(views=dict(NESTED_VIEWS))
+    server = NumberedPlans(views=dict(NESTED_VIEWS))
     async with open_rewriter(server) as rewriter:
         statement = "SELECT * FROM lake.db.top WHERE k = 4"
         assert (await rewriter.rewrite(statement, SESSION)).statement is not None
@@ -303,7 +303,7 @@ async def test_former_columns_of_a_view_do_not_resolve_names_of_other_tables() -
     """The name `x` in the subquery belongs to the outer table until the view has a column `x`."""
     statement = "SELECT * FROM lake.db.t WHERE EXISTS (SELECT 1 FROM lake.db.u, lake.db.v WHERE uid = x AND y = 3)"
     tables = {"t": KnownTable("1", COLUMNS_OF["t"], 7, 1 << 30, 100), "u": KnownTable("1", COLUMNS_OF["u"], 7, 100, 2)}
-    server = Seamark(views={"v": build_view("SELECT id AS k FROM t", k="long")}, tables=tables)
+    server = NumberedPlans(views={"v": build_view("SELECT id AS k FROM t", k="long")}, tables=tables)
     async with open_rewriter(server) as rewriter:
         await rewriter.rewrite(statement, SESSION)
         assert [one.table[-1] for one in server.requests if one.joins] == ["t"]
@@ -322,7 +322,7 @@ def refuse_with(error: Exception) -> Callable[[Name], str | None]:
 
 
 async def test_user_without_the_right_to_plan_views_sends_one_request_for_many_statements() -> None:
-    server = Seamark(
+    server = NumberedPlans(
         views={"v": PLAIN_VIEW}, answer=refuse_with(AccessDenied("no", status=403, kind="ForbiddenException"))
     )
     async with open_rewriter(server) as rewriter:
@@ -334,7 +334,7 @@ async def test_user_without_the_right_to_plan_views_sends_one_request_for_many_s
 
 
 async def test_changed_view_is_read_again() -> None:
-    server = Seamark(views={"v": PLAIN_VIEW})
+    server = NumberedPlans(views={"v": PLAIN_VIEW})
     async with open_rewriter(server) as rewriter:
         assert (await rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is not None
         server.views["v"] = build_view("SELECT uid AS k FROM u", k="long")
@@ -346,7 +346,7 @@ async def test_changed_view_is_read_again() -> None:
 
 
 async def test_known_view_is_not_requested_as_a_table() -> None:
-    server = Seamark(views={"v": PLAIN_VIEW})
+    server = NumberedPlans(views={"v": PLAIN_VIEW})
     async with open_rewriter(server) as rewriter:
         for _ in range(4):
             await rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
@@ -409,7 +409,7 @@ async def test_rewritten_statement_names_the_view_so_that_trino_checks_its_rules
 
 async def test_views_stay_unchanged_for_a_session_without_a_user() -> None:
     """A plan view belongs to one user."""
-    server = Seamark(views={"v": PLAIN_VIEW})
+    server = NumberedPlans(views={"v": PLAIN_VIEW})
     async with open_rewriter(server) as rewriter:
         rewrite = await rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", replace(SESSION, user=""))
     assert (rewrite.statement, server.views_asked) == (None, [])

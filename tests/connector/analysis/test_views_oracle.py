@@ -21,7 +21,7 @@ from seamark.connector.analysis.views import BEFORE, plan_view_query
 from seamark.connector.plans.scan import Scan
 from seamark.connector.plans.splices import Replacement, splice
 from tests.connector.analysis.comparisons import StoredRelation, quote
-from tests.connector.analysis.statements import Statements
+from tests.connector.analysis.statements import RandomStatements
 from tests.connector.analysis.test_scans_oracle import KnownColumns, count_rows, draw_lakes, prune
 
 QUERIES_PER_LAKE = 40
@@ -55,7 +55,7 @@ class ViewColumns:
 
 
 def make_views(
-    statements: Statements, connection: duckdb.DuckDBPyConnection
+    statements: RandomStatements, connection: duckdb.DuckDBPyConnection
 ) -> tuple[dict[str, StoredRelation], dict[str, str]]:
     """Return random views and their texts. A view reads tables and the views before it."""
     views, texts, tables = {}, {}, statements.tables

@@ -22,7 +22,7 @@ from seamark.formats.iceberg.types.schema import Field, Schema, StructType
 from seamark.formats.index.definitions import IndexDefinition, define
 from seamark.formats.index.kinds.cube import group_rows
 from tests.connector.sql.comparing import to_comparable_value
-from tests.connector.sql.test_cubes import RandomAggregates, exact_rows
+from tests.connector.sql.test_cubes import RandomAggregates, draw_rows_with_exact_sums
 from tests.seeds import first_seed
 
 TYPES = {
@@ -51,7 +51,7 @@ FURTHER = ("count(1)", "sum(1)", "count(k)", "count(s.f)", "max(s.f)", "avg(a.s.
 
 
 def draw_file(rng: random.Random) -> pa.Table:
-    table = exact_rows(rng, rng.choice((0, 1, 20, 40)))
+    table = draw_rows_with_exact_sums(rng, rng.choice((0, 1, 20, 40)))
     rows = [
         None if rng.random() < 0.1 else {"f": rng.choice((1, 2, None)), "Über": rng.choice("ab")}
         for _ in range(len(table))
@@ -71,8 +71,8 @@ def index_columns_by_id(table: pa.Table) -> dict[int, pa.ChunkedArray]:
 class RandomDuckDBAggregates(RandomAggregates):
     """Draws queries also with subtotals, fields of structs, and aggregates of constants and dimensions."""
 
-    def cube(self) -> tuple[list[str], list[str]]:
-        dimensions, measures = super().cube()
+    def draw_cube(self) -> tuple[list[str], list[str]]:
+        dimensions, measures = super().draw_cube()
         if self._rng.random() < 0.3:
             dimensions.append("s.f")
         if self._rng.random() < 0.2:
@@ -133,7 +133,7 @@ def run_case(con: duckdb.DuckDBPyConnection, seed: int, queries: int) -> Counter
     """Compare random queries of one random table and one cube, and return how many follow from the cube."""
     rng = random.Random(seed)
     aggregates, counts = RandomDuckDBAggregates(rng), Counter[str]()
-    dimensions, measures = aggregates.cube()
+    dimensions, measures = aggregates.draw_cube()
     cube = define("cube", "cube", dimensions, SCHEMA, measures=measures)
     files = [draw_file(rng) for _ in range(rng.randint(1, 4))]
     entries = [build_entry(rng, cube, file) for file in files]

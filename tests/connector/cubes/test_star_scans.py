@@ -47,7 +47,7 @@ async def load_tables(*tables: TableMetadata) -> list[KnownTable]:
         TestServer(app, host="127.0.0.1") as server,
         open_seamark(str(server.make_url("")), token=None, lease_s=60) as client,
     ):
-        loaded = [await client.columns(("db", str(number))) for number in range(len(tables))]
+        loaded = [await client.load_table(("db", str(number))) for number in range(len(tables))]
     return [table for table in loaded if table is not None]
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.connector.analysis.comparisons import ALIASES, COLUMN_NAMES, Column, Scope, StoredRelation, quote
-from tests.connector.analysis.statements import Statements
+from tests.connector.analysis.comparisons import ALIASES, COLUMN_NAMES, Scope, ScopeColumn, StoredRelation, quote
+from tests.connector.analysis.statements import RandomStatements
 
 LOOSE_CONDITIONS = {
     "long": ["'2'", "1.5", "2.0", "1e0", "'-1'"],
@@ -27,14 +27,14 @@ FORMATTED = {
 }
 
 
-class LooseStatements(Statements):
+class LooseStatements(RandomStatements):
     other_groups = ("ALL",)
     listed_share = 0.7
 
-    def body(self, relations: list[StoredRelation], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
+    def draw_body(self, relations: list[StoredRelation], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
         """Return a query, in some cases a set operation over `*` of names in WITH and of subqueries."""
         if depth < 2 or not self.draw_chance(0.1):
-            return super().body(relations, depth, outer)
+            return super().draw_body(relations, depth, outer)
         kinds = [self.rng.choice(["long", "long", "string", "date", "double"]) for _ in range(self.rng.randint(1, 3))]
         first, other, alias = self.rng.sample(ALIASES, 3)
         left, columns = self.select(relations, depth - 1, outer, set_part=True, kinds=kinds)
@@ -45,33 +45,34 @@ class LooseStatements(Statements):
         joined_text = f"SELECT * FROM {self.spell(first)} {word} SELECT * FROM {side}"
         return f"SELECT * FROM ({clauses} {joined_text}) AS {self.spell(alias)}", columns
 
-    def value(self, kind: str) -> str:
-        return "'NaN'" if kind == "double" and self.draw_chance(0.15) else super().value(kind)
+    def draw_value(self, kind: str) -> str:
+        return "'NaN'" if kind == "double" and self.draw_chance(0.15) else super().draw_value(kind)
 
-    def literal(self, kind: str) -> str:
-        return self.rng.choice(LOOSE_CONDITIONS[kind]) if self.draw_chance(0.25) else super().literal(kind)
+    def draw_literal(self, kind: str) -> str:
+        return self.rng.choice(LOOSE_CONDITIONS[kind]) if self.draw_chance(0.25) else super().draw_literal(kind)
 
-    def comparison(self, column: Column, scope: Scope) -> str:
+    def draw_comparison(self, column: ScopeColumn, scope: Scope) -> str:
         if column.kind == "string" and self.draw_chance(0.1):
-            return f"{self.reference(column, scope)} {self.rng.choice(['', 'NOT '])}ILIKE '{self.rng.choice('%_')}B%'"
+            name, negation = self.write_reference(column, scope), self.rng.choice(["", "NOT "])
+            return f"{name} {negation}ILIKE '{self.rng.choice('%_')}B%'"
         if self.draw_chance(0.12):
             return self.draw_list_condition(column, scope)
         if column.kind == "long" and self.draw_chance(0.12):
             return (
-                f"{self.reference(column, scope)} // {self.rng.choice('2357')}"
-                f" {self.draw_operator()} {self.literal('long')}"
+                f"{self.write_reference(column, scope)} // {self.rng.choice('2357')}"
+                f" {self.draw_operator()} {self.draw_literal('long')}"
             )
         if column.kind in ("date", "timestamp") and self.draw_chance(0.1):
             form = self.rng.choice(list(FORMATTED))
-            text = f"strftime({self.reference(column, scope)}, '{form}')"
+            text = f"strftime({self.write_reference(column, scope)}, '{form}')"
             return (
                 f"{text} {self.rng.choice(['=', '=', '<>', '<', '<=', '>', '>='])} '{self.rng.choice(FORMATTED[form])}'"
             )
-        return super().comparison(column, scope)
+        return super().draw_comparison(column, scope)
 
-    def draw_list_condition(self, column: Column, scope: Scope) -> str:
+    def draw_list_condition(self, column: ScopeColumn, scope: Scope) -> str:
         """Return a condition on a list or on rows, in some cases with nulls and values of other types."""
-        name, negated = self.reference(column, scope), self.rng.choice(["", "", "NOT "])
+        name, negated = self.write_reference(column, scope), self.rng.choice(["", "", "NOT "])
         other = self.choose_column(scope, scope) or column
         values = ", ".join(self.draw_any_value(column.kind) for _ in range(2))
         row = f"({self.draw_any_value(column.kind)}, {self.draw_any_value(other.kind)})"
@@ -80,8 +81,8 @@ class LooseStatements(Statements):
             [
                 f"{name} {negated}IN (SELECT unnest([{values}]))",
                 f"{negated}{function}([{values}], {name})",
-                f"({name}, {self.reference(other, scope)}) {negated}IN ({row}, {row})",
-                f"({name}, {self.reference(other, scope)}) = {row}",
+                f"({name}, {self.write_reference(other, scope)}) {negated}IN ({row}, {row})",
+                f"({name}, {self.write_reference(other, scope)}) = {row}",
                 f"CASE {name} WHEN {self.draw_any_value(column.kind)} THEN 'x' ELSE 'y' END {self.draw_operator()} 'x'",
                 f"CASE WHEN {self.draw_simple_condition(scope)} THEN 'x' WHEN"
                 f" {self.draw_simple_condition(scope)} THEN 'y' END {self.draw_operator()} 'x'",
@@ -94,7 +95,7 @@ class LooseStatements(Statements):
     def draw_any_value(self, kind: str) -> str:
         if self.draw_chance(0.1):
             return "NULL"
-        return self.rng.choice(LOOSE_CONDITIONS[kind]) if self.draw_chance(0.1) else self.value(kind)
+        return self.rng.choice(LOOSE_CONDITIONS[kind]) if self.draw_chance(0.1) else self.draw_value(kind)
 
     def draw_unnest(self, used_names: set[str]) -> tuple[str, Scope]:
         """Return a list of literals as a source, with or without column names."""
@@ -110,7 +111,7 @@ class LooseStatements(Statements):
             names += [f"col{number}" for number in range(len(names), len(kinds))]
             rows = (f"({', '.join(map(self.draw_any_value, kinds))})" for _ in range(self.rng.randint(1, 3)))
             values = f"(VALUES {', '.join(rows)})"
-        scope = [Column(name, kind, alias) for name, kind in zip(names, kinds, strict=True)]
+        scope = [ScopeColumn(name, kind, alias) for name, kind in zip(names, kinds, strict=True)]
         return f"{values} AS {self.spell(alias)}{text}", scope
 
     def draw_qualify(self, scope: Scope) -> str:
@@ -137,9 +138,9 @@ class LooseStatements(Statements):
         if not pairs or self.draw_chance(0.7):
             return super().draw_correlated_condition(scope, outer)
         first, other = self.rng.choice(pairs)
-        return f"{self.reference(first, scope)} = {self.spell(other.name)}"
+        return f"{self.write_reference(first, scope)} = {self.spell(other.name)}"
 
-    def equality(self, left: Scope, right: Scope, joined_scope: Scope) -> str:
+    def draw_equality(self, left: Scope, right: Scope, joined_scope: Scope) -> str:
         pairs = [
             (column, other)
             for column in left
@@ -149,6 +150,6 @@ class LooseStatements(Statements):
             and self.can_name(other, joined_scope)
         ]
         if not pairs or self.draw_chance(0.6):
-            return super().equality(left, right, joined_scope)
+            return super().draw_equality(left, right, joined_scope)
         first, other = self.rng.choice(pairs)
-        return f"{self.reference(first, joined_scope)} = {self.reference(other, joined_scope)}"
+        return f"{self.write_reference(first, joined_scope)} = {self.write_reference(other, joined_scope)}"

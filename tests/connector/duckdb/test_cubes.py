@@ -17,7 +17,7 @@ from seamark.connector.duckdb.queries import rewrite_query
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.sql.comparing import to_comparable_value
-from tests.connector.sql.test_cubes import RandomAggregates, World, sales, server
+from tests.connector.sql.test_cubes import CubeWorld, RandomAggregates, sales, server
 from tests.seeds import examples, first_seed
 
 __all__ = ["sales", "server"]
@@ -48,10 +48,10 @@ def run_case(server: ServerThread, con: duckdb.DuckDBPyConnection, seed: int, qu
     rng = random.Random(seed)
     aggregates, counts = RandomAggregates(rng), Counter[str]()
     with closing(IndexClient(server.url)) as client:
-        world = World(server, client, rng, f"db.duck{seed}")
+        world = CubeWorld(server, client, rng, f"db.duck{seed}")
         world.create_table()
         world.append()
-        world.add_cube(*aggregates.cube())
+        world.add_cube(*aggregates.draw_cube())
         for steps in (("build", "append"), ("delete", "build"), ("spoil", "append")):
             for step in steps:
                 match step:
@@ -85,7 +85,7 @@ def test_random_queries_return_the_same_rows_from_cubes(server: ServerThread, co
 
 
 def test_query_reads_groups_and_the_rows_of_files_without_an_entry(
-    server: ServerThread, sales: World, con: duckdb.DuckDBPyConnection
+    server: ServerThread, sales: CubeWorld, con: duckdb.DuckDBPyConnection
 ) -> None:
     text = f"SELECT country, sum(n), avg(n) AS mean, count(*) FROM sea.{sales.name} GROUP BY country ORDER BY country"
     assert compare(con, text) == CubeSummary("cube0", 3, 0)
@@ -97,7 +97,7 @@ def test_query_reads_groups_and_the_rows_of_files_without_an_entry(
 
 @pytest.mark.slow
 def test_parameters_subtotals_and_constants_follow_from_a_cube(
-    server: ServerThread, sales: World, con: duckdb.DuckDBPyConnection
+    server: ServerThread, sales: CubeWorld, con: duckdb.DuckDBPyConnection
 ) -> None:
     text = (
         f"SELECT country, date_trunc('month', ts) AS month, grouping(country), count(1), sum(1), count(country) "
@@ -123,7 +123,7 @@ def test_parameters_subtotals_and_constants_follow_from_a_cube(
     ],
 )
 def test_query_that_does_not_follow_from_a_cube_says_why(
-    server: ServerThread, sales: World, con: duckdb.DuckDBPyConnection, outputs: str, reason: str
+    server: ServerThread, sales: CubeWorld, con: duckdb.DuckDBPyConnection, outputs: str, reason: str
 ) -> None:
     rewritten = rewrite_query(con, f"SELECT {outputs} FROM sea.{sales.name}")
     assert rewritten.cube is not None
@@ -132,7 +132,7 @@ def test_query_that_does_not_follow_from_a_cube_says_why(
 
 
 def test_exact_queries_do_not_average_from_cubes(
-    server: ServerThread, sales: World, con: duckdb.DuckDBPyConnection
+    server: ServerThread, sales: CubeWorld, con: duckdb.DuckDBPyConnection
 ) -> None:
     text = f"SELECT avg(n), sum(n) FROM sea.{sales.name}"
     rewritten = rewrite_query(con, text, cubes=EXACT)

@@ -73,8 +73,10 @@ class PlannedStatements(LooseStatements):
     def spell(self, name: str) -> str:
         return quote(name) if name in TABLE_NAMES else super().spell(name)
 
-    def value(self, kind: str) -> str:
-        return self.rng.choice(LONG_AGO[kind]) if kind in LONG_AGO and self.draw_chance(0.25) else super().value(kind)
+    def draw_value(self, kind: str) -> str:
+        return (
+            self.rng.choice(LONG_AGO[kind]) if kind in LONG_AGO and self.draw_chance(0.25) else super().draw_value(kind)
+        )
 
     def transform(self, name: str) -> tuple[str, Transform[Any, Any]] | None:
         """Return a column of a table and a transform for its partition field, or None."""
@@ -95,8 +97,8 @@ class PlannedStatements(LooseStatements):
                 tables.append(f"INSERT INTO {name} (added) VALUES (1), (3)")
             for _ in range(self.rng.choice([0, 1])):
                 column, kind = self.rng.choice(list(table.columns.items()))
-                condition = f"{quote(column)} = {self.value(kind)}"
-                value = "NULL" if self.draw_chance(0.3) else self.value(kind)
+                condition = f"{quote(column)} = {self.draw_value(kind)}"
+                value = "NULL" if self.draw_chance(0.3) else self.draw_value(kind)
                 change = f"UPDATE {name} SET {quote(column)} = {value} WHERE"
                 tables.append(f"{self.rng.choice([f'DELETE FROM {name} WHERE', change])} {condition}")
         return tables

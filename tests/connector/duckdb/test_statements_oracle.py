@@ -20,7 +20,7 @@ import pytest
 from seamark.connector.analysis.lexer import UnsupportedStatement
 from seamark.connector.analysis.scans import find_scans
 from seamark.connector.duckdb.statements import DuckDBStatement, mark_name
-from seamark.connector.plans.conditions import sql_of
+from seamark.connector.plans.conditions import write_sql
 from seamark.connector.plans.quotes import quote_name
 from seamark.connector.plans.scan import Join, Scan
 from seamark.connector.plans.splices import Replacement, splice
@@ -32,7 +32,7 @@ from tests.seeds import first_seed
 QUERIES_PER_LAKE = 40
 
 
-class Tables:
+class MarkedTables:
     """The tables of one statement, by their marks."""
 
     def __init__(self, scans: Sequence[Scan], stored: dict[str, StoredRelation]) -> None:
@@ -45,7 +45,7 @@ class Tables:
     def name(self, number: int) -> str:
         return quote_name(self._stored[self.found[number].table].name)
 
-    def condition(self, number: int) -> str:
+    def draw_condition(self, number: int) -> str:
         scan = self.found[number]
         text = scan.predicate or "TRUE"
         for name, kind in self._stored[scan.table].columns.items():
@@ -60,8 +60,8 @@ class Tables:
             if join.is_extreme:
                 return format_extreme(join, len(path), self.name(join.scan))
             partner_texts = "".join(self.list_partners(rng, (*path, join.scan)))
-            parts = [self.condition(join.scan), *map(format_likes, self.found[join.scan].likes)]
-            parts += [] if join.where is None else [sql_of(join.where)]
+            parts = [self.draw_condition(join.scan), *map(format_likes, self.found[join.scan].likes)]
+            parts += [] if join.where is None else [write_sql(join.where)]
             rows = f"SELECT * FROM {self.name(join.scan)} WHERE {' AND '.join(parts)}"
             return (
                 f"EXISTS (SELECT 1 FROM ({rows}) AS j{len(path) + 1} WHERE"
@@ -91,7 +91,8 @@ def find_scans_of_statement(
         if reference is not None and reference.parts[-1].lower() in by_name
     }
     columns = {
-        number: {name.lower(): kind for name, kind in one.columns.items()} for number, one in stored_relations.items()
+        number: {name.lower(): kind for name, kind in relation.columns.items()}
+        for number, relation in stored_relations.items()
     }
     marks = {mark_name(number): number for number in stored_relations}
     text = statement.to_marked_text(columns, utc=False)
@@ -101,7 +102,9 @@ def find_scans_of_statement(
     return tables_by_mark, scans
 
 
-def prune(rng: random.Random, connection: duckdb.DuckDBPyConnection, statement: DuckDBStatement, tables: Tables) -> str:
+def prune(
+    rng: random.Random, connection: duckdb.DuckDBPyConnection, statement: DuckDBStatement, tables: MarkedTables
+) -> str:
     replacements = []
     for number, scan in enumerate(tables.found):
         if not tables.is_known(number):
@@ -113,7 +116,7 @@ def prune(rng: random.Random, connection: duckdb.DuckDBPyConnection, statement: 
         )
         partners = "".join(tables.list_partners(rng, (number,)))
         name = f"plan~{number}"
-        condition = f"{tables.condition(number)}{partners}"
+        condition = f"{tables.draw_condition(number)}{partners}"
         connection.execute(
             f"CREATE OR REPLACE TABLE {quote_name(name)} AS SELECT * FROM {tables.name(number)} AS j1 WHERE {condition}"
         )
@@ -161,7 +164,7 @@ def check_one(
     counts["predicates"] += sum(reference.predicate is not None for reference in result if reference.table in stored)
     counts["joins"] += sum(len(reference.joins) for reference in result)
     counts["periods"] += any(join.transform != "identity" for reference in result for join in reference.joins)
-    replacements = prune(rng, connection, statement, Tables(result, stored))
+    replacements = prune(rng, connection, statement, MarkedTables(result, stored))
     note = f"{seed}\n{text}\n-- became\n{replacements}\n-- by\n" + "\n".join(
         f"{reference.table}: {reference.predicate} {reference.joins}" for reference in result
     )

@@ -36,7 +36,7 @@ _LONG = 2**63
 
 
 @dataclass(eq=False)
-class Column:
+class RandomColumn:
     """A column of a random table.
 
     `children` has the fields of a struct, the element of a list, or the key and value of a map.
@@ -45,10 +45,10 @@ class Column:
     id: int
     name: str
     kind: str
-    children: list[Column] = field(default_factory=list)
+    children: list[RandomColumn] = field(default_factory=list)
     initial: Any = None
 
-    def walk(self) -> Iterator[Column]:
+    def walk(self) -> Iterator[RandomColumn]:
         yield self
         for child in self.children:
             yield from child.walk()
@@ -96,15 +96,15 @@ class Column:
 
     # Values
 
-    def of(self, row: dict[int, Any]) -> Any:
+    def read_value(self, row: dict[int, Any]) -> Any:
         """Return the column's value in a row or struct, or its initial default if the row is older."""
         return row.get(self.id, self.initial)
 
-    def array(self, values: Sequence[Any]) -> pa.Array:
+    def build_array(self, values: Sequence[Any]) -> pa.Array:
         match self.kind:
             case "struct":
                 arrays = [
-                    child.array([None if value is None else child.of(value) for value in values])
+                    child.build_array([None if value is None else child.read_value(value) for value in values])
                     for child in self.children
                 ]
                 fields = [pa.field(child.name, made.type) for child, made in zip(self.children, arrays, strict=True)]
@@ -119,9 +119,10 @@ class Column:
                     end += len(value or ())
                 starts = pa.array([*offsets, end], pa.int32())
                 if self.kind == LIST:
-                    return pa.ListArray.from_arrays(starts, self.children[0].array(flat_values))
+                    return pa.ListArray.from_arrays(starts, self.children[0].build_array(flat_values))
                 return pa.MapArray.from_arrays(
-                    starts, *(child.array([pair[n] for pair in flat_values]) for n, child in enumerate(self.children))
+                    starts,
+                    *(child.build_array([pair[n] for pair in flat_values]) for n, child in enumerate(self.children)),
                 )
         return typed.build_array(self.kind, values)
 
@@ -152,7 +153,7 @@ class Column:
             return None
         match self.kind:
             case "struct":
-                return tuple(child.freeze(child.of(value)) for child in self.children)
+                return tuple(child.freeze(child.read_value(value)) for child in self.children)
             case "list":
                 return tuple(map(self.children[0].freeze, value))
             case "map":

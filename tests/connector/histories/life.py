@@ -36,7 +36,7 @@ from tests.connector.histories.columns import (
     NESTED,
     PROMOTED,
     STRUCT,
-    Column,
+    RandomColumn,
     compute_key,
     draw_value,
     list_kinds,
@@ -61,14 +61,14 @@ class TableHistory:
         self._rng, self._client, self._name = random.Random(f"life {seed}"), client, name
         self._version = self._rng.choice((2, 3, 3))
         self._last_id, self._last_part = 0, 999
-        self._columns: list[Column] = []
+        self._columns: list[RandomColumn] = []
         for _ in range(self._rng.choice((1, 1, 2))):
             self._columns.append(self._draw_column(self._rng.choice(KEY_KINDS)))
         self._keys = list(self._columns)
         for _ in range(self._rng.randint(3, 5)):
             self._columns.append(self._draw_new_column())
         self._rng.shuffle(self._columns)
-        self._snapshots: dict[int, tuple[list[Column], Counter[Any]]] = {}
+        self._snapshots: dict[int, tuple[list[RandomColumn], Counter[Any]]] = {}
         self._row_ids: dict[Any, tuple[int, int]] = {}
         self._stored_dates: defaultdict[int, set[int]] = defaultdict(set)
         """The dates of each column that files have, also in deleted rows: a promotion converts them, too."""
@@ -83,20 +83,20 @@ class TableHistory:
     def _table(self) -> str:
         return f"db.{self._name}"
 
-    def _draw_column(self, kind: str, children: Sequence[Column] = ()) -> Column:
+    def _draw_column(self, kind: str, children: Sequence[RandomColumn] = ()) -> RandomColumn:
         free = [one for one in NAMES if one.lower() not in {column.name.lower() for column in self._columns}]
         self._last_id += 1
-        return Column(self._last_id, self._rng.choice(free), kind, list(children))
+        return RandomColumn(self._last_id, self._rng.choice(free), kind, list(children))
 
-    def _draw_inner(self, name: str, depth: int) -> Column:
+    def _draw_inner(self, name: str, depth: int) -> RandomColumn:
         kind = self._rng.choice((STRUCT, LIST)) if depth and self._rng.random() < 0.4 else ""
         names = {STRUCT: self._rng.sample(("a", "b", "C c"), self._rng.choice((1, 2))), LIST: ["element"]}.get(kind, [])
         self._last_id += 1
-        column = Column(self._last_id, name, kind or self._rng.choice(list_kinds(self._version)))
+        column = RandomColumn(self._last_id, name, kind or self._rng.choice(list_kinds(self._version)))
         column.children = [self._draw_inner(one, depth - 1) for one in names]
         return column
 
-    def _draw_new_column(self, *, default: bool = False) -> Column:
+    def _draw_new_column(self, *, default: bool = False) -> RandomColumn:
         rng = self._rng
         match rng.choice((STRUCT, LIST, MAP, *[""] * 7)):
             case "struct":
@@ -176,15 +176,15 @@ class TableHistory:
     def _compute_key(self, row: Row) -> tuple[Any, ...]:
         return tuple(compute_key(row[key.id]) for key in self._keys)
 
-    def _build_arrow_table(self, rows: Sequence[Row], columns: Sequence[Column] | None = None) -> pa.Table:
+    def _build_arrow_table(self, rows: Sequence[Row], columns: Sequence[RandomColumn] | None = None) -> pa.Table:
         columns = self._columns if columns is None else columns
-        arrays = [column.array([column.of(row) for row in rows]) for column in columns]
+        arrays = [column.build_array([column.read_value(row) for row in rows]) for column in columns]
         return pa.Table.from_arrays(arrays, [column.name for column in columns])
 
     def _freeze_rows(self, rows: Sequence[Row]) -> Counter[Any]:
-        return Counter(tuple(column.freeze(column.of(row)) for column in self._columns) for row in rows)
+        return Counter(tuple(column.freeze(column.read_value(row)) for column in self._columns) for row in rows)
 
-    def _read(self, columns: Sequence[Column], where: Any = None, at: At = CURRENT) -> Counter[Any]:
+    def _read(self, columns: Sequence[RandomColumn], where: Any = None, at: At = CURRENT) -> Counter[Any]:
         actual = scan(self._client, self._table, where=where, at=at).to_arrow().combine_chunks()
         assert actual.column_names == [column.name for column in columns]
         values = [
@@ -268,11 +268,13 @@ class TableHistory:
         self._replace(rows, None, None)
         return str(rows)
 
-    def _replace(self, rows: Sequence[Row], sort_column: Column | None, columns: Sequence[Column] | None) -> None:
+    def _replace(
+        self, rows: Sequence[Row], sort_column: RandomColumn | None, columns: Sequence[RandomColumn] | None
+    ) -> None:
         def is_older(first: Row, other: Row) -> bool:
             if sort_column is None:
                 return False
-            own_value, other_value = sort_column.of(first), sort_column.of(other)
+            own_value, other_value = sort_column.read_value(first), sort_column.read_value(other)
             return (
                 other_value is not None
                 if own_value is None
@@ -413,7 +415,7 @@ class TableHistory:
         self._change_schema()
         return f"{operator}: {[column.json for column in columns]}"
 
-    def _promote(self, columns: Sequence[Column], used: set[int]) -> None:
+    def _promote(self, columns: Sequence[RandomColumn], used: set[int]) -> None:
         keys = {
             id(nested_column.children[0])
             for column in columns

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.connector.histories.columns import NESTED, STRUCT, Column, draw_value
+from tests.connector.histories.columns import NESTED, STRUCT, RandomColumn, draw_value
 from tests.planner.lakes.literal_forms import render
 
 Row = dict[int, Any]
@@ -25,7 +25,7 @@ _NEGATED |= {other: one for one, other in _NEGATED.items()}
 _ORDERED = {"lt": operator.lt, "lt-eq": operator.le, "gt": operator.gt, "gt-eq": operator.ge, "eq": operator.eq}
 
 
-def draw_filter(rng: random.Random, columns: Sequence[Column], rows: Sequence[Row], depth: int = 2) -> Filter:
+def draw_filter(rng: random.Random, columns: Sequence[RandomColumn], rows: Sequence[Row], depth: int = 2) -> Filter:
     if depth and rng.random() < 0.4:
         left, right = (draw_filter(rng, columns, rows, depth - 1) for _ in range(2))
         word, other = rng.choice((("and", "or"), ("or", "and")))
@@ -63,19 +63,19 @@ def _join_tests(word: str, test: Test, other: Test) -> Test:
     return lambda row: test(row) or other(row)
 
 
-def _list_terms(columns: Sequence[Column]) -> list[tuple[str, Column, Callable[[Row], Any]]]:
+def _list_terms(columns: Sequence[RandomColumn]) -> list[tuple[str, RandomColumn, Callable[[Row], Any]]]:
     """Return columns and fields of structs, each with its name and a function that reads it from a row."""
-    readers: list[tuple[str, Column, Callable[[Row], Any]]] = []
+    readers: list[tuple[str, RandomColumn, Callable[[Row], Any]]] = []
     for column in columns:
         if column.kind not in NESTED:
-            readers.append((column.name, column, column.of))
+            readers.append((column.name, column, column.read_value))
         fields = [child for child in column.children if column.kind == STRUCT and child.kind not in NESTED]
         readers += [(f"{column.name}.{field.name}", field, _read_within(column, field)) for field in fields]
     return readers
 
 
-def _read_within(column: Column, child: Column) -> Callable[[Row], Any]:
-    return lambda row: None if column.of(row) is None else child.of(column.of(row))
+def _read_within(column: RandomColumn, child: RandomColumn) -> Callable[[Row], Any]:
+    return lambda row: None if column.read_value(row) is None else child.read_value(column.read_value(row))
 
 
 def _build_test(op: str, values: Sequence[Any], get: Callable[[Row], Any]) -> Test:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.connector.histories.columns import Column, draw_value
+from tests.connector.histories.columns import RandomColumn, draw_value
 from tests.connector.histories.predicates import Row
 from tests.planner.lakes.literal_forms import render
 
@@ -30,7 +30,7 @@ class DrawnStatement:
     new: Row = field(default_factory=dict)
 
 
-def can_be_written(column: Column) -> bool:
+def can_be_written(column: RandomColumn) -> bool:
     """Return True if statements can compare and set the column.
 
     SQL has no literals of the type real.
@@ -39,7 +39,11 @@ def can_be_written(column: Column) -> bool:
 
 
 def draw_change(
-    rng: random.Random, table: str, columns: Sequence[Column], settable: Sequence[Column], rows: Sequence[Row]
+    rng: random.Random,
+    table: str,
+    columns: Sequence[RandomColumn],
+    settable: Sequence[RandomColumn],
+    rows: Sequence[Row],
 ) -> DrawnStatement | None:
     """Return an UPDATE or a DELETE, or None if statements can compare no column."""
     writable_columns = [column for column in columns if can_be_written(column)]
@@ -84,38 +88,38 @@ def format_literal(kind: str, value: Any) -> str:
     return str(value).lower()
 
 
-def _draw_condition(rng: random.Random, column: Column, rows: Sequence[Row]) -> tuple[str, Callable[[Row], bool]]:
+def _draw_condition(rng: random.Random, column: RandomColumn, rows: Sequence[Row]) -> tuple[str, Callable[[Row], bool]]:
     name = quote(column.name)
-    stored_keys = [one for row in rows if (one := column.of(row)) is not None and _is_known(column.kind, one)]
+    stored_keys = [one for row in rows if (one := column.read_value(row)) is not None and _is_known(column.kind, one)]
 
     def draw_value() -> Any:
         return rng.choice(stored_keys) if stored_keys and rng.random() < 0.8 else draw_known(rng, column, nulls=False)
 
     match rng.choice(("=", "=", "IN", "<", "IS NULL", "BETWEEN")):
         case "IS NULL":
-            return f"{name} IS NULL", lambda row: column.of(row) is None
+            return f"{name} IS NULL", lambda row: column.read_value(row) is None
         case "IN":
             values = [draw_value() for _ in range(rng.randint(1, 3))]
-            texts = ", ".join(format_literal(column.kind, one) for one in values)
-            return f"{name} IN ({texts})", _test_value(column, lambda one: one in values)
+            texts = ", ".join(format_literal(column.kind, value) for value in values)
+            return f"{name} IN ({texts})", _test_value(column, lambda value: value in values)
         case "<":
             minimum = draw_value()
             return f"{name} < {format_literal(column.kind, minimum)}", _test_value(
-                column, lambda one: bool(one < minimum)
+                column, lambda value: bool(value < minimum)
             )
         case "BETWEEN":
             low, high = draw_value(), draw_value()
             text = f"{name} BETWEEN {format_literal(column.kind, low)} AND {format_literal(column.kind, high)}"
-            return text, _test_value(column, lambda one: bool(low <= one <= high))
+            return text, _test_value(column, lambda value: bool(low <= value <= high))
     same = draw_value()
-    return f"{name} = {format_literal(column.kind, same)}", _test_value(column, lambda one: bool(one == same))
+    return f"{name} = {format_literal(column.kind, same)}", _test_value(column, lambda value: bool(value == same))
 
 
-def _test_value(column: Column, test: Callable[[Any], bool]) -> Callable[[Row], bool]:
-    return lambda row: column.of(row) is not None and test(column.of(row))
+def _test_value(column: RandomColumn, test: Callable[[Any], bool]) -> Callable[[Row], bool]:
+    return lambda row: column.read_value(row) is not None and test(column.read_value(row))
 
 
-def draw_known(rng: random.Random, column: Column, *, nulls: bool = True) -> Any:
+def draw_known(rng: random.Random, column: RandomColumn, *, nulls: bool = True) -> Any:
     """Return a random value that a literal can express."""
     if nulls and rng.random() < 0.1:
         return None

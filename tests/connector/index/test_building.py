@@ -23,7 +23,14 @@ from seamark.commands.build import handle_sigterm
 from seamark.commands.main import cli
 from seamark.connector.client.errors import Refused
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.index.builds import AdaptiveWorkers, GroupLimits, InProcessWorkers, Progress, build, group_files
+from seamark.connector.index.builds import (
+    AdaptiveWorkers,
+    BuildProgress,
+    GroupLimits,
+    InProcessWorkers,
+    build,
+    group_files,
+)
 from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex
 from tests.connector.lake import SCHEMA, append, build_columns, create, open_catalog, spread
 from tests.connector.server_thread import ServerThread
@@ -67,7 +74,7 @@ def fail() -> None:
 
 
 def test_build_reports_its_progress_and_builds_only_missing_entries(client: IndexClient) -> None:
-    progress: list[Progress] = []
+    progress: list[BuildProgress] = []
     workers = RecordingWorkers()
     report = build(client, "db.t", "b", workers, limits=SMALL_GROUPS, on_progress=progress.append)
     assert [len(group) for group in workers.groups] == [2, 2, 2]

@@ -178,7 +178,7 @@ def test_concurrent_indexers_index_each_file_once(client: IndexClient, server: S
         assert sum(file["files"] for file in files) == 4
 
 
-class ManualClock:
+class IndexerClock:
     def __init__(self) -> None:
         self.now_s = 0.0
 
@@ -230,7 +230,7 @@ def test_indexer_finds_a_damaged_index_file_and_builds_it_again(client: IndexCli
 def test_audits_respect_their_limits_and_reach_every_index_file(client: IndexClient) -> None:
     for name in ("db.a", "db.b"):
         create_table(client, name, files=3, i=("bitmap", "id"))
-    clock = ManualClock()
+    clock = IndexerClock()
     one_each = GroupLimits(files=1)
     assert Indexer(client, open_in_process_workers, limits=one_each).round().builds == 2
     keeper = Indexer(client, open_in_process_workers, limits=one_each, now=clock, audit=AuditLimits(size_bytes=1))
@@ -267,7 +267,7 @@ class FailingWorkers(InProcessWorkers):
 def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other(client: IndexClient) -> None:
     create_table(client, "db.a", i=("bloom", "id"))
     create_table(client, "db.b", i=("bitmap", "country"))
-    workers, clock = FailingWorkers("bloom"), ManualClock()
+    workers, clock = FailingWorkers("bloom"), IndexerClock()
     keeper = Indexer(client, lambda: closing(workers), now=clock)
     assert keeper.round() == Round(tables=2, indexes=2, builds=1, files=3, failed=1)
     assert read_health(client, "db.a", "db.b") == {"db.a i": "behind", "db.b i": "ok"}
@@ -294,7 +294,7 @@ def test_files_that_cannot_be_indexed_are_tried_again_after_a_change_or_a_pause(
     path = next(client.build_files("db.t", "i", build["build-id"]))["files"][0]["file-path"]
     client.finish_build("db.t", "i", build["build-id"])
     Path(path.removeprefix("file://")).write_bytes(b"no Parquet")
-    clock = ManualClock()
+    clock = IndexerClock()
     keeper = Indexer(client, open_in_process_workers, now=clock)
     assert keeper.round() == Round(tables=1, indexes=1, builds=1, files=2, files_not_indexed=1)
     assert keeper.round() == Round(tables=1, indexes=1)
@@ -327,7 +327,7 @@ def test_indexer_remembers_a_bounded_number_of_backoffs(client: IndexClient, mon
     for name in "abc":
         create_table(client, f"db.{name}", files=1, i=("bloom", "id"))
     workers = FailingWorkers("bloom")
-    keeper = Indexer(client, lambda: closing(workers), now=ManualClock())
+    keeper = Indexer(client, lambda: closing(workers), now=IndexerClock())
     for _ in range(2):
         assert keeper.round().failed == 3  # The third backoff replaces the first.
         assert len(keeper._backoffs) == 2

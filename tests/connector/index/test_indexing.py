@@ -186,10 +186,10 @@ def test_bitmap_finds_the_rows_of_its_keys(tmp_path: Path, files: list[DataFile]
     bitmap = Bitmap(open_index(index_data_files(build_task(tmp_path, "bitmap", "name"), files).location).blob)
     x = KeyRanges("string", (KeyRange(b"x", b"x"),))
     nulls = KeyRanges("string", (), nulls=True)
-    assert bitmap.files_with(x).tolist() == [1, 0, 0]
-    assert bitmap.files_with(nulls).tolist() == [1, 1, 0]
-    assert list_positions(bitmap.rows(0, x)).tolist() == [0, 3]
-    assert list_positions(bitmap.rows(1, nulls)).tolist() == [0, 1]
+    assert bitmap.mark_files(x).tolist() == [1, 0, 0]
+    assert bitmap.mark_files(nulls).tolist() == [1, 1, 0]
+    assert list_positions(bitmap.find_rows(0, x)).tolist() == [0, 3]
+    assert list_positions(bitmap.find_rows(1, nulls)).tolist() == [0, 1]
 
 
 def test_record_index_finds_the_position_of_its_keys(tmp_path: Path, files: list[DataFile]) -> None:

@@ -71,7 +71,9 @@ class IndexWriter:
                 positions = [row for row, other in enumerate(held_row) if other == value]
                 if self.definition.kind == "bitmap":
                     key = make_key(value, "long")
-                    rows_read = bitmap.Bitmap(index_file.blob).rows(number, KeyRanges("long", (KeyRange(key, key),)))
+                    rows_read = bitmap.Bitmap(index_file.blob).find_rows(
+                        number, KeyRanges("long", (KeyRange(key, key),))
+                    )
                     assert list_positions(rows_read).tolist() == positions
                 elif self.definition.kind == "bloom":
                     hit = bloom.Bloom(index_file.blob).probe(hash_keys(build_keys([value]), 0))[number]

@@ -23,7 +23,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.storage import Storage
 from seamark.connector.index.builds import InProcessWorkers
 from seamark.connector.index.indexer import Indexer
-from seamark.connector.index.merges import FANOUT
+from seamark.connector.index.merges import MERGED_FILES_MIN
 from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import delete, upsert
 from seamark.formats.index.index_file import open_index_file
@@ -94,17 +94,17 @@ class GrowingTable:
     # Counts
 
     def check(self, step: str) -> None:
-        data, deletes = self.files()
+        data, deletes = self.list_files()
         count, mixed, deleted = _count_rows(data, deletes)
         keys = mix_numbers(np.flatnonzero(self.live))
         assert (count, mixed) == (len(keys), int(np.bitwise_xor.reduce(keys))), step
-        assert self.entries(set(data)) - deleted == count, step
+        assert self.count_entries(set(data)) - deleted == count, step
         index = self.client.index("db.t", "keys")
         assert (index.health, index.lag_files) == ("ok", 0), step
         sample_size = min(self.sampled, len(self.live))
         self.check_lookup(data, self.draw.choice(len(self.live), sample_size, replace=False), step)
 
-    def files(self) -> tuple[list[str], list[str]]:
+    def list_files(self) -> tuple[list[str], list[str]]:
         """Return the paths of the data files and of the delete files that PyIceberg lists."""
         with open_catalog(self.client.url) as catalog, warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -112,7 +112,7 @@ class GrowingTable:
         deletes = {delete_file.file_path for task in tasks for delete_file in task.delete_files}
         return [task.file.file_path for task in tasks], sorted(deletes)
 
-    def entries(self, data: set[str]) -> int:
+    def count_entries(self, data: set[str]) -> int:
         """Return the number of entries for these data files in the live index files.
 
         Check that exactly one index file describes each data file.
@@ -197,8 +197,8 @@ def grow(client: IndexClient, mode: str, *, keys: int, turns: int, sampled: int)
     table = GrowingTable(client, mode, sampled)
     hundredth = keys // 100
     for round_number in range(turns):
-        for _ in range(FANOUT):
-            table.insert(keys // (turns * FANOUT))
+        for _ in range(MERGED_FILES_MIN):
+            table.insert(keys // (turns * MERGED_FILES_MIN))
         steps: dict[str, Callable[[], None]] = {
             "inserts": lambda: None,
             "upserts": lambda: table.upsert(hundredth, hundredth // 2),

@@ -77,7 +77,7 @@ def list_snapshot_ids(table: Table) -> list[int]:
 
 
 def list_instants(server: ServerThread) -> list[Any]:
-    actual = server.run(server.components.store.instants(InstantFilter(action=expiration_service.ACTION), 100))
+    actual = server.run(server.components.store.list_instants(InstantFilter(action=expiration_service.ACTION), 100))
     assert isinstance(actual, list)
     return actual
 

@@ -197,7 +197,7 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
         assert read(client)[0, 0, "new0"] == 1
         for number in range(5):
             append(client, "db.t", build_rows([300 + number]))
-        statements.extend([upsert_rows] * manifest_rewrite.ATTEMPTS)
+        statements.extend([upsert_rows] * manifest_rewrite.REWRITE_ATTEMPTS_MAX)
         table = catalog.load_table("db.t")
         report = rewrite_manifests(client, "db.t", min_count=2)
         assert (report["snapshot-id"], report["conflicts"] > 0) == (None, True)
@@ -287,7 +287,7 @@ def test_rewrite_repairs_bounds_that_break_readers(
         for number in range(2):
             con.execute(f"INSERT INTO sea.db.t VALUES ({number}, '{text}')")
     with open_catalog(server.url) as catalog:
-        assert lower_bounds(catalog.load_table("db.t")) == [text.encode()[:16]] * 2
+        assert list_lower_bounds(catalog.load_table("db.t")) == [text.encode()[:16]] * 2
         pages = client.plan("db.t", {"stats-fields": ["t"]})
         assert [task["data-file"].get("lower-bounds") for page in pages for task in page["file-scan-tasks"]] == [
             None
@@ -296,7 +296,7 @@ def test_rewrite_repairs_bounds_that_break_readers(
         dry_report = rewrite_manifests(client, "db.t", dry_run=True)
         report = rewrite_manifests(client, "db.t")
         assert dry_report["files-repaired"] == report["files-repaired"] == report["manifests-before"] == 2
-        assert set(lower_bounds(catalog.load_table("db.t"))) == {b"El cliente llam"}
+        assert set(list_lower_bounds(catalog.load_table("db.t"))) == {b"El cliente llam"}
         assert sorted(scan(client, "db.t", where=f"t = '{text}'").to_arrow()["id"].to_pylist()) == [0, 1]
         assert rewrite_manifests(client, "db.t")["snapshot-id"] is None
 
@@ -305,7 +305,7 @@ async def _repair_nothing(*_: object) -> None:
     return None
 
 
-def lower_bounds(table: Table) -> list[bytes]:
+def list_lower_bounds(table: Table) -> list[bytes]:
     """Return the lower bounds of column 2 in the live files."""
     snapshot = table.current_snapshot()
     assert snapshot is not None

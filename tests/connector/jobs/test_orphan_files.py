@@ -114,7 +114,7 @@ def test_exactly_the_old_files_without_a_reference_are_removed(client: IndexClie
         assert remove_orphan_files(client, "db.t") == dry_report
         assert list_all_files(table) == files_before | other_put_files | {young}
         assert run_orphan_files(client, ("db", "t")) == {}
-        (instant,) = server.run(server.components.store.instants(InstantFilter(action=orphan_removal.ACTION), 100))
+        (instant,) = server.run(server.components.store.list_instants(InstantFilter(action=orphan_removal.ACTION), 100))
         assert instant.summary["deleted-files"] == len(orphans)
 
 
@@ -128,8 +128,8 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
 ) -> None:
     rng = random.Random(f"{seed} {version}")
     monkeypatch.setattr(orphan_removal, "FILES_MAX", rng.choice([3, 1000]))
-    monkeypatch.setattr(orphan_removal, "_BATCH", rng.choice([2, 100]))
-    monkeypatch.setattr(orphan_removal, "_LISTED", rng.choice([5, 1000]))
+    monkeypatch.setattr(orphan_removal, "_DELETED_FILES_PER_BATCH", rng.choice([2, 100]))
+    monkeypatch.setattr(orphan_removal, "_LISTED_OBJECTS_PER_BATCH", rng.choice([5, 1000]))
     removed_count = 0
     with open_catalog(server.url) as catalog:
         create(catalog, version)

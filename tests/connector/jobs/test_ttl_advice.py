@@ -175,7 +175,7 @@ def test_counters_are_bounded_and_excess_reads_count_for_every_column(
     usage.add(ColumnRead("of no table", select_columns_of_read((1,)), 0), "ron")
     usage.add(ColumnRead("of a table that the database refuses", select_columns_of_read((1 << 63,)), 0), "ron")
     assert len(usage._counts) == 7
-    actual = server.run(usage.of_table(uuid))
+    actual = server.run(usage.list_table_reads(uuid))
     # Rita has half of the limit. Her further reads count as reads of every column, in partitions of
     # every age.
     assert {(one.column_id, one.oldest_age_d): one.reads for one in actual} == {

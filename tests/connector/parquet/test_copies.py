@@ -178,13 +178,13 @@ def test_page_indexes_and_bloom_filters_describe_the_copied_chunks(tmp_path: Pat
                 for column in range(2):
                     copied, source_group = merged_file.footer.groups[number], given_file.footer.groups[0]
                     assert (
-                        merged_file.column_index(copied, column)
-                        == given_file.column_index(source_group, column)
+                        merged_file.read_column_index(copied, column)
+                        == given_file.read_column_index(source_group, column)
                         is not None
                     )
-                    assert merged_file.bloom(copied, column) == given_file.bloom(source_group, column)
+                    assert merged_file.read_bloom(copied, column) == given_file.read_bloom(source_group, column)
                     _check_offset_index(merged_file, number, column)
-                assert merged_file.bloom(merged_file.footer.groups[number], 0) is not None
+                assert merged_file.read_bloom(merged_file.footer.groups[number], 0) is not None
     # DuckDB uses the filters: every row group's range contains the value, but only one filter does.
     probe = duckdb.sql(f"SELECT * FROM parquet_bloom_probe('{out}', 'long', 4)").fetchall()
     assert [excluded for *_, excluded in probe].count(False) == 1
@@ -197,7 +197,7 @@ def test_page_indexes_and_bloom_filters_describe_the_copied_chunks(tmp_path: Pat
 
 def _check_offset_index(file: SourceFile, number: int, column: int) -> None:
     """Check that each page in the offset index begins with a page header."""
-    index = file.offset_index(file.footer.groups[number], column)
+    index = file.read_offset_index(file.footer.groups[number], column)
     assert index is not None
     pages = thrift.read(index)[0][1][1][1]
     assert len(pages) > 5
@@ -229,7 +229,7 @@ def test_unchanged_footer_is_encoded_to_the_same_bytes(tmp_path: Path) -> None:
 
 
 def _check_same(footer: ParquetFooter, group: Any) -> bytes:
-    values = np.stack([group.values(name) for name in PATCH], axis=1)
+    values = np.stack([group.read_values(name) for name in PATCH], axis=1)
     return encode_group(patch_chunks(footer, group.chunks, values, [None] * len(values)), group.fields)
 
 
@@ -278,7 +278,7 @@ def test_overlapping_column_chunks_are_refused(tmp_path: Path) -> None:
     data, raw = path.read_bytes(), _read_footer(path)
     footer = read_footer(raw)
     group = footer.groups[0]
-    values = np.stack([group.values(name) for name in PATCH], axis=1)
+    values = np.stack([group.read_values(name) for name in PATCH], axis=1)
     values[1, PATCH["data_page"]] = values[0, PATCH["data_page"]]
     forged_footer = encode_footer(
         version=2,

@@ -57,7 +57,7 @@ class GivenKeys:
     ) -> None:
         self._footer, self._columns, self.aad_prefix = footer, dict(columns or {}), aad_prefix
 
-    def key(self, metadata: bytes | None, column: str | None) -> bytes:
+    def find_key(self, metadata: bytes | None, column: str | None) -> bytes:
         if column is None:
             return self._footer
         if column not in self._columns:
@@ -131,10 +131,10 @@ def _check_indexes(merged_file: SourceFile, groups: list[tuple[SourceFile, Any]]
     for copied, (source, group) in zip(merged_file.footer.groups, groups, strict=True):
         columns = [[leaf.names for leaf in source.leaves].index(leaf.names) for leaf in merged_file.leaves]
         for column, old_column in enumerate(columns):
-            assert merged_file.column_index(copied, column) == source.column_index(group, old_column)
-            assert merged_file.bloom(copied, column) == source.bloom(group, old_column)
-            index = merged_file.offset_index(copied, column)
-            assert (index is None) == (source.offset_index(group, old_column) is None)
+            assert merged_file.read_column_index(copied, column) == source.read_column_index(group, old_column)
+            assert merged_file.read_bloom(copied, column) == source.read_bloom(group, old_column)
+            index = merged_file.read_offset_index(copied, column)
+            assert (index is None) == (source.read_offset_index(group, old_column) is None)
             if index is None:
                 continue
             results = []
@@ -346,7 +346,7 @@ def test_more_pages_than_ordinals_are_refused(tmp_path: Path, monkeypatch: pytes
     pq.write_table(pa.table({"long": range(101)}, schema=schema), path, **pages)
     key = FileKey(KEY, None)
     with pytest.raises(ValueError, match=r"the row group 32,768 or the column 0 exceeds 32,767"):
-        ModuleCipher(KEY, b"", ctr_pages=False).chunk(32_768, 0)
+        ModuleCipher(KEY, b"", ctr_pages=False).create_chunk_cipher(32_768, 0)
     monkeypatch.setattr(modules, "ORDINAL_MAX", 99)
     with pytest.raises(Unreadable, match="a column chunk has more than 100 pages, the maximum for encryption"):
         merge([path], out, schema, encryption=FileEncryption(key, [key]))
@@ -361,7 +361,7 @@ def test_encrypted_file_contains_no_value_of_an_encrypted_column(tmp_path: Path)
     pq.write_table(rows, path, compression="none", write_page_index=True, bloom_filter_options=blooms)
     assert b"secret 00000" in path.read_bytes()
     with SourceFile(str(path), Storage()) as source:
-        bloom = source.bloom(source.footer.groups[0], 1)
+        bloom = source.read_bloom(source.footer.groups[0], 1)
     for is_signed in (False, True):
         footer, column = FileKey(KEY, None), FileKey(os.urandom(16), b"name")
         encryption = FileEncryption(footer, [None, column], signed=is_signed)
@@ -373,7 +373,7 @@ def test_encrypted_file_contains_no_value_of_an_encrypted_column(tmp_path: Path)
         assert (b"text" in data) == is_signed
         caller_keys = GivenKeys(KEY, {"text": column.key})
         with SourceFile(str(out), Storage(), keys=caller_keys) as copied:
-            assert copied.bloom(copied.footer.groups[0], 1) == bloom
+            assert copied.read_bloom(copied.footer.groups[0], 1) == bloom
         merge([out], tmp_path / "plain.parquet", SIMPLE, keys=caller_keys)
         assert pq.read_table(tmp_path / "plain.parquet").equals(rows)
         out.unlink()
@@ -412,7 +412,9 @@ def test_errors_and_reprs_contain_no_key(tmp_path: Path) -> None:
     key = FileKey(KEY, None)
     objects = [GivenKeys(KEY, {"a": KEY}), ParquetKeys(MasterKeyFile({"a": KEY})), MasterKeyFile({"a": KEY}), key]
     objects += [FileEncryption(key, [key]), ModuleCipher(KEY, b"", ctr_pages=True)]
-    texts += [repr(one) for one in [*objects, encryption, ModuleCipher(KEY, b"", ctr_pages=True).chunk(0, 0)]]
+    texts += [
+        repr(item) for item in [*objects, encryption, ModuleCipher(KEY, b"", ctr_pages=True).create_chunk_cipher(0, 0)]
+    ]
     for text in texts:
         for secret in (KEY.decode(), KEY.hex(), base64.b64encode(KEY).decode(), repr(KEY)):
             assert secret not in text, text
@@ -437,7 +439,7 @@ def test_keys_are_read_from_the_file_that_the_environment_names(tmp_path: Path) 
     with SourceFile(str(out), Storage(), keys=keys) as source:
         assert source.encryption is not None
         assert [json.loads(metadata)["masterKeyID"] for metadata in source.encryption.keys.values()] == ["kf"]
-    file = pq.ParquetFile(out, decryption_properties=keys.decryption_properties())
+    file = pq.ParquetFile(out, decryption_properties=keys.make_decryption_properties())
     assert file.read().to_pylist() == [{"long": 1, "text": "t"}]
     file.close()
     named_keys = read_environment_keys({"SEAMARK_PARQUET_KMS": "tests.connector.parquet.encrypted:PyArrowKms"})
@@ -469,21 +471,21 @@ def test_key_metadata_of_other_tools_is_refused() -> None:
         (b'{"keyMaterialType": "PKMT1", "internalStorage": false, "keyReference": "footerKey"}', "is in another file"),
     ):
         with pytest.raises(KeyUnavailable, match=re.escape(message)):
-            keys.key(metadata, None)
+            keys.find_key(metadata, None)
 
 
 def test_module_is_decrypted_only_at_its_own_position() -> None:
     cipher = ModuleCipher(KEY, b"file", ctr_pages=False)
-    sealed = memoryview(bytes(cipher.chunk(3, 4).encrypt(Module.DATA_PAGE, b"values", 5)))
-    assert cipher.chunk(3, 4).decrypt(Module.DATA_PAGE, sealed, 5) == b"values"
+    sealed = memoryview(bytes(cipher.create_chunk_cipher(3, 4).encrypt(Module.DATA_PAGE, b"values", 5)))
+    assert cipher.create_chunk_cipher(3, 4).decrypt(Module.DATA_PAGE, sealed, 5) == b"values"
     other = ModuleCipher(KEY, b"other", ctr_pages=False)
     for chunk, module, page in (
-        (cipher.chunk(2, 4), Module.DATA_PAGE, 5),
-        (cipher.chunk(3, 5), Module.DATA_PAGE, 5),
-        (cipher.chunk(3, 4), Module.DATA_PAGE_HEADER, 5),
-        (cipher.chunk(3, 4), Module.DATA_PAGE, 6),
-        (cipher.chunk(3, 4), Module.COLUMN_INDEX, None),
-        (other.chunk(3, 4), Module.DATA_PAGE, 5),
+        (cipher.create_chunk_cipher(2, 4), Module.DATA_PAGE, 5),
+        (cipher.create_chunk_cipher(3, 5), Module.DATA_PAGE, 5),
+        (cipher.create_chunk_cipher(3, 4), Module.DATA_PAGE_HEADER, 5),
+        (cipher.create_chunk_cipher(3, 4), Module.DATA_PAGE, 6),
+        (cipher.create_chunk_cipher(3, 4), Module.COLUMN_INDEX, None),
+        (other.create_chunk_cipher(3, 4), Module.DATA_PAGE, 5),
     ):
         with pytest.raises(ValueError, match="the key is wrong, or the file was changed"):
             chunk.decrypt(module, sealed, page)

@@ -20,7 +20,7 @@ from tests.seeds import first_seed
 
 KINDS = {"id": "long", "d": "date", "ts": "timestamp", "name": "string", "x": "double"}
 FIELDS = tuple(Field(number, name, False, kind) for number, (name, kind) in enumerate(KINDS.items(), 1))
-SCHEMA = msgspec.convert(Schema(0, FIELDS).json(), type=iceberg.Schema)
+SCHEMA = msgspec.convert(Schema(0, FIELDS).build_json(), type=iceberg.Schema)
 ARROW = {
     "id": pa.int64(),
     "d": pa.date32(),

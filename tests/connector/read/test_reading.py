@@ -42,7 +42,7 @@ from tests.api.indexes.test_bitmaps import (
     replace_with_negative_zero,
     to_sql,
 )
-from tests.api.rest.stored import Snapshot, StoredTable, draw_row
+from tests.api.rest.stored import LiveSnapshot, StoredTable, draw_row
 from tests.connector import lake
 from tests.connector.server_thread import ServerThread
 from tests.iceberg.expressions.test_sql import BOUND_TO, COLUMNS, NESTED, draw_predicate, table
@@ -122,7 +122,7 @@ def evaluate(tree: Tree, row: Any, *, negated: bool = False) -> bool:
 async def commit_history(stored_table: StoredTable, rng: random.Random, commits: int) -> None:
     """Commit files with several row groups, and deletes of every kind that the format version has."""
     for _ in range(commits):
-        before = stored_table.snapshots[-1] if stored_table.snapshots else Snapshot(0, [], [])
+        before = stored_table.snapshots[-1] if stored_table.snapshots else LiveSnapshot(0, [], [])
         part = rng.choice([1, 2])
         data = [
             stored_table.write_data_file(
@@ -138,8 +138,8 @@ async def commit_history(stored_table: StoredTable, rng: random.Random, commits:
         deletes = []
         if partition_files and rng.random() < 0.7:
             spots = {
-                (one.path, rng.randrange(one.record_count))
-                for one in partition_files
+                (file.path, rng.randrange(file.record_count))
+                for file in partition_files
                 for _ in range(rng.randint(0, 12))
             }
             paths = {path for path, _ in spots}

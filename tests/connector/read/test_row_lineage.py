@@ -35,7 +35,7 @@ def read_sequence_number(client: SeamarkClient) -> int:
     return int(client._request_json("GET", "/v1/namespaces/db/tables/t", {})["metadata"]["last-sequence-number"])
 
 
-class Model:
+class LineageModel:
     """The expected rows and their lineage, in dicts.
 
     The table assigns the id of a new row once, and the model then takes the id over.
@@ -76,7 +76,7 @@ def test_rows_keep_their_ids_when_they_move_to_other_files(
 ) -> None:
     rng = random.Random(100 * seed + len(spec))
     create(client, spec=spec, properties={"write.parquet.row-group-size-bytes": "400"})
-    model = Model()
+    model = LineageModel()
     for step in range(14):
         note = f"seed {seed}, spec {spec}, step {step}"
         some_numbers = rng.sample(range(50), 8)

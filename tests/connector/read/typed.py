@@ -95,7 +95,7 @@ def draw_column(rng: random.Random, kind: str, rows: int, nulls: float = 0.2) ->
 
 def _build_viewed_integers(arrow: pa.DataType) -> Callable[[Sequence[Any]], pa.Array]:
     width = pa.int32() if arrow == pa.date32() else pa.int64()
-    return lambda given: pa.array(given, width).view(arrow)
+    return lambda values: pa.array(values, width).view(arrow)
 
 
 def _build_decimals(precision: int, scale: int) -> Callable[[Sequence[Any]], pa.Array]:
@@ -110,11 +110,11 @@ def _build_decimals(precision: int, scale: int) -> Callable[[Sequence[Any]], pa.
 
 
 _ARROW: dict[str, Callable[[Sequence[Any]], pa.Array]] = {
-    "boolean": lambda given: pa.array(given, pa.bool_()),
-    "int": lambda given: pa.array(given, pa.int32()),
-    "long": lambda given: pa.array(given, pa.int64()),
-    "float": lambda given: pa.array(given, pa.float32()),
-    "double": lambda given: pa.array(given, pa.float64()),
+    "boolean": lambda values: pa.array(values, pa.bool_()),
+    "int": lambda values: pa.array(values, pa.int32()),
+    "long": lambda values: pa.array(values, pa.int64()),
+    "float": lambda values: pa.array(values, pa.float32()),
+    "double": lambda values: pa.array(values, pa.float64()),
     "decimal(9, 2)": _build_decimals(9, 2),
     "decimal(18, 0)": _build_decimals(18, 0),
     "decimal(38, 10)": _build_decimals(38, 10),
@@ -124,10 +124,10 @@ _ARROW: dict[str, Callable[[Sequence[Any]], pa.Array]] = {
     "timestamptz": _build_viewed_integers(pa.timestamp("us", "UTC")),
     "timestamp_ns": _build_viewed_integers(pa.timestamp("ns")),
     "timestamptz_ns": _build_viewed_integers(pa.timestamp("ns", "UTC")),
-    "string": lambda given: pa.array(given, pa.string()),
-    "uuid": lambda given: pa.array(given, pa.binary(16)),
-    "fixed[3]": lambda given: pa.array(given, pa.binary(3)),
-    "binary": lambda given: pa.array(given, pa.binary()),
+    "string": lambda values: pa.array(values, pa.string()),
+    "uuid": lambda values: pa.array(values, pa.binary(16)),
+    "fixed[3]": lambda values: pa.array(values, pa.binary(3)),
+    "binary": lambda values: pa.array(values, pa.binary()),
 }
 
 

@@ -22,7 +22,9 @@ import pyarrow as pa
 STATEMENTS = tuple(Path(__file__).with_suffix(".sql").read_text().splitlines())
 OF_SPARK = tuple(Path(__file__).with_name("hand_made_spark.sql").read_text().splitlines())
 FOUND_FAULTS = tuple(
-    one for one in STATEMENTS if re.search(r"year\(|, db\.\w+ (RIGHT|FULL)|ORDER BY (-t|x \+|total)", one)
+    statement
+    for statement in STATEMENTS
+    if re.search(r"year\(|, db\.\w+ (RIGHT|FULL)|ORDER BY (-t|x \+|total)", statement)
 )
 """Statements with clauses for which Seamark once returned wrong rows."""
 GROUPING_SETS = (

@@ -23,7 +23,7 @@ class MixedPredicates:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    def predicate(self, p: str = "") -> str:
+    def draw_predicate(self, p: str = "") -> str:
         column = self._rng.choice((*NUMBERS, *NUMBERS, *TIMES))
         return self._draw_shape(p, column, TIMES if column in TIMES else NUMBERS)
 
@@ -76,6 +76,6 @@ class MixedPredicates:
                 f"{name} IN (SELECT {first} UNION ALL SELECT {second})",
                 f"contains(ARRAY[{first}, {second}], {name})",
                 f"greatest({name}, {first}) {negated}IN ({second}, {third})",
-                self.predicate(p),
+                self.draw_predicate(p),
             )
         )

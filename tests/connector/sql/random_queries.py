@@ -96,26 +96,27 @@ class RandomQueries:
             word = self._rng.choice(("UNION", "UNION ALL", "EXCEPT", "INTERSECT"))
             column = self._rng.choice(("id", "name", "price", "d", "k"))
             sides = [f"SELECT {column} FROM {self._choose_table()}" for _ in range(2)]
-            return f" {word} ".join(sides) + f" WHERE {self.condition()}"
+            return f" {word} ".join(sides) + f" WHERE {self.draw_condition()}"
         return self._draw_windowed()
 
     def _choose_table(self) -> str:
         return f"{self._schema}.{self._rng.choice(TABLES)}"
 
     def _draw_plain(self) -> str:
-        outputs = ", ".join(self.expression() for _ in range(self._rng.randint(1, 4)))
-        return f"SELECT {outputs} FROM {self._choose_table()} WHERE {self.condition()}"
+        outputs = ", ".join(self.draw_expression() for _ in range(self._rng.randint(1, 4)))
+        return f"SELECT {outputs} FROM {self._choose_table()} WHERE {self.draw_condition()}"
 
     def _draw_grouped(self) -> str:
         key = self._rng.choice(("k", "name", "d", "ok", "year(d)", "month(ts)", "x", "k % 2", "substr(name, 1, 1)"))
         aggregates = ", ".join(self._aggregate() for _ in range(self._rng.randint(1, 4)))
         having = f" HAVING count(*) > {self._rng.randint(0, 3)}" if self._rng.random() < 0.3 else ""
-        return f"SELECT {key}, {aggregates} FROM {self._choose_table()} WHERE {self.condition()} GROUP BY {key}{having}"
+        table, condition = self._choose_table(), self.draw_condition()
+        return f"SELECT {key}, {aggregates} FROM {table} WHERE {condition} GROUP BY {key}{having}"
 
     def _draw_joined(self) -> str:
         kind = self._rng.choice(("JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"))
         key = self._rng.choice(("id", "k", "name", "d", "x", "price"))
-        where = self.condition("a.") if self._rng.random() < 0.8 else "TRUE"
+        where = self.draw_condition("a.") if self._rng.random() < 0.8 else "TRUE"
         outputs = "a.id, b.id, a.name, b.price, a.x"
         return (
             f"SELECT {outputs} FROM {self._choose_table()} a {kind} {self._choose_table()} b ON"
@@ -131,7 +132,7 @@ class RandomQueries:
             )
         )
         op = self._rng.choice(("=", "<", "<=", ">", ">="))
-        where = f" WHERE {self.condition('q.')}" if self._rng.random() < 0.6 else ""
+        where = f" WHERE {self.draw_condition('q.')}" if self._rng.random() < 0.6 else ""
         rows = f"{self._choose_table()} q{where}"
         low, high = (f"(SELECT {extreme}(q.{other}) FROM {rows})" for extreme in self._rng.sample(("min", "max"), 2))
         between = f"a.{column} BETWEEN {low} AND {high}"
@@ -144,7 +145,7 @@ class RandomQueries:
             return self._rng.choice(
                 (
                     f"{query} {kind} {name} ON a.{column} {op} {value}",
-                    f"{query}, {name} WHERE a.{column} {op} {value} AND {self.condition('a.')}",
+                    f"{query}, {name} WHERE a.{column} {op} {value} AND {self.draw_condition('a.')}",
                     f"{query} WHERE a.{column} {op} (SELECT {value} FROM {name})",
                 )
             )
@@ -162,12 +163,12 @@ class RandomQueries:
             join_condition = join_condition.replace("b.x", "(b.x + 0e0)")
         return (
             f"SELECT a.id, b.id FROM {self._choose_table()} a {kind} {self._choose_table()} b ON "
-            f"{join_condition} WHERE {self.condition('b.')}"
+            f"{join_condition} WHERE {self.draw_condition('b.')}"
         )
 
     def _draw_nested(self) -> str:
-        condition, table, other = self.condition(), self._choose_table(), self._choose_table()
-        of_a, of_b = self.condition("a."), self.condition("b.")
+        condition, table, other = self.draw_condition(), self._choose_table(), self._choose_table()
+        of_a, of_b = self.draw_condition("a."), self.draw_condition("b.")
         total = f"WITH w AS (SELECT k, sum(price) AS total FROM {table} GROUP BY k)"
         return self._rng.choice(
             (
@@ -184,7 +185,7 @@ class RandomQueries:
         function = self._rng.choice(("rank()", "dense_rank()", "count(*)", "sum(k)", "max(price)"))
         return (
             f"SELECT id, {function} OVER (PARTITION BY k ORDER BY d, ts) FROM {self._choose_table()}"
-            f" WHERE {self.condition()}"
+            f" WHERE {self.draw_condition()}"
         )
 
     def _aggregate(self) -> str:
@@ -216,18 +217,18 @@ class RandomQueries:
             )
         )
 
-    def condition(self, prefix: str = "", depth: int = 2) -> str:
+    def draw_condition(self, prefix: str = "", depth: int = 2) -> str:
         draw = self._rng.random()
         if depth and draw < 0.45:
             word = self._rng.choice(("AND", "OR"))
-            return f"({self.condition(prefix, depth - 1)} {word} {self.condition(prefix, depth - 1)})"
+            return f"({self.draw_condition(prefix, depth - 1)} {word} {self.draw_condition(prefix, depth - 1)})"
         if depth and draw < 0.6:
-            return f"NOT ({self.condition(prefix, depth - 1)})"
+            return f"NOT ({self.draw_condition(prefix, depth - 1)})"
         return self._draw_comparison(prefix)
 
     def _draw_comparison(self, p: str) -> str:
         if self._rng.random() < 0.25:
-            return self._mixed.predicate(p)
+            return self._mixed.draw_predicate(p)
         op = self._rng.choice(("=", "<>", "<", "<=", ">", ">="))
         number = self._rng.randint(-3, 30)
         day = f"2022-01-{self._rng.randint(8, 31):02d}"
@@ -267,7 +268,7 @@ class RandomQueries:
             )
         )
 
-    def expression(self) -> str:
+    def draw_expression(self) -> str:
         number = self._rng.randint(1, 9)
         return self._rng.choice(
             (

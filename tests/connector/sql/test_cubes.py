@@ -51,7 +51,7 @@ OPERANDS = ["k", "id", "price", "rate", "price * (1 - rate)", "k + id", "k * 3 -
 COMPARED = [*OPERANDS, "name", "d", "ts", "tz"]
 
 
-def exact_rows(rng: random.Random, rows: int) -> pa.Table:
+def draw_rows_with_exact_sums(rng: random.Random, rows: int) -> pa.Table:
     """Return random rows, whose floats have exact sums and whose times are before and after 1970."""
     table = draw_rows(rng, rows)
     for name in ("x", "y"):
@@ -90,7 +90,7 @@ class RandomAggregates:
         self._rng = rng
         self._group = _group if has_grouping_sets else _list_keys
 
-    def cube(self) -> tuple[list[str], list[str]]:
+    def draw_cube(self) -> tuple[list[str], list[str]]:
         """Return the dimensions and the measures of a cube."""
         rng = self._rng
         dimensions = rng.sample(list(DIMENSIONS), rng.randint(1, 4))
@@ -110,7 +110,7 @@ class RandomAggregates:
         distinct = "DISTINCT " if rng.random() < 0.1 else ""
         text = f"SELECT {distinct}{', '.join(outputs)} FROM {source} a"
         if rng.random() < 0.5:
-            text += f" WHERE {' AND '.join(self._condition(dimensions) for _ in range(rng.randint(1, 2)))}"
+            text += f" WHERE {' AND '.join(self._draw_condition(dimensions) for _ in range(rng.randint(1, 2)))}"
         if keys:
             text += f" GROUP BY {self._group(keys, random.Random(text))}"
         if rng.random() < 0.3:
@@ -134,14 +134,14 @@ class RandomAggregates:
         if draw < 0.15 and plain_dimensions:
             return rng.choice(("min({})", "max({})", "count(DISTINCT {})")).format(rng.choice(plain_dimensions))
         if draw < 0.3:
-            return f"{measure} FILTER (WHERE {self._condition(dimensions)})"
+            return f"{measure} FILTER (WHERE {self._draw_condition(dimensions)})"
         if draw < 0.35:
-            return f"count_if({self._condition(dimensions)})"
+            return f"count_if({self._draw_condition(dimensions)})"
         if draw < 0.4:
             return "sum(big)"  # Most cubes do not have it.
         return measure
 
-    def _condition(self, dimensions: list[str]) -> str:
+    def _draw_condition(self, dimensions: list[str]) -> str:
         rng = self._rng
         match rng.choice(dimensions):
             case "id" | "k" as name:
@@ -164,7 +164,7 @@ class RandomAggregates:
                 return rng.choice(("year(tz) = 1970", "tz IS NOT NULL"))
 
 
-class World:
+class CubeWorld:
     """A table with cubes, its session with and without cubes, and changes of it."""
 
     def __init__(self, server: ServerThread, client: IndexClient, rng: random.Random, name: str) -> None:
@@ -173,9 +173,9 @@ class World:
         self.tags: list[str] = []
 
     @staticmethod
-    def of(server: ServerThread, client: IndexClient, name: str) -> World:
+    def of(server: ServerThread, client: IndexClient, name: str) -> CubeWorld:
         """Return the world of a table that has the cube `cube0`."""
-        world = World(server, client, random.Random(1), name)
+        world = CubeWorld(server, client, random.Random(1), name)
         world.cubes.append(([], []))
         return world
 
@@ -186,7 +186,7 @@ class World:
 
     def append(self, rows: int = 30) -> None:
         with open_catalog(self.server.url) as catalog:
-            catalog.load_table(self.name).append(exact_rows(self.rng, rows))
+            catalog.load_table(self.name).append(draw_rows_with_exact_sums(self.rng, rows))
 
     def add_cube(self, dimensions: list[str], measures: list[str]) -> None:
         name = f"cube{len(self.cubes)}"
@@ -250,11 +250,11 @@ def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
         SqlSession(server.url) as session,
         SqlSession(server.url, cubes=OFF) as plain_session,
     ):
-        world = World(server, client, rng, f"db.t{seed}")
+        world = CubeWorld(server, client, rng, f"db.t{seed}")
         world.create_table()
         world.append()
         for _ in range(2):
-            world.add_cube(*aggregates.cube())
+            world.add_cube(*aggregates.draw_cube())
         for _ in range(3):
             steps = ("append", "delete", "build", "tag", "build", "roll back", "append", "damage", "lose")
             for step in rng.sample(steps, 5):
@@ -317,7 +317,7 @@ def test_thousands_of_random_queries_return_the_same_rows_from_cubes(server: Ser
 
 
 @pytest.fixture
-def sales(server: ServerThread, request: pytest.FixtureRequest) -> Iterator[World]:
+def sales(server: ServerThread, request: pytest.FixtureRequest) -> Iterator[CubeWorld]:
     """Yield a table with 3 files and a built cube, by country and day, of one test."""
     name = f"db.sales_{sum(map(ord, request.node.name))}"
     with open_catalog(server.url) as catalog:
@@ -331,7 +331,7 @@ def sales(server: ServerThread, request: pytest.FixtureRequest) -> Iterator[Worl
     with closing(IndexClient(server.url)) as client:
         client.put_index(name, "cube0", kind="cube", columns=["day(ts)", "country"], measures=["avg(n)", "sum(x)"])
         build(client, name, "cube0", InProcessWorkers())
-        yield World.of(server, client, name)
+        yield CubeWorld.of(server, client, name)
 
 
 def query_with_summary(
@@ -345,7 +345,7 @@ def query_with_summary(
         return result.explanation.cube, list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
 
 
-def test_damaged_cube_is_quarantined_and_the_rows_are_read(server: ServerThread, sales: World) -> None:
+def test_damaged_cube_is_quarantined_and_the_rows_are_read(server: ServerThread, sales: CubeWorld) -> None:
     text = f"SELECT country, sum(n) FROM {sales.name} GROUP BY country ORDER BY country"
     sales.spoil(loses=False)
     summary, rows = query_with_summary(server, text)
@@ -358,7 +358,7 @@ def test_damaged_cube_is_quarantined_and_the_rows_are_read(server: ServerThread,
 
 
 def test_deleted_rows_are_subtracted_from_groups(
-    server: ServerThread, sales: World, monkeypatch: pytest.MonkeyPatch
+    server: ServerThread, sales: CubeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = f"SELECT country, sum(n), avg(n), count(*) FROM {sales.name} GROUP BY country ORDER BY country"
     sales.delete("n = 1 AND country = 'b'")
@@ -370,7 +370,7 @@ def test_deleted_rows_are_subtracted_from_groups(
     summary, rows = query_with_summary(server, f"SELECT country, sum(x) FROM {sales.name} GROUP BY country")
     assert (summary.index, rows) == (None, [("a", 15.0)]), "sums of floats are not corrected"
     monkeypatch.setattr(plans, "_FEW_ROWS", 0)
-    monkeypatch.setattr(plans, "_PAYING_SHARE", 0.5)
+    monkeypatch.setattr(plans, "_PAYING_MAX_FRACTION", 0.5)
     summary, rows = query_with_summary(server, text)
     assert (summary.index, rows) == (None, [("a", 30, 1.0, 30)])
     assert summary.reason is not None
@@ -378,7 +378,7 @@ def test_deleted_rows_are_subtracted_from_groups(
 
 
 @pytest.mark.slow
-def test_sum_of_a_group_without_values_is_null_after_a_delete(server: ServerThread, sales: World) -> None:
+def test_sum_of_a_group_without_values_is_null_after_a_delete(server: ServerThread, sales: CubeWorld) -> None:
     schema = pa.schema([("ts", pa.timestamp("us")), ("country", pa.string()), ("n", pa.int32()), ("x", pa.float64())])
     times = [datetime(2026, 1, 1), datetime(2026, 1, 1)]
     rows = pa.table({"ts": times, "country": ["c", "c"], "n": [7, None], "x": [0.5, 0.5]}, schema=schema)
@@ -393,7 +393,7 @@ def test_sum_of_a_group_without_values_is_null_after_a_delete(server: ServerThre
 
 @pytest.mark.slow
 def test_renamed_column_keeps_its_cube_and_a_promoted_column_needs_a_new_one(
-    server: ServerThread, sales: World
+    server: ServerThread, sales: CubeWorld
 ) -> None:
     with open_catalog(server.url) as catalog:
         table = catalog.load_table(sales.name)
@@ -411,7 +411,7 @@ def test_renamed_column_keeps_its_cube_and_a_promoted_column_needs_a_new_one(
     assert query_with_summary(server, text) == (CubeSummary("cube0", 3, 0), rows)
 
 
-def test_files_that_writers_append_are_in_the_cube_at_once(server: ServerThread, sales: World) -> None:
+def test_files_that_writers_append_are_in_the_cube_at_once(server: ServerThread, sales: CubeWorld) -> None:
     schema = pa.schema([("ts", pa.timestamp("us")), ("country", pa.string()), ("n", pa.int32()), ("x", pa.float64())])
     rows = pa.table({"ts": [datetime(2026, 1, 1)], "country": ["c"], "n": [7], "x": [None]}, schema=schema)
     append(sales.client, sales.name, rows)
@@ -422,7 +422,7 @@ def test_files_that_writers_append_are_in_the_cube_at_once(server: ServerThread,
 
 
 @pytest.mark.slow
-def test_time_follows_from_a_dimension_only_at_its_boundaries(server: ServerThread, sales: World) -> None:
+def test_time_follows_from_a_dimension_only_at_its_boundaries(server: ServerThread, sales: CubeWorld) -> None:
     start = f"SELECT count(*) FROM {sales.name} WHERE ts >= "
     summary, rows = query_with_summary(server, f"{start}TIMESTAMP '1970-01-01 00:00:00'")
     assert (summary.index, rows) == ("cube0", [(30,)])
@@ -433,7 +433,7 @@ def test_time_follows_from_a_dimension_only_at_its_boundaries(server: ServerThre
 
 
 @pytest.mark.slow
-def test_name_of_an_output_in_order_by_is_not_taken_for_a_measure(server: ServerThread, sales: World) -> None:
+def test_name_of_an_output_in_order_by_is_not_taken_for_a_measure(server: ServerThread, sales: CubeWorld) -> None:
     text = f"SELECT country AS n, sum(n) AS total FROM {sales.name} GROUP BY country ORDER BY max(n) DESC LIMIT 1"
     summary, rows = query_with_summary(server, text)
     assert (summary.index, rows) == (None, [("b", 30)])
@@ -441,7 +441,7 @@ def test_name_of_an_output_in_order_by_is_not_taken_for_a_measure(server: Server
 
 
 @pytest.mark.slow
-def test_column_that_is_also_a_truncated_dimension_stays_whole(server: ServerThread, sales: World) -> None:
+def test_column_that_is_also_a_truncated_dimension_stays_whole(server: ServerThread, sales: CubeWorld) -> None:
     sales.client.put_index(sales.name, "cube0", kind="cube", columns=["ts", "day(ts)"], measures=["count(*)"], shrink=1)
     build(sales.client, sales.name, "cube0", InProcessWorkers())
     day = "date_trunc('day', ts)"
@@ -450,7 +450,7 @@ def test_column_that_is_also_a_truncated_dimension_stays_whole(server: ServerThr
     assert (summary.index, rows) == ("cube0", [(datetime(1969, 12, 31), 3)])
 
 
-def test_counts_and_sums_of_constants_are_counts_of_rows(server: ServerThread, sales: World) -> None:
+def test_counts_and_sums_of_constants_are_counts_of_rows(server: ServerThread, sales: CubeWorld) -> None:
     text = f"SELECT country, count(1), count('x'), sum(1) FROM {sales.name} GROUP BY country ORDER BY country"
     summary, rows = query_with_summary(server, text)
     assert (summary.index, rows) == ("cube0", [("a", 30, 30, 30), ("b", 30, 30, 30)])
@@ -458,7 +458,7 @@ def test_counts_and_sums_of_constants_are_counts_of_rows(server: ServerThread, s
     assert (summary.index, rows) == ("cube0", [])
 
 
-def test_exact_sessions_do_not_add_floats_from_cubes(server: ServerThread, sales: World) -> None:
+def test_exact_sessions_do_not_add_floats_from_cubes(server: ServerThread, sales: CubeWorld) -> None:
     text = f"SELECT sum(x), sum(n) FROM {sales.name}"
     assert query_with_summary(server, text)[0].index == "cube0"
     summary, rows = query_with_summary(server, text, EXACT)
@@ -468,7 +468,7 @@ def test_exact_sessions_do_not_add_floats_from_cubes(server: ServerThread, sales
 
 
 @pytest.mark.slow
-def test_exact_sessions_do_not_average_integers_from_cubes(server: ServerThread, sales: World) -> None:
+def test_exact_sessions_do_not_average_integers_from_cubes(server: ServerThread, sales: CubeWorld) -> None:
     text = f"SELECT avg(n) FROM {sales.name}"
     assert query_with_summary(server, text)[0].index == "cube0"
     summary, rows = query_with_summary(server, text, EXACT)
@@ -490,7 +490,7 @@ def test_exact_sessions_do_not_average_integers_from_cubes(server: ServerThread,
     ],
 )
 def test_query_that_does_not_follow_reads_rows_and_says_why(
-    server: ServerThread, sales: World, text: str, reason: str
+    server: ServerThread, sales: CubeWorld, text: str, reason: str
 ) -> None:
     summary, _ = query_with_summary(server, text.format(sales.name))
     assert summary.index is None

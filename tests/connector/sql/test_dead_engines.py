@@ -12,7 +12,7 @@ from seamark.commands.main import cli
 from seamark.commands.maintenance import launching
 from seamark.connector.client.engines import RUNTIME, build_catalog_conf
 from seamark.connector.client.errors import Unreachable
-from seamark.connector.spark.java import NO_GATEWAY, missing_java
+from seamark.connector.spark.java import NO_GATEWAY, find_java_problem
 from seamark.connector.sql import spark_engine
 from seamark.connector.sql.trino_engine import TrinoAddress, TrinoRows
 from seamark.metaserver.services.job import JobFailed
@@ -45,7 +45,7 @@ def test_missing_java_is_reported_differently_from_missing_spark(
     assert JDK in result.output
     assert "pip install" not in result.output
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert f"JAVA_HOME is {tmp_path}, which has no bin/java" in (missing_java() or "")
+    assert f"JAVA_HOME is {tmp_path}, which has no bin/java" in (find_java_problem() or "")
 
 
 @pytest.mark.usefixtures("no_java")

@@ -27,7 +27,7 @@ from seamark.connector.sql.scopes import UnsupportedInDuckDB
 from seamark.connector.sql.session import SqlSession
 from seamark.connector.sql.statement import parse
 from seamark.connector.sql.types import from_iceberg
-from tests.connector.analysis.statements import Statements, quote
+from tests.connector.analysis.statements import RandomStatements, quote
 from tests.connector.analysis.test_scans_oracle import list_partners
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
@@ -113,7 +113,7 @@ def test_translated_random_statements_return_the_rows_of_the_originals(lakes: in
     counts, seed = Counter[str](), first_seed()
     for number in range(lakes):
         rng = random.Random(f"{seed}/{number}")
-        statements = Statements(rng, mixed_cases=False, recursive_share=0)
+        statements = RandomStatements(rng, mixed_cases=False, recursive_share=0)
         with open_plain() as connection:
             for text in statements.make_tables():
                 connection.execute(text)

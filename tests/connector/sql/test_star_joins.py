@@ -18,7 +18,7 @@ from seamark.connector.index import lookups
 from seamark.connector.index.builds import InProcessWorkers, Workers, build
 from seamark.connector.index.indexer import Indexer
 from seamark.connector.index.lookups import pin_attributes
-from seamark.connector.index.merges import FANOUT
+from seamark.connector.index.merges import MERGED_FILES_MIN
 from seamark.connector.sql.cubes import plans
 from seamark.connector.sql.cubes.plans import OFF, CubeSummary
 from seamark.connector.sql.session import SqlSession
@@ -482,7 +482,7 @@ def test_indexer_backs_off_from_a_dropped_dimension_table(server: ServerThread, 
 def test_index_files_are_merged_after_their_dimension_table_is_dropped(server: ServerThread, sales: str) -> None:
     facts = (sales, "facts")
     with closing(IndexClient(server.url)) as client, closing(InProcessWorkers()) as workers:
-        for _ in range(FANOUT - 1):
+        for _ in range(MERGED_FILES_MIN - 1):
             append_fact(server, sales)
             build(client, facts, "by_region", workers)
         with open_catalog(server.url) as catalog:

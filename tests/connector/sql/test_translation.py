@@ -21,13 +21,13 @@ from seamark.connector.sql import scopes
 from seamark.connector.sql.choice import AUTO, DUCKDB, LARGE_BYTES, SPARK, TRINO, StatementProfile, choose
 from seamark.connector.sql.duckdb_engine import DuckDBLimits, open_connection
 from seamark.connector.sql.queries import DuckDBQuery, translate
-from seamark.connector.sql.rows import json_rows
+from seamark.connector.sql.rows import convert_to_json_rows
 from seamark.connector.sql.scopes import UnsupportedInDuckDB, VisibleColumn
-from seamark.connector.sql.spark_engine import spark_text
+from seamark.connector.sql.spark_engine import write_spark_text
 from seamark.connector.sql.statement import Kind, parse
-from seamark.connector.sql.types import BIGINT, DATE, DOUBLE, INTEGER, VARCHAR, SqlType, decimal, duckdb_name
+from seamark.connector.sql.types import BIGINT, DATE, DOUBLE, INTEGER, VARCHAR, SqlType, make_decimal, name_duckdb_type
 
-COLUMNS = {"id": BIGINT, "k": INTEGER, "name": VARCHAR, "x": DOUBLE, "price": decimal(12, 2)}
+COLUMNS = {"id": BIGINT, "k": INTEGER, "name": VARCHAR, "x": DOUBLE, "price": make_decimal(12, 2)}
 TPCH = Path(__file__).parents[2] / "deploy" / "tpch.sql"
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -219,13 +219,13 @@ def test_invalid_query_is_refused_with_its_reason(text: str, reason: str) -> Non
     [
         ("id + k", BIGINT),
         ("k + 1", INTEGER),
-        ("price * price", decimal(24, 4)),
-        ("price / 8", decimal(23, 13)),
-        ("sum(price) / 3", decimal(38, 6)),
-        ("avg(price)", decimal(12, 2)),
+        ("price * price", make_decimal(24, 4)),
+        ("price / 8", make_decimal(23, 13)),
+        ("sum(price) / 3", make_decimal(38, 6)),
+        ("avg(price)", make_decimal(12, 2)),
         ("avg(k)", DOUBLE),
         ("sum(k)", BIGINT),
-        ("1.50", decimal(3, 2)),
+        ("1.50", make_decimal(3, 2)),
         ("1e0", DOUBLE),
     ],
 )
@@ -314,7 +314,7 @@ def _find_tpch_columns(node: exp.Table, names: Iterable[str]) -> dict[str, SqlTy
             kind = (
                 BIGINT if tail.endswith("key") else INTEGER if tail in ("size", "availqty", "linenumber") else VARCHAR
             )
-            kind = decimal(12, 2) if tail in _DECIMALS else DATE if tail.endswith("date") else kind
+            kind = make_decimal(12, 2) if tail in _DECIMALS else DATE if tail.endswith("date") else kind
             result[name] = kind
     return result
 
@@ -327,7 +327,9 @@ def test_all_22_queries_of_tpc_h_are_translated_and_run_in_duckdb() -> None:
         for query in queries:
             result = translate(parse(query).tree, lambda node: _find_tpch_columns(node, names), NOW)
             for table in result.tables:
-                empty = (f"CAST(NULL AS {duckdb_name(kind)}) AS c{n}" for n, kind in enumerate(table.columns.values()))
+                empty = (
+                    f"CAST(NULL AS {name_duckdb_type(kind)}) AS c{n}" for n, kind in enumerate(table.columns.values())
+                )
                 con.execute(f"CREATE OR REPLACE TEMP VIEW {table.name} AS SELECT {', '.join(empty)} LIMIT 0")
             con.execute(result.text).fetchall()
     assert len(queries) == 22
@@ -335,11 +337,11 @@ def test_all_22_queries_of_tpc_h_are_translated_and_run_in_duckdb() -> None:
 
 def test_merge_is_translated_for_spark_only_if_its_meaning_stays() -> None:
     text = "MERGE INTO s.t USING s.u AS u ON t.id = u.id WHEN MATCHED THEN UPDATE SET x = u.x + 1"
-    translated = spark_text(parse(text).tree, "sea", "lake", None)
+    translated = write_spark_text(parse(text).tree, "sea", "lake", None)
     assert translated.startswith("MERGE INTO `lake`.s.t USING `lake`.s.u AS u ON")
     for expression in ("u.x / 2", "CAST(u.name AS integer)", "length(u.name)"):
         with pytest.raises(InvalidRequest, match="may mean something else"):
-            spark_text(parse(text.replace("u.x + 1", expression)).tree, "sea", "lake", None)
+            write_spark_text(parse(text.replace("u.x + 1", expression)).tree, "sea", "lake", None)
 
 
 @pytest.mark.parametrize(
@@ -374,7 +376,7 @@ def test_invalid_number_literal_is_refused(text: str) -> None:
 
 def test_sum_of_decimals_beyond_38_digits_fails() -> None:
     """DuckDB wraps around at 2 to the power of 127."""
-    wide_type = decimal(38, 2)
+    wide_type = make_decimal(38, 2)
     values = ", ".join(["(CAST('999999999999999999999999999999999999.99' AS DECIMAL(38, 2)))"] * 2)
     with closing(open_connection(DuckDBLimits())) as con:
         for aggregate in ("sum(price)", "avg(price)", "sum(price) OVER (ORDER BY price)"):
@@ -392,7 +394,7 @@ def test_json_rows_have_dates_of_any_year() -> None:
     batch = pa.record_batch(
         {"d": days, "ts": micros.cast(pa.timestamp("us")), "tz": micros.cast(pa.timestamp("us", "UTC"))}
     )
-    assert json_rows(batch) == [
+    assert convert_to_json_rows(batch) == [
         ["9999-12-31", "9999-12-31 23:59:59.999999", "9999-12-31 23:59:59.999999 UTC"],
         ["+10000-01-01", "+10000-01-01 00:00:00", "+10000-01-01 00:00:00 UTC"],
         ["-0001-12-31", "0000-12-31 23:59:59.999999", "0000-12-31 23:59:59.999999 UTC"],
@@ -402,4 +404,4 @@ def test_json_rows_have_dates_of_any_year() -> None:
     ]
     nested = pa.record_batch({"days": pa.array([[2932897]], pa.list_(pa.int32())).cast(pa.list_(pa.date32()))})
     with pytest.raises(InvalidRequest, match="outside the years 1 to 9999"):
-        json_rows(nested)
+        convert_to_json_rows(nested)

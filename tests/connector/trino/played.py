@@ -40,7 +40,7 @@ ViewAsked = tuple[Name, View, str, tuple[Reference, ...]]
 
 
 @dataclass
-class Seamark:
+class NumberedPlans:
     """A server that gives the n-th plan the id 100 + n.
 
     `plan` may return another answer, or raise an error.
@@ -72,7 +72,7 @@ class Seamark:
         sizes = {"files": 1, "bytes": 10, "considered_files": 100}
         return TablePlanResponse(**{**usual, **sizes, **self.plan(request)})
 
-    async def columns(self, table: tuple[str, ...]) -> KnownTable | None:
+    async def load_table(self, table: tuple[str, ...]) -> KnownTable | None:
         self.looked_at.append(table)
         if table[-1] in self.tables:
             return self.tables[table[-1]]

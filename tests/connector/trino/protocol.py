@@ -35,7 +35,7 @@ def build_failure_page(name: str, message: str = "", kind: str = "USER_ERROR") -
 
 
 @dataclass
-class Trino:
+class ScriptedTrino:
     """A scripted coordinator.
 
     `asked` has the statements, `fetched` the tokens of requested pages, and `deleted` the tokens of cancelled
@@ -72,7 +72,7 @@ def build_rules(*tables: dict[str, Any], **properties: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def run_fake_trino(play: Callable[[str], list[Page]]) -> AsyncIterator[Trino]:
+async def run_fake_trino(play: Callable[[str], list[Page]]) -> AsyncIterator[ScriptedTrino]:
     """Yield a coordinator. `play` returns the pages of each statement; the first page answers the POST.
 
     A page may be requested several times.
@@ -114,12 +114,12 @@ async def run_fake_trino(play: Callable[[str], list[Page]]) -> AsyncIterator[Tri
         return web.json_response(page, status=page.pop("status", 200), headers={"Set-Cookie": f"token={token}"})
 
     async with run_fake_server(answer) as fake:
-        trino = Trino(fake)
+        trino = ScriptedTrino(fake)
         yield trino
 
 
 @dataclass
-class Seamark:
+class ScriptedSeamark:
     """A fake Seamark server with scripted answers.
 
     `asked` contains (path, body) of each plan request, and `renewed` contains that of each lease request.
@@ -141,7 +141,7 @@ Plan = dict[str, Any] | int
 @asynccontextmanager
 async def run_fake_seamark(
     plan: Callable[[str, Any], Plan] | None = None, *, wait_s: float = 0
-) -> AsyncIterator[Seamark]:
+) -> AsyncIterator[ScriptedSeamark]:
     """Yield a Seamark. `plan` receives the table (`db/t`) and the body of each request."""
 
     async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
@@ -161,5 +161,5 @@ async def run_fake_seamark(
         return web.json_response({**usual, **sizes, **new_plan})
 
     async with run_fake_server(answer) as fake:
-        seamark = Seamark(fake)
+        seamark = ScriptedSeamark(fake)
         yield seamark

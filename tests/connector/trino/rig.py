@@ -13,7 +13,7 @@ from yarl import URL
 
 from seamark.connector.trino.proxy import Proxy, ProxySettings, open_proxy
 from seamark.connector.trino.rewriter import RewriteLimits
-from seamark.connector.trino.server import bind, serving
+from seamark.connector.trino.server import bind, serve_proxy
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 CATALOG = "lake"
@@ -73,21 +73,21 @@ def reserve_dead_address() -> str:
 
 
 @dataclass
-class Rig:
+class ProxyRig:
     url: str
     http: aiohttp.ClientSession
     proxy: Proxy
 
-    def at(self, target: str) -> URL:
+    def make_url(self, target: str) -> URL:
         return URL(self.url + target, encoded=True)
 
     async def ask(self, method: str, target: str, **options: Any) -> tuple[int, Any, bytes]:
-        async with self.http.request(method, self.at(target), allow_redirects=False, **options) as answer:
+        async with self.http.request(method, self.make_url(target), allow_redirects=False, **options) as answer:
             return answer.status, answer.headers, await answer.read()
 
 
 @asynccontextmanager
-async def run_proxy(*trino: str, seamark: str = "", tls: Any = None, **settings: Any) -> AsyncIterator[Rig]:
+async def run_proxy(*trino: str, seamark: str = "", tls: Any = None, **settings: Any) -> AsyncIterator[ProxyRig]:
     """Yield a running proxy.
 
     Its `http` client does not decompress and follows no redirects, so tests see raw answers.
@@ -98,7 +98,7 @@ async def run_proxy(*trino: str, seamark: str = "", tls: Any = None, **settings:
         stack.callback(sock.close)
         of_proxy = ProxySettings(trino=trino, seamark=seamark or reserve_dead_address(), **arguments)
         proxy = await stack.enter_async_context(open_proxy(of_proxy))
-        await stack.enter_async_context(serving(proxy, of_proxy, sock, tls))
+        await stack.enter_async_context(serve_proxy(proxy, of_proxy, sock, tls))
         http = aiohttp.ClientSession(
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -107,4 +107,4 @@ async def run_proxy(*trino: str, seamark: str = "", tls: Any = None, **settings:
             max_line_size=1 << 20,
         )
         await stack.enter_async_context(http)
-        yield Rig(f"{'https' if tls else 'http'}://127.0.0.1:{sock.getsockname()[1]}", http, proxy)
+        yield ProxyRig(f"{'https' if tls else 'http'}://127.0.0.1:{sock.getsockname()[1]}", http, proxy)

@@ -13,13 +13,13 @@ from seamark.connector.trino.protocol import accepted_logins as module
 from seamark.connector.trino.protocol.accepted_logins import LOGINS_MAX, REMEMBERED_S, AcceptedLogins
 from seamark.connector.trino.protocol.coordinators import Coordinator
 from tests.connector.trino.protocol import END, ROWS, Page, run_fake_seamark, run_fake_trino
-from tests.connector.trino.rig import FakeServer, Rig, run_fake_server, run_proxy
+from tests.connector.trino.rig import FakeServer, ProxyRig, run_fake_server, run_proxy
 
 STATEMENT = "SELECT x FROM lake.db.t WHERE x = 1"
 TRINO = Coordinator("http://trino", "")
 
 
-async def _ask(rig: Rig, authorization: str, statement: str = STATEMENT, **headers: str) -> str:
+async def _ask(rig: ProxyRig, authorization: str, statement: str = STATEMENT, **headers: str) -> str:
     """Return the header that says what the proxy did."""
     request_headers = {"X-Trino-User": "ann", "Authorization": authorization, **headers}
     _, answer, _ = await rig.ask("POST", "/v1/statement", data=statement.encode(), headers=request_headers)
@@ -175,7 +175,7 @@ async def test_answers_do_not_reveal_the_software_version() -> None:
         assert headers["Server"] == "trino"
 
 
-async def _request_raw(rig: Rig, method: str) -> tuple[int, dict[str, str], bytes]:
+async def _request_raw(rig: ProxyRig, method: str) -> tuple[int, dict[str, str], bytes]:
     """Return the answer to a request for `*`, which is not a path."""
     host, port = rig.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from seamark.connector.trino.protocol.circuit_breaker import BACKOFF_MAX_S, BACKOFF_S, FAILURES_MAX, Breaker
 
 
-class ManualClock:
+class BreakerClock:
     """A clock that a test moves."""
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class ManualClock:
         return self.now_s
 
 
-def open_breaker(clock: ManualClock) -> Breaker:
+def open_breaker(clock: BreakerClock) -> Breaker:
     breaker = Breaker(clock)
     for _ in range(FAILURES_MAX):
         assert breaker.allow_request()
@@ -30,7 +30,7 @@ def open_breaker(clock: ManualClock) -> Breaker:
 
 
 def test_breaker_opens_only_after_failures_in_a_row() -> None:
-    breaker = Breaker(ManualClock())
+    breaker = Breaker(BreakerClock())
     for _ in range(10):
         for _ in range(FAILURES_MAX - 1):
             breaker.record_failure()
@@ -43,7 +43,7 @@ def test_breaker_opens_only_after_failures_in_a_row() -> None:
 
 
 def test_one_request_tries_and_its_success_closes_the_breaker() -> None:
-    clock = ManualClock()
+    clock = BreakerClock()
     breaker = open_breaker(clock)
     clock.now_s += BACKOFF_S
     assert [breaker.allow_request() for _ in range(3)] == [True, False, False]
@@ -53,7 +53,7 @@ def test_one_request_tries_and_its_success_closes_the_breaker() -> None:
 
 
 def test_each_failed_trial_doubles_the_pause_up_to_a_maximum() -> None:
-    clock = ManualClock()
+    clock = BreakerClock()
     breaker = open_breaker(clock)
     waits = []
     for _ in range(10):
@@ -67,7 +67,7 @@ def test_each_failed_trial_doubles_the_pause_up_to_a_maximum() -> None:
 
 
 def test_failures_of_requests_from_before_it_opened_change_nothing() -> None:
-    clock = ManualClock()
+    clock = BreakerClock()
     breaker = open_breaker(clock)
     for _ in range(100):
         breaker.record_failure()
@@ -76,7 +76,7 @@ def test_failures_of_requests_from_before_it_opened_change_nothing() -> None:
 
 
 def test_trial_without_a_result_is_followed_by_another() -> None:
-    clock = ManualClock()
+    clock = BreakerClock()
     breaker = open_breaker(clock)
     clock.now_s += BACKOFF_S
     assert breaker.allow_request()
@@ -86,7 +86,7 @@ def test_trial_without_a_result_is_followed_by_another() -> None:
 
 @given(st.lists(st.sampled_from(["ask", "succeeded", "failed", "wait"]), max_size=60))
 def test_breaker_always_allows_a_request_in_the_end(steps: list[str]) -> None:
-    clock = ManualClock()
+    clock = BreakerClock()
     breaker = Breaker(clock)
     for step in steps:
         match step:

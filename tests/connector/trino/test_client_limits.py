@@ -13,8 +13,8 @@ import structlog
 from aiohttp import web
 
 from seamark.connector.trino.proxy import ProxySettings
-from seamark.connector.trino.server import limits_of
-from tests.connector.trino.rig import FakeServer, Rig, run_fake_server, run_proxy, serve_requests
+from seamark.connector.trino.server import make_connection_limits
+from tests.connector.trino.rig import FakeServer, ProxyRig, run_fake_server, run_proxy, serve_requests
 from tests.server.test_connections import RawConnection
 from tests.services.authority import Authority
 from tests.waits import until
@@ -27,7 +27,7 @@ async def echo(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.R
 
 
 async def connect(
-    stack: AsyncExitStack, rig: Rig, source: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+    stack: AsyncExitStack, rig: ProxyRig, source: str = "127.0.0.1", tls: ssl.SSLContext | None = None
 ) -> RawConnection:
     port = int(rig.url.rpartition(":")[2])
     connection = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0), ssl=tls)
@@ -290,6 +290,6 @@ def test_limit_per_address_does_not_apply_behind_another_proxy() -> None:
         settings = ProxySettings(
             trino=("http://a",), catalogs=frozenset(), seamark="http://b", connections=100, **arguments
         )
-        return limits_of(settings).per_address
+        return make_connection_limits(settings).per_address
 
     assert (read_limit_per_address(), read_limit_per_address(trust_forwarded=True)) == (50, 100)

@@ -59,7 +59,7 @@ def test_writing_ends_when_the_text_is_too_long(
         texts.append(value)
         return str(value)
 
-    monkeypatch.setattr(cube_values, "_writer_of", lambda _: write)
+    monkeypatch.setattr(cube_values, "_choose_writer", lambda _: write)
     with pytest.raises(NotFromCube, match=f"more than {characters_max:,} characters"):
         write_values(build_groups(2000), make_statement(), characters_max)
     assert len(texts) <= written_count, "most groups are not written"

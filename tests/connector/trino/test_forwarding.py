@@ -190,7 +190,7 @@ async def test_large_answer_is_fetched_at_the_speed_of_the_client() -> None:
     async with (
         serve_requests(answer) as trino,
         run_proxy(trino) as rig,
-        rig.http.get(rig.at("/v1/spooled/1")) as result,
+        rig.http.get(rig.make_url("/v1/spooled/1")) as result,
     ):
         await result.content.readexactly(MIB)
         await asyncio.sleep(0.5)
@@ -301,7 +301,7 @@ async def test_proxy_finishes_running_requests_before_it_stops() -> None:
 
     async with serve_requests(answer) as trino, aiohttp.ClientSession() as http:
         async with run_proxy(trino, drain_s=60.0) as rig:
-            task = asyncio.create_task(http.get(rig.at("/v1/statement/executing/1")))
+            task = asyncio.create_task(http.get(rig.make_url("/v1/statement/executing/1")))
             await asyncio.wait_for(has_started.wait(), 60)
         async with await task as response:
             assert await response.text() == "done"

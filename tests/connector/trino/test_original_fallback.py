@@ -1,4 +1,4 @@
-"""If a rewritten statement fails before it gives rows, the proxy runs the original.
+"""Tests that the proxy runs the original of a rewritten statement that fails before its first row.
 
 The client sees no failure.
 """
@@ -22,14 +22,14 @@ from tests.connector.trino.protocol import (
     QUEUED,
     ROWS,
     Page,
-    Trino,
+    ScriptedTrino,
     build_failure_page,
     build_rules,
     build_table,
     run_fake_seamark,
     run_fake_trino,
 )
-from tests.connector.trino.rig import Rig, run_proxy
+from tests.connector.trino.rig import ProxyRig, run_proxy
 from tests.waits import until
 
 STATEMENT = "SELECT x FROM lake.db.t WHERE x = 1"
@@ -37,13 +37,13 @@ VERSION = f"FOR VERSION AS OF {PLAN_ID}"
 ORIGINAL_ROWS: Page = {**ROWS, "data": [["the original's"]]}
 
 
-def script_pages(*pages: Page) -> Any:
+def make_script(*pages: Page) -> Any:
     """Return a script: the rewritten statement has these pages, and any other statement has rows."""
     return lambda text: list(pages) if VERSION in text else [QUEUED, ORIGINAL_ROWS, END]
 
 
 @asynccontextmanager
-async def run_stage(play: Any, *other_urls: str, **settings: Any) -> AsyncIterator[tuple[Trino, Rig]]:
+async def run_stage(play: Any, *other_urls: str, **settings: Any) -> AsyncIterator[tuple[ScriptedTrino, ProxyRig]]:
     async with (
         run_fake_trino(play) as trino,
         run_fake_seamark() as seamark,
@@ -52,7 +52,7 @@ async def run_stage(play: Any, *other_urls: str, **settings: Any) -> AsyncIterat
         yield trino, rig
 
 
-async def fetch_result(rig: Rig, statement: str = STATEMENT, **options: Any) -> tuple[list[Any], Any, str]:
+async def fetch_result(rig: ProxyRig, statement: str = STATEMENT, **options: Any) -> tuple[list[Any], Any, str]:
     """Return the rows, the error and the plan header of a statement.
 
     Check that no answer to a POST contains rows, as some clients require.
@@ -69,12 +69,12 @@ async def fetch_result(rig: Rig, statement: str = STATEMENT, **options: Any) -> 
     return rows, page.get("error", {}).get("errorName"), headers["X-Seamark-Plan"]
 
 
-def list_original_statements(trino: Trino) -> list[str]:
+def list_original_statements(trino: ScriptedTrino) -> list[str]:
     return [text for text in trino.requests if VERSION not in text]
 
 
 async def test_client_gets_the_rows_of_the_rewritten_statement() -> None:
-    async with run_stage(script_pages(QUEUED, PLANNING, ROWS, ROWS, END)) as (trino, rig):
+    async with run_stage(make_script(QUEUED, PLANNING, ROWS, ROWS, END)) as (trino, rig):
         rows, error, plan_header = await fetch_result(rig)
         assert (rows, error) == ([[1], [1]], None)
         assert plan_header.startswith("rewritten; scans=1; files=3/100; db.t=3/100; ms=")
@@ -100,8 +100,8 @@ async def test_client_gets_the_rows_of_the_rewritten_statement() -> None:
 @pytest.mark.parametrize("several", [False, True])
 async def test_original_runs_if_the_rewritten_statement_fails(pages: list[Page], several: bool) -> None:
     async with (
-        run_fake_trino(script_pages(*pages)) as other,
-        run_stage(script_pages(*pages), *[other.url] * several) as (trino, rig),
+        run_fake_trino(make_script(*pages)) as other,
+        run_stage(make_script(*pages), *[other.url] * several) as (trino, rig),
     ):
         rows, error, plan_header = await fetch_result(rig)
         assert (rows, error) == ([["the original's"]], None)
@@ -125,14 +125,14 @@ async def test_client_gets_the_error_of_the_original_statement() -> None:
     [build_failure_page("USER_CANCELED"), build_failure_page("EXCEEDED_MEMORY_LIMIT", kind="INSUFFICIENT_RESOURCES")],
 )
 async def test_cancelled_or_too_large_statement_is_not_run_again(error: Page) -> None:
-    async with run_stage(script_pages(QUEUED, error)) as (trino, rig):
+    async with run_stage(make_script(QUEUED, error)) as (trino, rig):
         _, name, _ = await fetch_result(rig)
         assert name == error["error"]["errorName"]
         assert list_original_statements(trino) == []
 
 
 async def test_error_after_the_first_rows_is_passed_to_the_client() -> None:
-    async with run_stage(script_pages(QUEUED, ROWS, build_failure_page("GENERIC_INTERNAL_ERROR"))) as (trino, rig):
+    async with run_stage(make_script(QUEUED, ROWS, build_failure_page("GENERIC_INTERNAL_ERROR"))) as (trino, rig):
         rows, error, _ = await fetch_result(rig)
         assert (rows, error) == ([[1]], "GENERIC_INTERNAL_ERROR")
         assert list_original_statements(trino) == []
@@ -140,7 +140,7 @@ async def test_error_after_the_first_rows_is_passed_to_the_client() -> None:
 
 async def test_slow_statement_is_handed_over_to_the_client() -> None:
     slow = {**QUEUED, "wait": 0.2}
-    async with run_stage(script_pages(QUEUED, *[slow] * 4, ROWS, END), hold_s=0.3, rules=False) as (trino, rig):
+    async with run_stage(make_script(QUEUED, *[slow] * 4, ROWS, END), hold_s=0.3, rules=False) as (trino, rig):
         _, _, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         assert len(trino.fetched) < 4  # The machine's speed decides how many of them come in time.
         assert json.loads(body)["nextUri"].endswith(f"/0/slug/{len(trino.fetched) + 1}")
@@ -149,13 +149,13 @@ async def test_slow_statement_is_handed_over_to_the_client() -> None:
 
 
 async def test_proxy_follows_no_page_without_time_to_hold() -> None:
-    async with run_stage(script_pages(QUEUED, ROWS, END), hold_s=0.0) as (trino, rig):
+    async with run_stage(make_script(QUEUED, ROWS, END), hold_s=0.0) as (trino, rig):
         await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         assert trino.fetched == []
 
 
 async def test_client_sees_a_coordinator_that_stops_during_the_statement() -> None:
-    async with run_stage(script_pages(QUEUED, PLANNING, {**PLANNING, "gone": True}, END)) as (trino, rig):
+    async with run_stage(make_script(QUEUED, PLANNING, {**PLANNING, "gone": True}, END)) as (trino, rig):
         status, _, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         page = json.loads(body)
         assert (status, page["stats"]["state"], page["nextUri"][-8:]) == (200, "PLANNING", "0/slug/2")
@@ -164,7 +164,7 @@ async def test_client_sees_a_coordinator_that_stops_during_the_statement() -> No
 
 
 async def test_original_is_sent_if_the_coordinator_drops_the_rewritten_statement() -> None:
-    async with run_stage(script_pages({"gone": True})) as (_, rig):
+    async with run_stage(make_script({"gone": True})) as (_, rig):
         rows, _, plan_header = await fetch_result(rig)
         assert rows == [["the original's"]]
         # The error depends on whether the kernel still had a part of the request.
@@ -172,14 +172,14 @@ async def test_original_is_sent_if_the_coordinator_drops_the_rewritten_statement
 
 
 async def test_refused_login_is_passed_to_the_client() -> None:
-    async with run_stage(script_pages({"status": 401})) as (trino, rig):
+    async with run_stage(make_script({"status": 401})) as (trino, rig):
         status, headers, _ = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         assert (status, headers["Set-Cookie"]) == (401, "token=0")
         assert list_original_statements(trino) == []
 
 
 async def test_client_that_disconnects_cancels_its_statement() -> None:
-    async with run_stage(script_pages(QUEUED, PLANNING, {**PLANNING, "wait": 5}, END), hold_s=30.0) as (trino, rig):
+    async with run_stage(make_script(QUEUED, PLANNING, {**PLANNING, "wait": 5}, END), hold_s=30.0) as (trino, rig):
         task = asyncio.create_task(rig.ask("POST", "/v1/statement", data=STATEMENT.encode()))
         await until(lambda: (0, 2) in trino.fetched)
         task.cancel()
@@ -187,7 +187,7 @@ async def test_client_that_disconnects_cancels_its_statement() -> None:
 
 
 async def test_requests_of_the_proxy_have_the_clients_headers_without_body_headers() -> None:
-    async with run_stage(script_pages(QUEUED, ROWS, END)) as (trino, rig):
+    async with run_stage(make_script(QUEUED, ROWS, END)) as (trino, rig):
         request_headers = {"Authorization": "Basic x", "Content-Type": "text/plain; charset=utf-8", "X-Trino-User": "u"}
         await rig.ask(
             "POST", "/v1/statement", data=STATEMENT.encode(), headers={**request_headers, "Accept-Encoding": "gzip"}
@@ -208,7 +208,7 @@ async def test_requests_of_the_proxy_have_the_clients_headers_without_body_heade
 
 
 async def test_coordinator_prefix_is_removed_from_the_pages_that_the_proxy_reads() -> None:
-    play = script_pages(QUEUED, ROWS, END)
+    play = make_script(QUEUED, ROWS, END)
     async with run_fake_trino(play) as second, run_stage(play, second.url) as (first, rig):
         for _ in range(2):
             rows, _, plan_header = await fetch_result(rig)
@@ -219,7 +219,7 @@ async def test_coordinator_prefix_is_removed_from_the_pages_that_the_proxy_reads
 
 async def test_plans_that_trino_cannot_read_are_not_made_for_a_while() -> None:
     failure = build_failure_page("ICEBERG_INVALID_METADATA", "Cannot read /t/_seamark/plans/0/1.avro", "EXTERNAL")
-    async with run_stage(script_pages(QUEUED, failure)) as (trino, rig):
+    async with run_stage(make_script(QUEUED, failure)) as (trino, rig):
         for _ in range(FAILURES_MAX):
             assert (await fetch_result(rig))[2] == "original; ICEBERG_INVALID_METADATA"
         assert (await fetch_result(rig))[2].startswith("unchanged; recently, Trino could not read its plans")
@@ -227,7 +227,7 @@ async def test_plans_that_trino_cannot_read_are_not_made_for_a_while() -> None:
 
 
 async def test_user_whose_rules_forbid_plans_gets_none_for_a_while() -> None:
-    async with run_stage(script_pages(QUEUED, ROWS, END)) as (trino, rig):
+    async with run_stage(make_script(QUEUED, ROWS, END)) as (trino, rig):
         trino.rules = build_rules(build_table(masks={"x": "1"}))
         for _ in range(FAILURES_MAX):
             assert (await fetch_result(rig, headers={"X-Trino-User": "eve"}))[2] == "planned"
@@ -254,7 +254,7 @@ FREE = build_rules(build_table())
 )
 async def test_counts_are_shown_only_if_enabled_and_no_rule_applies(rules: dict[str, Any], expected: str) -> None:
     for switched_on in (False, True):
-        async with run_stage(script_pages(QUEUED, ROWS, END), plan_header=switched_on) as (trino, rig):
+        async with run_stage(make_script(QUEUED, ROWS, END), plan_header=switched_on) as (trino, rig):
             trino.rules = rules
             rows, _, outcome = await fetch_result(rig)
             assert rows == [[1]]
@@ -277,7 +277,7 @@ async def test_counts_are_shown_only_if_enabled_and_no_rule_applies(rules: dict[
 )
 @pytest.mark.parametrize("pages", [[QUEUED, PLANNING, ROWS, END], [QUEUED, END], [QUEUED, ROWS, ROWS, END]])
 async def test_original_runs_if_rules_forbid_the_plan_or_are_unknown(rules: dict[str, Any], pages: list[Page]) -> None:
-    async with run_stage(script_pages(*pages)) as (trino, rig):
+    async with run_stage(make_script(*pages)) as (trino, rig):
         trino.rules = rules
         rows, error, plan_header = await fetch_result(rig)
         assert (rows, error, plan_header) == ([["the original's"]], None, "planned")
@@ -288,7 +288,7 @@ async def test_original_runs_if_rules_forbid_the_plan_or_are_unknown(rules: dict
 async def test_statement_that_stays_in_the_queue_runs_as_the_original() -> None:
     """The tables that it reads are unknown until Trino has analysed it."""
     slow = {**QUEUED, "wait": 0.2}
-    async with run_stage(script_pages(QUEUED, *[slow] * 4, ROWS, END), hold_s=0.3) as (trino, rig):
+    async with run_stage(make_script(QUEUED, *[slow] * 4, ROWS, END), hold_s=0.3) as (trino, rig):
         trino.rules = {}
         assert (await fetch_result(rig))[0] == [["the original's"]]
         assert list_original_statements(trino) == [STATEMENT]
@@ -296,14 +296,14 @@ async def test_statement_that_stays_in_the_queue_runs_as_the_original() -> None:
 
 async def test_rules_are_requested_once_and_only_if_there_are_rules() -> None:
     for rules in (True, False):
-        async with run_stage(script_pages(QUEUED, QUEUED, PLANNING, ROWS, END), rules=rules) as (trino, rig):
+        async with run_stage(make_script(QUEUED, QUEUED, PLANNING, ROWS, END), rules=rules) as (trino, rig):
             assert (await fetch_result(rig))[0] == [[1]]
             assert trino.judged == ["q0"] * rules
 
 
 async def test_explain_of_a_user_with_rules_runs_as_the_original() -> None:
     for rules, original_count in ((FREE, 0), (build_rules(build_table(filters=["a = 1"])), 1)):
-        async with run_stage(script_pages(QUEUED, ROWS, END)) as (trino, rig):
+        async with run_stage(make_script(QUEUED, ROWS, END)) as (trino, rig):
             trino.rules = rules
             await fetch_result(rig, f"EXPLAIN ANALYZE {STATEMENT}")
             assert len(list_original_statements(trino)) == original_count
@@ -316,7 +316,7 @@ async def test_counts_of_a_plan_are_shown_only_to_users_who_may_read_the_table(s
     Until Trino has planned the statement, the proxy does not know whether the user may read the table.
     """
     slow = {"stats": {"state": state}, "wait": 1.5}
-    async with run_stage(script_pages(QUEUED, slow, slow, ROWS, END), hold_s=1.2) as (_, rig):
+    async with run_stage(make_script(QUEUED, slow, slow, ROWS, END), hold_s=1.2) as (_, rig):
         _, headers, _ = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         assert ("3/100" in headers["X-Seamark-Plan"]) == (state == "RUNNING")
         assert (headers["X-Seamark-Plan"] == "planned") == (state != "RUNNING")
@@ -324,7 +324,7 @@ async def test_counts_of_a_plan_are_shown_only_to_users_who_may_read_the_table(s
 
 async def test_header_does_not_reveal_that_a_plan_keeps_all_files() -> None:
     async with (
-        run_fake_trino(script_pages()) as trino,
+        run_fake_trino(make_script()) as trino,
         run_fake_seamark(lambda *_: {"plan-snapshot-id": None}) as seamark,
         run_proxy(trino.url, seamark=seamark.url) as rig,
     ):

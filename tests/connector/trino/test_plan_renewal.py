@@ -13,7 +13,7 @@ import pytest
 from seamark.connector.trino.protocol import queued_statements
 from seamark.connector.trino.protocol.queued_statements import QueuedStatements
 from seamark.connector.trino.rewriter import RewriteLimits
-from tests.connector.trino.protocol import END, PLAN_ID, QUEUED, ROWS, Trino, run_fake_seamark, run_fake_trino
+from tests.connector.trino.protocol import END, PLAN_ID, QUEUED, ROWS, ScriptedTrino, run_fake_seamark, run_fake_trino
 from tests.connector.trino.rig import run_proxy
 
 STATEMENT = "SELECT x FROM lake.db.t WHERE x = 1"
@@ -23,24 +23,24 @@ PLANS = [(("db", "t"), 5)]
 
 def test_plans_are_renewed_by_status_requests_of_a_queued_statement() -> None:
     statements = QueuedStatements(lease_s=0)
-    assert statements.plans_to_renew("/v1/statement/queued/q1/slug/1") == ()
+    assert statements.list_plans_to_renew("/v1/statement/queued/q1/slug/1") == ()
     statements.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic())
     statements.add("/v1/statement/executing/q2/slug/1", PLANS, time.monotonic())
     statements.add("/v1/statement/queued/q3/slug/1", [], time.monotonic())
     for target in ("queued/q1/slug/2", "queued/q1/slug/3"):
-        assert statements.plans_to_renew(f"/v1/statement/{target}") == PLANS
+        assert statements.list_plans_to_renew(f"/v1/statement/{target}") == PLANS
     for target in ("executing/q1/slug/4", "queued/q2/slug/1", "queued/q3/slug/1", "queued/q1", "queued"):
-        assert statements.plans_to_renew(f"/v1/statement/{target}") == ()
+        assert statements.list_plans_to_renew(f"/v1/statement/{target}") == ()
 
 
 def test_plans_are_renewed_only_after_a_part_of_their_lease() -> None:
     statements = QueuedStatements(lease_s=1000)
     statements.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic())
-    assert statements.plans_to_renew("/v1/statement/queued/q1/slug/2") == ()
+    assert statements.list_plans_to_renew("/v1/statement/queued/q1/slug/2") == ()
     # If the coordinator was slow to answer, the next request renews the plans at once.
     statements.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic() - 300)
-    assert statements.plans_to_renew("/v1/statement/queued/q1/slug/2") == PLANS
-    assert statements.plans_to_renew("/v1/statement/queued/q1/slug/3") == ()
+    assert statements.list_plans_to_renew("/v1/statement/queued/q1/slug/2") == PLANS
+    assert statements.list_plans_to_renew("/v1/statement/queued/q1/slug/3") == ()
 
 
 def test_number_of_remembered_statements_is_bounded() -> None:
@@ -48,13 +48,13 @@ def test_number_of_remembered_statements_is_bounded() -> None:
     for number in range(100_000):
         statements.add(f"/v1/statement/queued/q{number}/slug/1", PLANS, time.monotonic())
     count_before = sum(
-        bool(statements.plans_to_renew(f"/v1/statement/queued/q{number}/slug/2")) for number in range(100_000)
+        bool(statements.list_plans_to_renew(f"/v1/statement/queued/q{number}/slug/2")) for number in range(100_000)
     )
     assert 1000 < count_before < 50_000
-    assert statements.plans_to_renew("/v1/statement/queued/q99999/slug/2") == PLANS
+    assert statements.list_plans_to_renew("/v1/statement/queued/q99999/slug/2") == PLANS
 
 
-async def fetch(trino: Trino, several: bool, slow_stage: str) -> list[str]:
+async def fetch(trino: ScriptedTrino, several: bool, slow_stage: str) -> list[str]:
     """Return the plans that were renewed until the first rows.
 
     Each page of `slow_stage` takes ten seconds.

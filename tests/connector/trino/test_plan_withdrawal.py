@@ -17,7 +17,7 @@ from tests.waits import until
 T, U = ("db", "t"), ("db", "u")
 
 
-class Catalog:
+class PlanRecorder:
     """A catalog that records its visible plans."""
 
     def __init__(self) -> None:
@@ -39,14 +39,14 @@ class Catalog:
 
 
 @asynccontextmanager
-async def open_withdrawal(idle_s: float = 0.05) -> AsyncIterator[tuple[Catalog, PlanWithdrawal]]:
-    catalog = Catalog()
+async def open_withdrawal(idle_s: float = 0.05) -> AsyncIterator[tuple[PlanRecorder, PlanWithdrawal]]:
+    catalog = PlanRecorder()
     withdrawal = PlanWithdrawal(catalog.lease, idle_s)
     yield catalog, withdrawal
     await withdrawal.close()
 
 
-def note_plans(catalog: Catalog, withdrawal: PlanWithdrawal, *plans: tuple[Name, int]) -> None:
+def note_plans(catalog: PlanRecorder, withdrawal: PlanWithdrawal, *plans: tuple[Name, int]) -> None:
     catalog.note_plans(*plans)
     for plan in plans:
         withdrawal.note(plan, time.monotonic())

@@ -26,13 +26,13 @@ from tests.connector.trino.protocol import (
     END,
     PLANNING,
     Page,
-    Trino,
+    ScriptedTrino,
     build_failure_page,
     build_rules,
     build_table,
     run_fake_trino,
 )
-from tests.connector.trino.rig import Rig, run_proxy
+from tests.connector.trino.rig import ProxyRig, run_proxy
 
 SESSION = {"X-Trino-User": "anna", "X-Trino-Catalog": "lake", "X-Trino-Schema": "db"}
 MERGE = "ALTER TABLE t MERGE FILES"
@@ -41,7 +41,7 @@ RESULT = StatementResult(5, 1, 500, 400, 3, 1, 1, 0)
 
 
 @dataclass
-class Jobs:
+class SimulatedJobs:
     """Simulated jobs. `ran` has the jobs that have started, and `ends` lets them end."""
 
     ran: list[StatementJob] = field(default_factory=list)
@@ -60,14 +60,14 @@ class Jobs:
 
 
 @pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
-    new_jobs = Jobs()
+def jobs(monkeypatch: pytest.MonkeyPatch) -> SimulatedJobs:
+    new_jobs = SimulatedJobs()
     monkeypatch.setattr(table_statements, "run_in_process", new_jobs.run)
     return new_jobs
 
 
 @asynccontextmanager
-async def run_rig(refused_text: str = "", **settings: Any) -> AsyncIterator[tuple[Trino, Rig]]:
+async def run_rig(refused_text: str = "", **settings: Any) -> AsyncIterator[tuple[ScriptedTrino, ProxyRig]]:
     """Yield a coordinator and a proxy. Trino refuses statements that contain the text `refused_text`."""
 
     def answer_statement(text: str) -> list[Page]:
@@ -82,14 +82,14 @@ async def run_rig(refused_text: str = "", **settings: Any) -> AsyncIterator[tupl
         yield trino, rig
 
 
-async def post(rig: Rig, text: str, **headers: str) -> dict[str, Any]:
+async def post(rig: ProxyRig, text: str, **headers: str) -> dict[str, Any]:
     status, _, body = await rig.ask("POST", "/v1/statement", data=text.encode(), headers={**SESSION, **headers})
     assert status == 200
     answer: dict[str, Any] = json.loads(body)
     return answer
 
 
-async def follow(rig: Rig, answer: dict[str, Any]) -> dict[str, Any]:
+async def follow(rig: ProxyRig, answer: dict[str, Any]) -> dict[str, Any]:
     while "nextUri" in answer:
         assert answer["nextUri"].startswith(rig.url)
         status, _, body = await rig.ask("GET", answer["nextUri"].removeprefix(rig.url))
@@ -98,7 +98,7 @@ async def follow(rig: Rig, answer: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-async def test_client_gets_the_counts_of_the_job(jobs: Jobs) -> None:
+async def test_client_gets_the_counts_of_the_job(jobs: SimulatedJobs) -> None:
     async with run_rig() as (trino, rig):
         answer = await post(rig, MERGE)
         assert answer["stats"]["state"] == "RUNNING"
@@ -116,7 +116,7 @@ async def test_client_gets_the_counts_of_the_job(jobs: Jobs) -> None:
         assert trino.judged == ["q1?pruned=true"] or trino.judged == ["q1"]
 
 
-async def test_drop_columns_requires_the_right_to_update_each_column(jobs: Jobs) -> None:
+async def test_drop_columns_requires_the_right_to_update_each_column(jobs: SimulatedJobs) -> None:
     async with run_rig() as (trino, rig):
         jobs.ends.set()
         await follow(rig, await post(rig, DROP))
@@ -129,7 +129,7 @@ async def test_drop_columns_requires_the_right_to_update_each_column(jobs: Jobs)
 
 @pytest.mark.parametrize("refused", ["EXPLAIN", "SELECT"])
 @pytest.mark.parametrize("text", [MERGE, DROP])
-async def test_statement_that_trino_refuses_does_not_run(jobs: Jobs, text: str, refused: str) -> None:
+async def test_statement_that_trino_refuses_does_not_run(jobs: SimulatedJobs, text: str, refused: str) -> None:
     async with run_rig(refused) as (_, rig):
         answer = await follow(rig, await post(rig, text))
         assert answer["error"]["errorName"] == "PERMISSION_DENIED"
@@ -146,7 +146,7 @@ async def test_statement_that_trino_refuses_does_not_run(jobs: Jobs, text: str, 
         {},
     ],
 )
-async def test_row_filter_or_mask_forbids_the_statement(jobs: Jobs, rules: dict[str, Any]) -> None:
+async def test_row_filter_or_mask_forbids_the_statement(jobs: SimulatedJobs, rules: dict[str, Any]) -> None:
     async with run_rig() as (trino, rig):
         trino.rules = rules
         for text in (MERGE, DROP):
@@ -155,7 +155,7 @@ async def test_row_filter_or_mask_forbids_the_statement(jobs: Jobs, rules: dict[
         assert jobs.ran == []
 
 
-async def test_failed_job_is_a_failed_statement(jobs: Jobs) -> None:
+async def test_failed_job_is_a_failed_statement(jobs: SimulatedJobs) -> None:
     jobs.answer, _ = StatementAnswer(error="x is required"), jobs.ends.set()
     async with run_rig() as (_, rig):
         answer = await follow(rig, await post(rig, DROP))
@@ -164,7 +164,7 @@ async def test_failed_job_is_a_failed_statement(jobs: Jobs) -> None:
         assert "data" not in answer
 
 
-async def test_cancelled_statement_kills_its_job(jobs: Jobs) -> None:
+async def test_cancelled_statement_kills_its_job(jobs: SimulatedJobs) -> None:
     async with run_rig() as (_, rig):
         answer = await post(rig, MERGE)
         while not jobs.ran:
@@ -178,7 +178,7 @@ async def test_cancelled_statement_kills_its_job(jobs: Jobs) -> None:
         assert (await rig.ask("POST", target))[0] == 405
 
 
-async def test_one_statement_runs_ten_wait_and_the_next_is_refused(jobs: Jobs) -> None:
+async def test_one_statement_runs_ten_wait_and_the_next_is_refused(jobs: SimulatedJobs) -> None:
     async with run_rig() as (_, rig):
         answers = [await post(rig, MERGE) for _ in range(1 + table_statements.WAITING_MAX)]
         assert len(jobs.ran) == 1
@@ -202,20 +202,20 @@ async def test_one_statement_runs_ten_wait_and_the_next_is_refused(jobs: Jobs) -
         (MERGE, {"X-Seamark": "off"}),
     ],
 )
-async def test_other_statements_go_to_trino(jobs: Jobs, text: str, headers: dict[str, str]) -> None:
+async def test_other_statements_go_to_trino(jobs: SimulatedJobs, text: str, headers: dict[str, str]) -> None:
     async with run_rig() as (trino, rig):
         await post(rig, text, **headers)
         assert trino.requests == [text]
         assert jobs.ran == []
 
 
-async def test_trino_gets_all_statements_if_the_option_is_off(jobs: Jobs) -> None:
+async def test_trino_gets_all_statements_if_the_option_is_off(jobs: SimulatedJobs) -> None:
     async with run_rig(maintenance=0) as (trino, rig):
         await post(rig, MERGE)
         assert trino.requests == [MERGE]
 
 
-async def test_syntax_errors_and_transactions_are_refused_before_a_request_to_trino(jobs: Jobs) -> None:
+async def test_syntax_errors_and_transactions_are_refused_before_a_request_to_trino(jobs: SimulatedJobs) -> None:
     async with run_rig() as (trino, rig):
         assert (await post(rig, f"{MERGE} NOW"))["error"]["errorName"] == "SYNTAX_ERROR"
         refusal = await post(rig, MERGE, **{"X-Trino-Transaction-Id": "4711"})

@@ -151,7 +151,7 @@ def judge_rows(client: IndexClient, committed_steps: Mapping[int, CommittedStep]
         pyiceberg_table = catalog.load_table("db.t")
         for snapshot in list_snapshots(client):
             number = int(snapshot["summary"]["step"])
-            model = remaining_steps.pop(number).step.on(model)
+            model = remaining_steps.pop(number).step.apply_to(model)
             expected, message = list_model_rows(model), f"{note}, after step {number}"
             assert read_rows(client, "db.t", At(snapshot_id=snapshot["snapshot-id"])) == expected, message
             if version == 2:  # PyIceberg reads the deletes of version 2.

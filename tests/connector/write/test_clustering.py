@@ -170,7 +170,7 @@ def test_joined_row_is_found_by_its_whole_key(seed: int) -> None:
     requests = zip(*(column.to_pylist() for column in request_columns), strict=True)
     expected = [keys.index(key) if None not in key and key in keys else -1 for key in requests]
     lookup = pickle.loads(pickle.dumps(KeyMatcher(table_columns)))
-    assert lookup.rows(request_columns).tolist() == expected
+    assert lookup.find_rows(request_columns).tolist() == expected
 
 
 NATIONS = pa.table({"id": ["fr", "de"], "continent": ["europe", "europe"], "rank": [2, 1]})
@@ -188,7 +188,7 @@ def test_attributes_are_read_through_keys_of_joined_tables() -> None:
     actual_values = []
     for name, column in attributes.by[1:]:
         values = attributes.table_values(name, column).to_pylist()
-        actual_values.append([None if at < 0 else values[at] for at in attributes.rows(name, FACTS).tolist()])
+        actual_values.append([None if at < 0 else values[at] for at in attributes.find_rows(name, FACTS).tolist()])
     assert actual_values == [["P", "B", None, None, None, "P"], [2, 1, None, None, None, 2]]
 
 
@@ -214,7 +214,7 @@ def test_curve_keys_do_not_depend_on_the_batches_of_the_rows(curve: str) -> None
     points = np.stack([Ranks.of(column).places(column) for column in columns], axis=1)
     expected = compute_curve_keys(points, RANK_BITS, curve)
     batches = facts.to_batches(max_chunksize=37)
-    assert np.array_equal(np.concatenate([clustering.keys(batch) for batch in batches]), expected)
+    assert np.array_equal(np.concatenate([clustering.compute_keys(batch) for batch in batches]), expected)
 
 
 def test_columns_and_joins_that_cannot_be_clustered_are_refused() -> None:
@@ -275,7 +275,7 @@ def test_queries_read_fewer_rows_with_cell_bounds_than_with_equal_sizes(curve: s
     rng = np.random.default_rng(first_seed())
     rows = pa.table({"a": rng.integers(0, 1000, 40_000), "b": rng.integers(0, 1000, 40_000)})
     clustering = Clustering.of(Attributes(["a", "b"], {}, rows.schema), rows, curve)
-    keys = to_sortable_keys(clustering.keys(rows))
+    keys = to_sortable_keys(clustering.compute_keys(rows))
     order = np.argsort(keys, kind="stable")
     bounds = np.searchsorted(keys[order], choose_cell_bounds(keys, 100))
     equal = np.arange(1, len(bounds) + 1) * len(keys) // (len(bounds) + 1)
@@ -302,7 +302,7 @@ def test_columns_of_the_same_order_count_as_one_and_queries_open_fewer_files() -
 
     def compute_mean_opened_files(chosen_clustering: Clustering) -> float:
         """Return the mean number of files, out of 100, that a range with a hundredth of the values opens."""
-        order = np.argsort(to_sortable_keys(chosen_clustering.keys(table)), kind="stable")
+        order = np.argsort(to_sortable_keys(chosen_clustering.compute_keys(table)), kind="stable")
         counts = []
         for values in columns.values():
             files = values[order].reshape(100, -1)
@@ -312,7 +312,9 @@ def test_columns_of_the_same_order_count_as_one_and_queries_open_fewer_files() -
         return float(np.mean(counts))
 
     assert compute_mean_opened_files(clustering) < 0.9 * compute_mean_opened_files(replace(clustering, groups=()))
-    assert len(np.unique(clustering.keys(table), axis=0)) == len(np.unique(clustering.points(table), axis=0))
+    assert len(np.unique(clustering.compute_keys(table), axis=0)) == len(
+        np.unique(clustering.compute_points(table), axis=0)
+    )
 
 
 def test_several_columns_of_the_same_order_stay_in_the_key() -> None:
@@ -326,7 +328,9 @@ def test_several_columns_of_the_same_order_stay_in_the_key() -> None:
     table = pa.table(columns)
     clustering = Clustering.of(Attributes(list(columns), {}, table.schema), table, "hilbert")
     assert clustering.groups == ((0, 1, 2), (3,))
-    assert len(np.unique(clustering.keys(table), axis=0)) == len(np.unique(clustering.points(table), axis=0))
+    assert len(np.unique(clustering.compute_keys(table), axis=0)) == len(
+        np.unique(clustering.compute_points(table), axis=0)
+    )
 
 
 def test_column_is_copied_only_if_it_has_several_chunks() -> None:

@@ -10,20 +10,20 @@ import pytest
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import CommitClient
 from seamark.connector.client.errors import InvalidRequest, NoSuchResource, Refused
-from tests.commits.lake import Lake
+from tests.commits.lake import CommitTable
 from tests.commits.reader import find_snapshot, read_snapshot_rows
 from tests.connector.server_thread import ServerThread
 
 
 @pytest.fixture
-def lake(server: ServerThread) -> Lake:
-    new_lake: Lake = server.run(Lake.create(server.api))
+def lake(server: ServerThread) -> CommitTable:
+    new_lake: CommitTable = server.run(CommitTable.create(server.api))
     return new_lake
 
 
-def test_commit_returns_the_snapshot_and_says_if_it_is_a_duplicate(server: ServerThread, lake: Lake) -> None:
+def test_commit_returns_the_snapshot_and_says_if_it_is_a_duplicate(server: ServerThread, lake: CommitTable) -> None:
     client = pickle.loads(pickle.dumps(CommitClient(SeamarkClient(server.url))))
-    body: dict[str, Any] = {"add": [lake.data([(1, 0, "a")])], "producer": {"id": "p", "sequence": 1}}
+    body: dict[str, Any] = {"add": [lake.write_data_file([(1, 0, "a")])], "producer": {"id": "p", "sequence": 1}}
     first = client.commit("db.t", body)
     second_answer = client.commit(("db", "t"), body)
     assert (first["duplicate"], second_answer["duplicate"]) == (False, True)
@@ -32,12 +32,12 @@ def test_commit_returns_the_snapshot_and_says_if_it_is_a_duplicate(server: Serve
     client.client.close()
 
 
-def test_refused_commit_raises_an_error_of_its_kind(server: ServerThread, lake: Lake) -> None:
+def test_refused_commit_raises_an_error_of_its_kind(server: ServerThread, lake: CommitTable) -> None:
     client = CommitClient(SeamarkClient(server.url))
     with pytest.raises(InvalidRequest, match="The change is empty"):
         client.commit("db.t", {})
     with pytest.raises(NoSuchResource):
-        client.commit("db.none", {"add": [lake.data([(1, 0, "a")])]})
+        client.commit("db.none", {"add": [lake.write_data_file([(1, 0, "a")])]})
     with pytest.raises(Refused, match="no longer in the table") as error:
         client.commit("db.t", {"remove": [{"file-path": "file:///x"}], "read-snapshot-id": None})
     assert (error.value.status, error.value.kind) == (409, "CommitFailedException")

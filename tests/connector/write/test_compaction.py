@@ -287,8 +287,8 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
         change()
         return written_files
 
-    def open_meddled(*given: Any, **options: Any) -> Any:
-        reopened_table = open_again(*given, **options)
+    def open_meddled(*arguments: Any, **options: Any) -> Any:
+        reopened_table = open_again(*arguments, **options)
         if rng.random() < 0.4:
             change()
         return reopened_table

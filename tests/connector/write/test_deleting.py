@@ -63,7 +63,7 @@ def read_deleted_positions(file: dict[str, Any], path: str) -> list[int]:
         limit_bytes=1 << 20,
     )
     assert isinstance(delete_content, Positions)
-    return delete_content.of(path).tolist()
+    return delete_content.get_positions(path).tolist()
 
 
 POSITIONS = st.lists(
@@ -299,7 +299,7 @@ def test_seamarks_reader_leaves_out_deleted_rows(tmp_path: Path) -> None:
         deletes = write_deletes(
             write_target, [DeletedRows(path, 0, [], build_positions(*removed_ids), deletes)], reader
         ).files
-    mask = reader.load(path, deletes).by_position(0, 10)
+    mask = reader.load(path, deletes).mark_deleted_positions(0, 10)
     assert mask is not None
     assert np.flatnonzero(~mask).tolist() == [1, 2, 5, 6, 7, 8]
 

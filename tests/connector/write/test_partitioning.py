@@ -149,7 +149,7 @@ def test_every_row_is_in_the_partition_of_its_values(fields: list[tuple[str, int
 
 def test_partition_values_are_written_in_the_json_of_the_specification() -> None:
     partitioner = Partitioner(build_spec(("day", 3), ("identity", 6), ("void", 1), ("bucket[4]", 2)), SCHEMA)
-    assert partitioner.json((19_000, float("nan"), None, 3)) == ["2022-01-08", "NaN", None, 3]
+    assert partitioner.convert_to_json((19_000, float("nan"), None, 3)) == ["2022-01-08", "NaN", None, 3]
 
 
 @pytest.mark.parametrize(

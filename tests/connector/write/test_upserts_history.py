@@ -76,7 +76,7 @@ class Step:
             f"{self} was committed again"
         )
 
-    def on(self, model: dict[int, Row]) -> dict[int, Row]:
+    def apply_to(self, model: dict[int, Row]) -> dict[int, Row]:
         new_model = dict(model)
         if self.kind == "append":
             return new_model | {row["id"]: row for row in self.rows}
@@ -166,12 +166,12 @@ def judge(
         warnings.simplefilter("ignore")
         with RestCatalog("sea", uri=client.url) as catalog:
             pyiceberg_table = catalog.load_table(f"db.{name}") if version == 2 else None
-            snapshots = sorted(metadata.get("snapshots", []), key=lambda one: one["sequence-number"])
+            snapshots = sorted(metadata.get("snapshots", []), key=lambda snapshot: snapshot["sequence-number"])
             for place, snapshot in enumerate(snapshots):
                 number = int(snapshot["summary"]["step"])
                 assert number not in numbers, f"{note}: step {number} is in two snapshots"
                 numbers.add(number)
-                model = taken_steps[number].on(model)
+                model = taken_steps[number].apply_to(model)
                 expected, snapshot_id = list_model_rows(model), snapshot["snapshot-id"]
                 message = f"{note}, after step {taken_steps[number]}"
                 is_last = place == len(snapshots) - 1

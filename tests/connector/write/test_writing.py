@@ -109,13 +109,13 @@ LONG = {
     ("limits", "fields", "sorted_by"),
     [
         pytest.param(
-            LIMITS[one],
+            LIMITS[limit],
             SPECS[other],
             ORDERS[third],
-            id=f"{one}, {other}, {third}",
-            marks=[pytest.mark.slow] if (one, other, third) in LONG else [],
+            id=f"{limit}, {other}, {third}",
+            marks=[pytest.mark.slow] if (limit, other, third) in LONG else [],
         )
-        for one in LIMITS
+        for limit in LIMITS
         for other in SPECS
         for third in ORDERS
     ],

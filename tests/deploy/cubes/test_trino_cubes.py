@@ -18,8 +18,8 @@ from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.index.lookups import pin_attributes
 from tests.connector.sql.comparing import to_comparable_value
 from tests.connector.sql.random_queries import SCHEMA
-from tests.connector.sql.test_cubes import RandomAggregates, exact_rows
-from tests.deploy.shop import eventually, post, query_rows
+from tests.connector.sql.test_cubes import RandomAggregates, draw_rows_with_exact_sums
+from tests.deploy.shop import post, query_rows, wait_for_result
 from tests.seeds import examples, first_seed
 from tests.services.needs import NEEDS_TRINO
 from tests.services.seamark import Seamark
@@ -50,14 +50,14 @@ class CubeRig:
         assert self.read(sql, self.proxy.port, user) == direct, f"{user}: {sql}"
         return direct
 
-    def outcome(self, sql: str, user: str = "anna") -> str:
+    def read_outcome(self, sql: str, user: str = "anna") -> str:
         """Return the outcome in the proxy's header."""
 
         def read_final_outcome() -> str:
             outcome = post(self.proxy.port, sql, **{"X-Trino-User": user, "X-Trino-Schema": "cubed"})[0]
             return "" if "recently" in outcome or "slow" in outcome else outcome.partition("; ms=")[0]
 
-        return str(eventually(read_final_outcome))
+        return str(wait_for_result(read_final_outcome))
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +92,10 @@ def test_random_queries_return_the_same_rows_from_cubes(rig: CubeRig) -> None:
     for seed in range(first_seed(), first_seed() + examples(20, 3)):
         rng = random.Random(seed)
         aggregates = RandomAggregates(rng)
-        dimensions, measures = aggregates.cube()
-        create(rig, f"random{seed}", SCHEMA, [exact_rows(rng, 30) for _ in range(3)], (dimensions, measures))
+        dimensions, measures = aggregates.draw_cube()
+        create(
+            rig, f"random{seed}", SCHEMA, [draw_rows_with_exact_sums(rng, 30) for _ in range(3)], (dimensions, measures)
+        )
         versions = query_rows(
             rig.trino.port, f'SELECT snapshot_id FROM "random{seed}$snapshots"', user="anna", schema="cubed"
         )
@@ -105,7 +107,7 @@ def test_random_queries_return_the_same_rows_from_cubes(rig: CubeRig) -> None:
                 condition = rng.choice(("id < 100", "k BETWEEN -3 AND 7", "name <> 'q'"))
                 sql = sql.replace(f" FROM {source} a", f" FROM {source} a WHERE {condition}")
             rig.compare(sql)
-            outcomes["cube" if "; cube=" in rig.outcome(sql) else "rows"] += 1
+            outcomes["cube" if "; cube=" in rig.read_outcome(sql) else "rows"] += 1
     assert outcomes["cube"] > outcomes.total() / 5, outcomes
 
 
@@ -119,12 +121,12 @@ def test_subtotals_and_constants_follow_from_a_cube(rig: CubeRig) -> None:
         "SELECT f.country, sum(n) FILTER (WHERE year(f.ts) = 1970) FROM facts f GROUP BY ROLLUP (f.country)",
     ):
         assert isinstance(rig.compare(sql), Counter), sql
-        assert "; cube=cube:2" in rig.outcome(sql), sql
-        assert "cubed.facts=1/3" in rig.outcome(sql)
+        assert "; cube=cube:2" in rig.read_outcome(sql), sql
+        assert "cubed.facts=1/3" in rig.read_outcome(sql)
     connection = [query_rows(port, "SELECT COUNTRY, count(*) FROM facts GROUP BY 1", user="anna", schema="cubed")
                   for port in (rig.trino.port, rig.proxy.port)]  # fmt: skip
     assert sorted(connection[0], key=repr) == sorted(connection[1], key=repr)
-    assert "no-cube=cube: " in rig.outcome("SELECT n, count(*) FROM facts WHERE n > 0 GROUP BY n")
+    assert "no-cube=cube: " in rig.read_outcome("SELECT n, count(*) FROM facts WHERE n > 0 GROUP BY n")
 
 
 def build_facts(part: int) -> pa.Table:
@@ -143,7 +145,7 @@ def test_rules_of_the_table_stay_in_force(rig: CubeRig) -> None:
     create(rig, "orders", kinds, parts, (["country", "card"], ["sum(id)"]))
     by_country = "SELECT country, sum(id) FROM orders GROUP BY country"
     by_card = "SELECT card, count(*) FROM orders GROUP BY card"
-    assert "; cube=cube:2" in rig.outcome(by_country)
+    assert "; cube=cube:2" in rig.read_outcome(by_country)
     for sql in (by_country, by_card):
         rig.compare(sql)
         rig.compare(sql, "rita")
@@ -152,7 +154,7 @@ def test_rules_of_the_table_stay_in_force(rig: CubeRig) -> None:
     rig.compare(by_country, "dan")
     assert "Access Denied" in rig.compare(by_card, "dan")
     assert "Access Denied" in rig.compare(by_country, "sue")
-    assert "cube" not in rig.outcome(by_country, "sue")
+    assert "cube" not in rig.read_outcome(by_country, "sue")
     texts = query_rows(rig.trino.port, 'SELECT "user", query FROM system.runtime.queries', user="anna", schema="cubed")
     with_groups = {(user, "card" in text) for user, text in texts if "seamark_groups" in text and "orders" in text}
     # Users find no groups in their statements that they may not read.
@@ -182,14 +184,14 @@ def test_star_joins_are_answered_from_attributes(rig: CubeRig) -> None:
     for sql in (by_country, by_label, by_card):
         for user in ("anna", "rita", "dan", "sue"):
             rig.compare(sql, user)
-        assert "; cube=cube:2" in rig.outcome(sql), sql
-        assert "cubed.sales=1/3" in rig.outcome(sql)
-        assert "cube=" not in rig.outcome(sql, "rita")
-    assert "; cube=cube:2" in rig.outcome(by_country, "dan")
+        assert "; cube=cube:2" in rig.read_outcome(sql), sql
+        assert "cubed.sales=1/3" in rig.read_outcome(sql)
+        assert "cube=" not in rig.read_outcome(sql, "rita")
+    assert "; cube=cube:2" in rig.read_outcome(by_country, "dan")
     assert "Access Denied" in rig.compare(by_card, "dan")
     assert "Access Denied" in rig.compare(by_country, "sue")
     with closing(load_catalog("seamark", type="rest", uri=rig.seamark.base_url)) as catalog:
         new_kind = pa.table({"kind_id": pa.array([3], pa.int64()), "label": ["c"]})
         catalog.load_table("cubed.kinds").append(new_kind)
     rig.compare(by_country)
-    assert "; cube=" not in rig.outcome(by_country), "the cube has the attributes of an earlier snapshot"
+    assert "; cube=" not in rig.read_outcome(by_country), "the cube has the attributes of an earlier snapshot"

@@ -47,7 +47,7 @@ class TrinoStream:
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
 
-    def sql(self, statement: str, *, is_planned: bool = True) -> list[Any]:
+    def run_sql(self, statement: str, *, is_planned: bool = True) -> list[Any]:
         port = self._proxy_port if is_planned else self._direct_port
         rows = query_rows(port, statement, schema="events")
         return [row[0] if len(row) == 1 else tuple(row) for row in rows]
@@ -73,20 +73,20 @@ def stream(trino_lake: TrinoLake, tmp_path: Path) -> Iterator[TrinoStream]:
 def test_trino_reads_appends_and_deletes_rows_of_a_stream(stream: TrinoStream) -> None:
     stream.post(2, 3)
     for is_planned in (True, False):
-        assert stream.sql("SELECT id FROM t ORDER BY id", is_planned=is_planned) == [1, 2, 3]
-        assert stream.sql("SELECT id FROM t WHERE id >= 2 ORDER BY id", is_planned=is_planned) == [2, 3]
-        assert stream.sql("SELECT count(*), max(id) FROM t", is_planned=is_planned) == [(3, 3)]
+        assert stream.run_sql("SELECT id FROM t ORDER BY id", is_planned=is_planned) == [1, 2, 3]
+        assert stream.run_sql("SELECT id FROM t WHERE id >= 2 ORDER BY id", is_planned=is_planned) == [2, 3]
+        assert stream.run_sql("SELECT count(*), max(id) FROM t", is_planned=is_planned) == [(3, 3)]
     join = "SELECT a.id FROM t a JOIN t b ON a.name = b.name WHERE b.id = 3 ORDER BY a.id"
-    assert stream.sql(join) == [1, 3]
-    stream.sql("INSERT INTO t VALUES (4, 'a')")
-    assert stream.sql("SELECT id FROM t ORDER BY id") == [1, 2, 3, 4]
+    assert stream.run_sql(join) == [1, 3]
+    stream.run_sql("INSERT INTO t VALUES (4, 'a')")
+    assert stream.run_sql("SELECT id FROM t ORDER BY id") == [1, 2, 3, 4]
     stream.flush()
-    assert stream.sql("SELECT id FROM t ORDER BY id") == [1, 2, 3, 4]
-    stream.sql("DELETE FROM t WHERE id = 2")
+    assert stream.run_sql("SELECT id FROM t ORDER BY id") == [1, 2, 3, 4]
+    stream.run_sql("DELETE FROM t WHERE id = 2")
     stream.post(5)
     with pytest.raises(trino.exceptions.Error):
-        stream.sql("DELETE FROM t WHERE id = 5")
-    assert stream.sql("SELECT id FROM t ORDER BY id") == [1, 3, 4, 5]
+        stream.run_sql("DELETE FROM t WHERE id = 5")
+    assert stream.run_sql("SELECT id FROM t ORDER BY id") == [1, 3, 4, 5]
 
 
 def test_trino_reads_the_rows_of_a_model_after_random_changes(stream: TrinoStream) -> None:
@@ -103,16 +103,16 @@ def test_trino_reads_the_rows_of_a_model_after_random_changes(stream: TrinoStrea
                 continue
             case "insert":
                 numbers = range(number + 1, number + 2)
-                stream.sql(f"INSERT INTO t VALUES ({numbers[0]}, 'a')")
+                stream.run_sql(f"INSERT INTO t VALUES ({numbers[0]}, 'a')")
                 model |= set(numbers)
             case _:
                 numbers = range(number, number + 1)
                 stream.flush()
                 minimum = number - rng.randint(3, 9)
-                stream.sql(f"DELETE FROM t WHERE id < {minimum}")
+                stream.run_sql(f"DELETE FROM t WHERE id < {minimum}")
                 model = {each for each in model if each >= minimum}
         number = numbers[-1]
         where = rng.choice(["", f" WHERE id >= {number - 2}"])
         expected = sorted(each for each in model if not where or each >= number - 2)
-        actual = stream.sql(f"SELECT id FROM t{where} ORDER BY id", is_planned=rng.random() < 0.7)
+        actual = stream.run_sql(f"SELECT id FROM t{where} ORDER BY id", is_planned=rng.random() < 0.7)
         assert actual == expected, (seed, where)

@@ -17,7 +17,7 @@ from seamark.connector.spark.query.queries import rewrite_query
 from seamark.spark import sql
 from tests.connector.lake import open_catalog
 from tests.connector.sql.comparing import to_comparable_value
-from tests.connector.sql.test_cubes import RandomAggregates, World
+from tests.connector.sql.test_cubes import CubeWorld, RandomAggregates
 from tests.connector.sql.test_star_joins import StarSchema
 from tests.seeds import examples, first_seed
 from tests.services.seamark import Seamark
@@ -64,11 +64,11 @@ def test_random_queries_return_the_same_rows_from_cubes(spark: SparkSession, tmp
         for seed in range(first_seed(), first_seed() + examples(20, 2)):
             rng = random.Random(seed)
             aggregates = RandomAggregates(rng)
-            world = World(served, client, rng, f"db.spark{seed}")
+            world = CubeWorld(served, client, rng, f"db.spark{seed}")
             world.create_table()
             world.append()
             world.append()
-            world.add_cube(*aggregates.cube())
+            world.add_cube(*aggregates.draw_cube())
             world.build()
             world.append()
             with open_catalog(server.base_url) as tables:

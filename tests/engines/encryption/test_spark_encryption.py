@@ -42,8 +42,8 @@ def _read_scheme(path: Path) -> EncryptionScheme | None:
     with SourceFile(str(path), Storage(), keys=KEYS) as source:
         if source.encryption is None:
             return None
-        assert source.bloom(source.footer.groups[0], 1) is not None
-        assert source.column_index(source.footer.groups[0], 0) is not None
+        assert source.read_bloom(source.footer.groups[0], 1) is not None
+        assert source.read_column_index(source.footer.groups[0], 0) is not None
         return find_scheme(source.encryption, [leaf.path for leaf in source.leaves], range(3))
 
 
@@ -76,7 +76,7 @@ def test_spark_reads_the_merged_form_of_its_encrypted_files(tmp_path: Path) -> N
             merge(parts, out, SCHEMA, keys=KEYS, encryption=KEYS.create_encryption(scheme))
             files.append(out)
             if name != "version2":  # Arrow cannot read these pages of parquet-java.
-                with pq.ParquetFile(out, decryption_properties=KEYS.decryption_properties()) as file:
+                with pq.ParquetFile(out, decryption_properties=KEYS.make_decryption_properties()) as file:
                     assert file.read().num_rows == 2 * ROWS
         # The merged file replaces Spark's file. Spark's checksums of the old bytes must be deleted, too.
         for name in SCHEMES:

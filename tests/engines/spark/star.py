@@ -29,7 +29,7 @@ SALES = (
 
 
 @dataclass(frozen=True)
-class Rig:
+class StarRig:
     spark: SparkSession
     server: Seamark
     catalog: str
@@ -69,7 +69,7 @@ def collect_rows(frame: Any) -> list[str]:
     return sorted(repr(tuple(row)) for row in frame.collect())
 
 
-def fill(rig: Rig) -> None:
+def fill(rig: StarRig) -> None:
     """Create a star schema in format version 3, with facts in two dozen files of three specs and changed rows."""
     rig.run(
         "CREATE TABLE {db}.sales (id bigint, item int, store bigint, day date, at timestamp, nt timestamp_ntz, "

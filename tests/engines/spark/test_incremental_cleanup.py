@@ -42,7 +42,7 @@ BEHIND_MS = 1000 * UNDONE_KEPT_MS
 """How far the server's clock is behind at first. Iceberg refuses to write metadata with a time in the future."""
 
 
-class Lake:
+class CleanupLake:
     """A server and a Spark session. `catalog` is the server's name in Spark."""
 
     def __init__(self, spark: SparkSession, home: Path) -> None:
@@ -75,14 +75,14 @@ class Lake:
             self.spark._jsparkSession, f"{self.catalog}.db.t"
         )
 
-    def rows(self) -> Counter[tuple[Any, ...]]:
+    def read_rows(self) -> Counter[tuple[Any, ...]]:
         self.spark.sql(f"REFRESH TABLE {self.catalog}.db.t")
         return Counter(tuple(row) for row in self.spark.table(f"{self.catalog}.db.t").collect())
 
 
 @pytest.fixture
-def lake(spark: SparkSession, tmp_path: Path) -> Iterator[Lake]:
-    new_lake = Lake(spark, tmp_path)
+def lake(spark: SparkSession, tmp_path: Path) -> Iterator[CleanupLake]:
+    new_lake = CleanupLake(spark, tmp_path)
     yield new_lake
     new_lake.close()
 
@@ -90,7 +90,7 @@ def lake(spark: SparkSession, tmp_path: Path) -> Iterator[Lake]:
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("rounds", [2, 8])
-def test_icebergs_clean_up_after_undone_jobs_keeps_live_files(lake: Lake, version: int, rounds: int) -> None:
+def test_icebergs_clean_up_after_undone_jobs_keeps_live_files(lake: CleanupLake, version: int, rounds: int) -> None:
     rng = random.Random(f"{first_seed()} {version} {rounds}")
     outcomes = Counter[str]()
     for number in range(rounds):
@@ -123,18 +123,18 @@ def test_icebergs_clean_up_after_undone_jobs_keeps_live_files(lake: Lake, versio
                 table = catalog.load_table("db.t")
                 assert [path for path in list_needed_files(table) if not path.exists()] == []
                 assert read(lake.client) == expected
-                assert lake.rows() == expected
+                assert lake.read_rows() == expected
             lake.clock.ahead_ms += 2 * UNDONE_KEPT_MS
             lake.expire(by_procedure=False)
             assert len(list_snapshot_ids(catalog.load_table("db.t"))) == 1
-            assert lake.rows() == expected
+            assert lake.read_rows() == expected
             catalog.drop_table("db.t")
     assert outcomes["undone"], outcomes
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [2, 8])
-def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: Lake, rounds: int) -> None:
+def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: CleanupLake, rounds: int) -> None:
     """Spark and Seamark replace each other's vectors."""
     rng = random.Random(f"{first_seed()} {rounds}")
     lake.clock.ahead_ms = 0
@@ -147,7 +147,7 @@ def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: Lake, rou
                 first = 20 * step
                 append(lake.client, "db.t", build_rows(range(first, first + 20)))
                 model.update((number, str(number)) for number in range(first, first + 20))
-            lake.rows()
+            lake.read_rows()
             for _ in range(5):
                 removed_model = rng.sample(sorted(model), 3 if rng.random() < 0.5 else 1)
                 if rng.random() < 0.6:
@@ -171,7 +171,7 @@ def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: Lake, rou
             puffins = {path for path in list_stored_files(table) if path.suffix == ".puffin"}
             assert puffins == {path for path in list_needed_files(table) if path.suffix == ".puffin"}
             expected = Counter((one, one % 3, text) for one, text in model.items())
-            assert read(lake.client) == lake.rows() == expected
+            assert read(lake.client) == lake.read_rows() == expected
             catalog.drop_table("db.t")
     assert shared, "no Puffin file had two live vectors"
 

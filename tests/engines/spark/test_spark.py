@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.engines.conftest import Lake, collect_rows
-from tests.faults.rigs.http import Client
+from tests.engines.conftest import StorageLake, collect_rows
+from tests.faults.rigs.http import HttpClient
 from tests.services.spark import new_catalog
 from tests.waits import block_until
 
@@ -18,7 +18,7 @@ S3_IO = {"io-impl": "org.apache.iceberg.aws.s3.S3FileIO", "client.region": "us-e
 
 
 @pytest.fixture(scope="module")
-def catalog(spark: SparkSession, lake: Lake) -> Iterator[str]:
+def catalog(spark: SparkSession, lake: StorageLake) -> Iterator[str]:
     extra = {**lake.client_properties, **(S3_IO if lake.storage.startswith("S3") else {})}
     name = new_catalog(spark, lake.server.base_url, extra=extra)
     spark.sql(f"CREATE NAMESPACE {name}.db")
@@ -163,8 +163,8 @@ def test_sparks_maintenance_procedures_rewrite_and_expire(sql: Any) -> None:
 
 
 @pytest.mark.slow
-def test_spark_renames_and_drops_a_table_that_is_then_restored_and_purged(sql: Any, lake: Lake) -> None:
-    client = Client(lake.server.base_url)
+def test_spark_renames_and_drops_a_table_that_is_then_restored_and_purged(sql: Any, lake: StorageLake) -> None:
+    client = HttpClient(lake.server.base_url)
     sql("CREATE TABLE {db}.d USING iceberg AS SELECT id FROM range(5)")
     sql("ALTER TABLE {db}.d RENAME TO db.e")
     sql("DROP TABLE {db}.e")
@@ -200,13 +200,13 @@ def test_metadata_table_without_its_namespace_is_not_found(spark: SparkSession, 
 
 
 @pytest.mark.slow
-def test_scan_and_commit_reports_of_spark_are_kept(sql: Any, lake: Lake) -> None:
+def test_scan_and_commit_reports_of_spark_are_kept(sql: Any, lake: StorageLake) -> None:
     # Java's client reports the scans that it plans itself.
     properties = "TBLPROPERTIES ('seamark.scan-planning-mode'='client')"
     sql(f"CREATE TABLE {{db}}.r USING iceberg {properties} AS SELECT id FROM range(10)")
     sql("INSERT INTO {db}.r VALUES (10)")
     sql("SELECT * FROM {db}.r WHERE id > 3")
-    with closing(Client(lake.server.base_url)) as client:
+    with closing(HttpClient(lake.server.base_url)) as client:
 
         def list_report_kinds() -> set[str]:
             status, body = client.call("GET", "/api/v1/tables/db/r/metrics")

@@ -131,9 +131,9 @@ def test_tasks_merge_encrypted_files_with_the_keys_of_their_environment(
 ) -> None:
     """The tasks get their keys from `spark.executorEnv`. The driver has no keys."""
     with SparkTables.open(spark, tmp_path) as tables:
-        tables.sql("CREATE TABLE {db}.t (id bigint, payload string) USING iceberg")
+        tables.run_sql("CREATE TABLE {db}.t (id bigint, payload string) USING iceberg")
         for first in range(0, 300, 100):
-            tables.sql(
+            tables.run_sql(
                 f"INSERT INTO {{db}}.t SELECT /*+ COALESCE(1) */ id, concat('p', id) FROM range({first}, {first + 100})"
             )
         configuration = encrypted.build_configuration({"k1": ["payload"]}, plaintext_footer=True)

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from seamark.connector.spark.query.queries import rewrite_query
-from tests.engines.spark.star import Rig, change_settings, collect_rows
+from tests.engines.spark.star import StarRig, change_settings, collect_rows
 from tests.seeds import first_seed
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
@@ -24,9 +24,9 @@ NOW = {
 
 
 @pytest.fixture(scope="module")
-def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StarRig]:
     with Seamark(tmp_path_factory.mktemp("times")) as server:
-        new_rig = Rig(spark, server, new_catalog(spark, server.base_url))
+        new_rig = StarRig(spark, server, new_catalog(spark, server.base_url))
         new_rig.run("CREATE NAMESPACE {db}")
         new_rig.run("CREATE TABLE {db}.t (id bigint, d date, at timestamp, nt timestamp_ntz) USING iceberg")
         # Each file has two rows. Near the present, the times of the files are hours apart. Further away, they are
@@ -72,7 +72,7 @@ def draw_condition(rng: random.Random) -> str:
     return f"NOT ({result})" if rng.random() < 0.2 else result
 
 
-def check(rig: Rig, conditions: Sequence[str], note: str) -> list[tuple[int, int]]:
+def check(rig: StarRig, conditions: Sequence[str], note: str) -> list[tuple[int, int]]:
     """Check each condition, and return the number of files in its plan and in the table.
 
     Spark evaluates all conditions in one query on all rows, each as a column.
@@ -95,7 +95,7 @@ def check(rig: Rig, conditions: Sequence[str], note: str) -> list[tuple[int, int
     return [(one.files, one.considered_files) for one in reports]
 
 
-def run_campaign(rig: Rig, seed: int, count: int, zone: str) -> Counter[str]:
+def run_campaign(rig: StarRig, seed: int, count: int, zone: str) -> Counter[str]:
     rng, counts = random.Random(f"{seed}/{zone}"), Counter[str]()
     with change_settings(rig.spark, {"spark.sql.session.timeZone": zone}):
         for first in range(0, count, AT_ONCE):
@@ -106,7 +106,7 @@ def run_campaign(rig: Rig, seed: int, count: int, zone: str) -> Counter[str]:
 
 
 @pytest.mark.slow
-def test_common_conditions_on_the_current_time_leave_old_files_out(rig: Rig) -> None:
+def test_common_conditions_on_the_current_time_leave_old_files_out(rig: StarRig) -> None:
     conditions = (
         *("d >= current_date - INTERVAL 7 DAYS", "d > date_sub(current_date(), 7)", "at > now() - INTERVAL 1 DAY"),
         *("at >= current_timestamp - INTERVAL 2 HOURS", "d >= add_months(current_date, -1)"),
@@ -120,11 +120,11 @@ def test_common_conditions_on_the_current_time_leave_old_files_out(rig: Rig) -> 
 
 
 @pytest.mark.slow
-def test_random_conditions_on_the_current_time_return_sparks_own_rows(rig: Rig) -> None:
+def test_random_conditions_on_the_current_time_return_sparks_own_rows(rig: StarRig) -> None:
     assert run_campaign(rig, first_seed(), 12, "America/New_York")["fewer"] > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "Pacific/Kiritimati", "Etc/GMT+12"])
-def test_many_random_conditions_on_the_current_time_return_sparks_own_rows(rig: Rig, zone: str) -> None:
+def test_many_random_conditions_on_the_current_time_return_sparks_own_rows(rig: StarRig, zone: str) -> None:
     assert run_campaign(rig, first_seed() + 1, 150, zone)["fewer"] > 30

@@ -17,7 +17,7 @@ from seamark.connector.write.target import WriteTarget
 from tests.engines.tables import SparkTables
 
 
-class Rig(SparkTables):
+class FrameWriterTables(SparkTables):
     @property
     def uri(self) -> str:
         return str(self.spark.conf.get(f"spark.sql.catalog.{self.db.partition('.')[0]}.uri"))
@@ -25,17 +25,17 @@ class Rig(SparkTables):
     def frame(self, *rows: tuple[Any, ...], columns: str = "id bigint, day string, v int") -> DataFrame:
         return self.spark.createDataFrame(list(rows), columns)
 
-    def writer(self, frame: DataFrame, save_mode: str | None = "append", **options: str) -> Any:
+    def make_writer(self, frame: DataFrame, save_mode: str | None = "append", **options: str) -> Any:
         writer = frame.write.format("seamark").options(**options)
         return writer if save_mode is None else writer.mode(save_mode)
 
     def read_rows(self, table: str, columns: str = "*") -> list[tuple[Any, ...]]:
-        return sorted(self.sql(f"SELECT {columns} FROM {{db}}.{table}"), key=repr)
+        return sorted(self.run_sql(f"SELECT {columns} FROM {{db}}.{table}"), key=repr)
 
 
 @pytest.fixture(scope="module")
-def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig.open(spark, tmp_path_factory.mktemp("framewriter")) as new_rig:
+def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrameWriterTables]:
+    with FrameWriterTables.open(spark, tmp_path_factory.mktemp("framewriter")) as new_rig:
         yield new_rig
 
 
@@ -49,65 +49,69 @@ def read_refusal(write: Any, *arguments: Any) -> str:
     return text
 
 
-def test_frame_writer_creates_tables_and_writes_in_all_modes(rig: Rig) -> None:
+def test_frame_writer_creates_tables_and_writes_in_all_modes(rig: FrameWriterTables) -> None:
     a, b = rig.frame((1, "a", 1), (2, "b", 2)), rig.frame((3, "b", 3))
     new_options = {"partitioning": "bucket(4, id)", "property.format-version": "3", "property.owner.Team": "x"}
-    rig.writer(a, None, **new_options).partitionBy("day").saveAsTable(
+    rig.make_writer(a, None, **new_options).partitionBy("day").saveAsTable(
         f"{rig.db}.t"
     )  # The default mode creates the table.
     target = WriteTarget.of(rig.client.load_table("db.t"))
     assert target.format_version == 3
     assert target.properties["owner.Team"] == "x"
     assert [field.transform for field in target.spec.fields] == ["identity", "bucket[4]"]
-    assert "exists" in read_refusal(rig.writer(b, None).saveAsTable, f"{rig.db}.t")
-    rig.writer(b, "ignore").saveAsTable(f"{rig.db}.t")
+    assert "exists" in read_refusal(rig.make_writer(b, None).saveAsTable, f"{rig.db}.t")
+    rig.make_writer(b, "ignore").saveAsTable(f"{rig.db}.t")
     assert rig.read_rows("t") == [(1, "a", 1), (2, "b", 2)]
-    rig.writer(b, "append", uri=rig.uri).save("db.t")
+    rig.make_writer(b, "append", uri=rig.uri).save("db.t")
     assert rig.read_rows("t") == [(1, "a", 1), (2, "b", 2), (3, "b", 3)]
-    rig.writer(rig.frame((9, "b", 9)), "overwrite", partitionOverwriteMode="dynamic").save(f"{rig.db}.t")
+    rig.make_writer(rig.frame((9, "b", 9)), "overwrite", partitionOverwriteMode="dynamic").save(f"{rig.db}.t")
     assert {(1, "a", 1), (9, "b", 9)} <= set(rig.read_rows("t"))
-    rig.writer(a, "overwrite").save(f"{rig.db}.t")
+    rig.make_writer(a, "overwrite").save(f"{rig.db}.t")
     assert rig.read_rows("t") == [(1, "a", 1), (2, "b", 2)]
-    rig.writer(rig.frame((2, "b", 20), (5, "e", 5)), "append", mode="upsert", keys="id").save(f"{rig.db}.t")
-    rig.writer(rig.frame((1, "a", 0), (2, "b", 19)), "append", mode="upsert", keys="id, day", precombine="v").save(
+    rig.make_writer(rig.frame((2, "b", 20), (5, "e", 5)), "append", mode="upsert", keys="id").save(f"{rig.db}.t")
+    rig.make_writer(rig.frame((1, "a", 0), (2, "b", 19)), "append", mode="upsert", keys="id, day", precombine="v").save(
         f"{rig.db}.t"
     )
     assert rig.read_rows("t") == [(1, "a", 1), (2, "b", 20), (5, "e", 5)]
-    rig.writer(rig.frame((5,), columns="id bigint"), "append", mode="delete", keys="id").save(f"{rig.db}.t")
-    rig.writer(b, None).insertInto(f"{rig.db}.t")
+    rig.make_writer(rig.frame((5,), columns="id bigint"), "append", mode="delete", keys="id").save(f"{rig.db}.t")
+    rig.make_writer(b, None).insertInto(f"{rig.db}.t")
     assert rig.read_rows("t") == [(1, "a", 1), (2, "b", 20), (3, "b", 3)]
 
 
 @pytest.mark.slow
-def test_merge_schema_adds_columns_and_widens_types(rig: Rig) -> None:
-    rig.writer(rig.frame((1, "a", 1)), None).saveAsTable(f"{rig.db}.evolved")
+def test_merge_schema_adds_columns_and_widens_types(rig: FrameWriterTables) -> None:
+    rig.make_writer(rig.frame((1, "a", 1)), None).saveAsTable(f"{rig.db}.evolved")
     wider = rig.frame(
         (2, "b", 2**40, "new", {"x": 1.5}), columns="id bigint, day string, v bigint, w string, m map<string, double>"
     )
-    assert "no column" in read_refusal(rig.writer(wider, "append").save, f"{rig.db}.evolved")
-    rig.writer(wider, "append", mergeSchema="true").save(f"{rig.db}.evolved")
+    assert "no column" in read_refusal(rig.make_writer(wider, "append").save, f"{rig.db}.evolved")
+    rig.make_writer(wider, "append", mergeSchema="true").save(f"{rig.db}.evolved")
     assert rig.read_rows("evolved") == [(1, "a", 1, None, None), (2, "b", 2**40, "new", {"x": 1.5})]
-    rig.writer(rig.frame((3, "c", 3)), "append", mergeSchema="true").save(f"{rig.db}.evolved")
+    rig.make_writer(rig.frame((3, "c", 3)), "append", mergeSchema="true").save(f"{rig.db}.evolved")
     assert (3, "c", 3, None, None) in rig.read_rows("evolved")
 
 
 @pytest.mark.slow
-def test_refusals_are_one_sentence_and_suggest_the_right_catalog(rig: Rig) -> None:
+def test_refusals_are_one_sentence_and_suggest_the_right_catalog(rig: FrameWriterTables) -> None:
     frame, catalog = rig.frame((1, "a", 1)), rig.db.partition(".")[0]
-    assert f"did you mean '{catalog}'" in read_refusal(rig.writer(frame).saveAsTable, f"{catalog[:-1]}.db.t")
-    assert "is a catalog of this session" in read_refusal(rig.writer(frame, uri=rig.uri).save, f"{catalog}.db.nowhere")
-    assert "Unknown options" in read_refusal(rig.writer(frame, kees="id").save, f"{rig.db}.t2")
-    assert "keys require" in read_refusal(rig.writer(frame, keys="id").save, f"{rig.db}.t2")
-    assert "does not exist" in read_refusal(rig.writer(frame).insertInto, f"{rig.db}.t2")
-    assert "not a partition transform" in read_refusal(rig.writer(frame, partitioning="hash(id)").save, f"{rig.db}.t2")
-    rig.sql("CREATE TABLE {db}.strict (id bigint NOT NULL, v int) USING iceberg")
+    assert f"did you mean '{catalog}'" in read_refusal(rig.make_writer(frame).saveAsTable, f"{catalog[:-1]}.db.t")
+    assert "is a catalog of this session" in read_refusal(
+        rig.make_writer(frame, uri=rig.uri).save, f"{catalog}.db.nowhere"
+    )
+    assert "Unknown options" in read_refusal(rig.make_writer(frame, kees="id").save, f"{rig.db}.t2")
+    assert "keys require" in read_refusal(rig.make_writer(frame, keys="id").save, f"{rig.db}.t2")
+    assert "does not exist" in read_refusal(rig.make_writer(frame).insertInto, f"{rig.db}.t2")
+    assert "not a partition transform" in read_refusal(
+        rig.make_writer(frame, partitioning="hash(id)").save, f"{rig.db}.t2"
+    )
+    rig.run_sql("CREATE TABLE {db}.strict (id bigint NOT NULL, v int) USING iceberg")
     nulls = rig.frame((None, 1), columns="id bigint, v int")
-    assert "is required" in read_refusal(rig.writer(nulls).save, f"{rig.db}.strict")
+    assert "is required" in read_refusal(rig.make_writer(nulls).save, f"{rig.db}.strict")
     assert rig.read_rows("strict") == []
 
 
 @pytest.mark.slow
-def test_writes_in_other_formats_are_unchanged(rig: Rig, tmp_path: Any) -> None:
+def test_writes_in_other_formats_are_unchanged(rig: FrameWriterTables, tmp_path: Any) -> None:
     rig.frame((1, "a", 1)).write.format("parquet").save(str(tmp_path / "out"))
     assert rig.spark.read.parquet(str(tmp_path / "out")).count() == 1
     rig.frame((1, "a", 1)).write.saveAsTable(f"{rig.db}.plain", format="iceberg")

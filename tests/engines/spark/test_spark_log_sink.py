@@ -13,13 +13,13 @@ import seamark
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.spark.source.source import register
 from seamark.connector.streams.status import flush_stream, load_stream
-from tests.engines.test_streams import PROPERTIES, Stream, stream
+from tests.engines.test_streams import PROPERTIES, SparkStreamTables, stream
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 __all__ = ["stream"]
 
 
-class Query:
+class SinkQuery:
     """A query that reads one file of a folder in each batch, and writes it into `db.t`."""
 
     def __init__(self, spark: SparkSession, url: str, folder: Path) -> None:
@@ -47,55 +47,57 @@ class Query:
         last_commit.unlink()
         last_commit.with_name(f".{last_commit.name}.crc").unlink()
 
-    def ids(self) -> list[int]:
+    def read_ids(self) -> list[int]:
         rows = seamark.scan(self._client, "db.t", ["id"]).to_arrow()
         return sorted(rows.column("id").to_pylist())
 
 
 @pytest.fixture
-def query(stream: Stream, spark: SparkSession, tmp_path: Path) -> Query:
-    stream.sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + PROPERTIES)
-    return Query(spark, stream.server.base_url, tmp_path)
+def query(stream: SparkStreamTables, spark: SparkSession, tmp_path: Path) -> SinkQuery:
+    stream.run_sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + PROPERTIES)
+    return SinkQuery(spark, stream.server.base_url, tmp_path)
 
 
-def test_restarted_query_appends_every_row_once_before_and_after_flushes(query: Query, stream: Stream) -> None:
+def test_restarted_query_appends_every_row_once_before_and_after_flushes(
+    query: SinkQuery, stream: SparkStreamTables
+) -> None:
     client = SeamarkClient(stream.server.base_url)
     query.arrive(0, 100)
     query.arrive(100, 150)
     query.run(lambda frame: frame.repartition(3))
-    assert query.ids() == list(range(150))
+    assert query.read_ids() == list(range(150))
     assert sum(shard["durable"] for shard in load_stream(client, "db.t")["shards"]) == 150
     query.forget_last_commit()
     query.run(lambda frame: frame.repartition(5))  # Spark repeats the batch, with other tasks.
-    assert query.ids() == list(range(150))
+    assert query.read_ids() == list(range(150))
     flush_stream(client, "db.t")
     query.forget_last_commit()
     query.arrive(150, 160)
     query.run()
-    assert query.ids() == list(range(160))
+    assert query.read_ids() == list(range(160))
 
 
-def test_batch_without_rows_uses_its_number(query: Query) -> None:
+def test_batch_without_rows_uses_its_number(query: SinkQuery) -> None:
     query.arrive(0, 10)
     query.arrive(10, 20)
     query.arrive(20, 30)
     query.run(lambda frame: frame.where("id < 5 OR id >= 20"))
-    assert query.ids() == [*range(5), *range(20, 30)]
+    assert query.read_ids() == [*range(5), *range(20, 30)]
     query.forget_last_commit()
     query.run(lambda frame: frame.where("id < 5 OR id >= 20"))
-    assert query.ids() == [*range(5), *range(20, 30)]
+    assert query.read_ids() == [*range(5), *range(20, 30)]
 
 
-def test_rows_with_a_kind_replace_and_delete_rows_of_a_keyed_table(stream: Stream, query: Query) -> None:
-    stream.sql("ALTER TABLE {db}.t SET TBLPROPERTIES ('seamark.stream.key'='id')")
+def test_rows_with_a_kind_replace_and_delete_rows_of_a_keyed_table(stream: SparkStreamTables, query: SinkQuery) -> None:
+    stream.run_sql("ALTER TABLE {db}.t SET TBLPROPERTIES ('seamark.stream.key'='id')")
     query.arrive(0, 6)
     query.run()
     query.arrive(2, 4)
     query.run(lambda frame: frame.selectExpr("id", "name", "CASE WHEN id = 3 THEN 'delete' END AS _op"))
-    assert query.ids() == [0, 1, 2, 4, 5]
+    assert query.read_ids() == [0, 1, 2, 4, 5]
 
 
-def test_query_with_an_older_checkpoint_is_refused(query: Query) -> None:
+def test_query_with_an_older_checkpoint_is_refused(query: SinkQuery) -> None:
     for batch in range(3):
         query.arrive(10 * batch, 10 * batch + 10)
         query.run()
@@ -105,10 +107,10 @@ def test_query_with_an_older_checkpoint_is_refused(query: Query) -> None:
         (query.checkpoint / "offsets" / name).unlink()
     with pytest.raises(PySparkException, match="already has batch 1 of this query, and later batches up to 2"):
         query.run()
-    assert query.ids() == list(range(30))
+    assert query.read_ids() == list(range(30))
 
 
-def test_query_that_wrote_earlier_batches_by_commits_is_refused(query: Query) -> None:
+def test_query_that_wrote_earlier_batches_by_commits_is_refused(query: SinkQuery) -> None:
     query.arrive(0, 10)
     query.run(log="false")
     query.arrive(10, 20)
@@ -116,6 +118,6 @@ def test_query_that_wrote_earlier_batches_by_commits_is_refused(query: Query) ->
         query.run()
     with pytest.raises(PySparkException, match="log is 'yes'; it must be true or false"):
         query.run(log="yes")
-    assert query.ids() == list(range(10))
+    assert query.read_ids() == list(range(10))
     query.run(log="false")
-    assert query.ids() == list(range(20))
+    assert query.read_ids() == list(range(20))

@@ -30,9 +30,9 @@ DAY_S = 86_400
 @pytest.mark.slow
 def test_remove_orphan_files_keeps_index_files_and_plan_files(spark: SparkSession, tmp_path: Path) -> None:
     with SparkTables.open(spark, tmp_path) as tables:
-        tables.sql("CREATE TABLE {db}.t (id bigint, land string) USING iceberg")
+        tables.run_sql("CREATE TABLE {db}.t (id bigint, land string) USING iceberg")
         for first in range(0, 40, 10):
-            tables.sql(
+            tables.run_sql(
                 f"INSERT INTO {{db}}.t SELECT /*+ COALESCE(1) */ id, concat('l', id % 7) "
                 f"FROM range({first}, {first + 10})"
             )
@@ -53,12 +53,12 @@ def test_remove_orphan_files_keeps_index_files_and_plan_files(spark: SparkSessio
         assert any(path.match("_seamark/index/*/*.puffin") for path in kept_paths)
         assert any("plans" in path.parts for path in kept_paths)
         catalog = tables.db.partition(".")[0]
-        removed_files = tables.sql(f"CALL {catalog}.system.remove_orphan_files(table => 'db.t')")
+        removed_files = tables.run_sql(f"CALL {catalog}.system.remove_orphan_files(table => 'db.t')")
         assert [path.rpartition("/")[2] for (path,) in removed_files] == ["orphan.parquet"]
         assert all(path.exists() for path in kept_paths)
         assert tables.client.index("db.t", "lands").health == "ok"
         assert tables.client.explain("db.t", "land = 'l9'").files == 0
-        assert tables.sql(f"SELECT count(*) FROM {{db}}.`{plan.name}`") == [(10,)]
+        assert tables.run_sql(f"SELECT count(*) FROM {{db}}.`{plan.name}`") == [(10,)]
 
 
 @pytest.mark.slow
@@ -74,38 +74,38 @@ def test_expiration_removes_only_snapshots_that_iceberg_would_expire(
     with SparkTables.open(spark, tmp_path) as tables:
         catalog = tables.db.partition(".")[0]
         for name in names:
-            tables.sql(f"CREATE TABLE {{db}}.{name} (id bigint) USING iceberg TBLPROPERTIES ('format-version'='2')")
+            tables.run_sql(f"CREATE TABLE {{db}}.{name} (id bigint) USING iceberg TBLPROPERTIES ('format-version'='2')")
             for number in range(8):
-                tables.sql(f"INSERT INTO {{db}}.{name} SELECT /*+ COALESCE(1) */ id FROM range({number + 1})")
+                tables.run_sql(f"INSERT INTO {{db}}.{name} SELECT /*+ COALESCE(1) */ id FROM range({number + 1})")
                 if rng.random() < 0.3:
-                    tables.sql(f"DELETE FROM {{db}}.{name} WHERE id = {number}")
+                    tables.run_sql(f"DELETE FROM {{db}}.{name} WHERE id = {number}")
                 if rng.random() < 0.2:
-                    tables.sql(f"ALTER TABLE {{db}}.{name} CREATE BRANCH b{number}")
-            commits = [at for (at,) in tables.sql(f"SELECT committed_at FROM {{db}}.{name}.snapshots ORDER BY 1")]
+                    tables.run_sql(f"ALTER TABLE {{db}}.{name} CREATE BRANCH b{number}")
+            commits = [at for (at,) in tables.run_sql(f"SELECT committed_at FROM {{db}}.{name}.snapshots ORDER BY 1")]
             older, minimum = rng.choice(commits[2:]), rng.randint(1, 3)
             contents = {
-                id_: tables.sql(f"SELECT id FROM {{db}}.{name} VERSION AS OF {id_} ORDER BY id")
-                for (id_,) in tables.sql(f"SELECT snapshot_id FROM {{db}}.{name}.snapshots")
+                id_: tables.run_sql(f"SELECT id FROM {{db}}.{name} VERSION AS OF {id_} ORDER BY id")
+                for (id_,) in tables.run_sql(f"SELECT snapshot_id FROM {{db}}.{name}.snapshots")
             }
             kept_by_spark = {
-                id_ for id_, at in tables.sql(f"SELECT snapshot_id, committed_at FROM {{db}}.{name}.snapshots")
+                id_ for id_, at in tables.run_sql(f"SELECT snapshot_id, committed_at FROM {{db}}.{name}.snapshots")
                 if at >= older
             }  # fmt: skip
             older_ms = int(older.timestamp() * 1000)
             totals = expire(tables.client, f"db.{name}", older_than_ms=older_ms, retain_last=minimum)
-            live_snapshots = {id_ for (id_,) in tables.sql(f"SELECT snapshot_id FROM {{db}}.{name}.snapshots")}
+            live_snapshots = {id_ for (id_,) in tables.run_sql(f"SELECT snapshot_id FROM {{db}}.{name}.snapshots")}
             assert len(contents) - len(live_snapshots) == totals.snapshots
             removed_count += totals.snapshots
             assert kept_by_spark <= live_snapshots
-            tables.sql(
+            tables.run_sql(
                 f"CALL {catalog}.system.expire_snapshots(table => 'db.{name}', retain_last => {minimum}, "
                 f"older_than => TIMESTAMP '{older}')"
             )
-            left_by_spark = {id_ for (id_,) in tables.sql(f"SELECT snapshot_id FROM {{db}}.{name}.snapshots")}
-            heads = tables.sql(f"SELECT count(*) FROM {{db}}.{name}.refs WHERE type = 'BRANCH'")[0][0]
+            left_by_spark = {id_ for (id_,) in tables.run_sql(f"SELECT snapshot_id FROM {{db}}.{name}.snapshots")}
+            heads = tables.run_sql(f"SELECT count(*) FROM {{db}}.{name}.refs WHERE type = 'BRANCH'")[0][0]
             assert len(live_snapshots - left_by_spark) <= heads
             for id_ in left_by_spark:
-                actual = tables.sql(f"SELECT id FROM {{db}}.{name} VERSION AS OF {id_} ORDER BY id")
+                actual = tables.run_sql(f"SELECT id FROM {{db}}.{name} VERSION AS OF {id_} ORDER BY id")
                 assert actual == contents[id_]
     assert removed_count > len(names)
 
@@ -117,34 +117,34 @@ def test_icebergs_java_library_reads_seamarks_statistics_and_manifests(
     spark: SparkSession, tmp_path: Path, version: int
 ) -> None:
     with SparkTables.open(spark, tmp_path) as tables:
-        tables.sql(
+        tables.run_sql(
             "CREATE TABLE {db}.t (id bigint, land string, at timestamp, price decimal(20, 2), n int) USING iceberg "
             f"PARTITIONED BY (land) TBLPROPERTIES ('format-version'='{version}', 'write.delete.mode'='merge-on-read', "
             "'commit.manifest-merge.enabled'='false')"
         )
         for first in range(0, 30_000, 10_000):
-            tables.sql(
+            tables.run_sql(
                 "INSERT INTO {db}.t SELECT id, concat('l', id % 3), timestamp_seconds(id * 7), id / 100, id % 1000 "
                 f"FROM range({first}, {first + 10_000})"
             )
-        tables.sql("DELETE FROM {db}.t WHERE id % 3 = 1 AND id < 100")
+        tables.run_sql("DELETE FROM {db}.t WHERE id % 3 = 1 AND id < 100")
         live = "SELECT id, land, at, price, n FROM {db}.t ORDER BY id"
-        rows, live_entries = tables.sql(live), _read_live_entries(tables)
+        rows, live_entries = tables.run_sql(live), _read_live_entries(tables)
         assert compute_statistics(tables.client, "db.t").columns == 5
         catalog = tables.db.partition(".")[0]
         ndv, sketches, partitions = _read_statistics(spark, tables)
-        exact = tables.sql("SELECT count(distinct id), count(distinct land), count(distinct n) FROM {db}.t")[0]
+        exact = tables.run_sql("SELECT count(distinct id), count(distinct land), count(distinct n) FROM {db}.t")[0]
         for column, count in zip((1, 2, 5), exact, strict=True):
             assert ndv[column] == pytest.approx(count, rel=0.05)
             assert sketches[column] == pytest.approx(ndv[column], abs=1)
         # Spark's procedure makes the same sketches, because both hash the same bytes. So their union has the same
         # count.
-        tables.sql(f"CALL {catalog}.system.compute_table_stats(table => 'db.t')")
+        tables.run_sql(f"CALL {catalog}.system.compute_table_stats(table => 'db.t')")
         statistics = _read_statistics(spark, tables)[0]
         assert {column: pytest.approx(count, rel=0.05) for column, count in statistics.items()} == ndv
         assert statistics[2] == ndv[2] == 3
         assert statistics[5] == ndv[5] == 1000
-        expected = tables.sql(
+        expected = tables.run_sql(
             "SELECT partition.land, record_count, file_count, position_delete_record_count, "
             "last_updated_snapshot_id FROM {db}.t.partitions ORDER BY 1"
         )
@@ -154,15 +154,15 @@ def test_icebergs_java_library_reads_seamarks_statistics_and_manifests(
         report = rewrite_manifests(tables.client, "db.t", min_count=2)
         assert report["manifests-after"] < report["manifests-before"]
         assert _read_live_entries(tables) == live_entries
-        assert tables.sql(live) == rows
-        tables.sql("INSERT INTO {db}.t SELECT 99999, 'l1', now(), 1, 1")
-        tables.sql("DELETE FROM {db}.t WHERE id % 3 = 2 AND id < 100")
-        assert len(tables.sql(live)) == len(rows) + 1 - 33
+        assert tables.run_sql(live) == rows
+        tables.run_sql("INSERT INTO {db}.t SELECT 99999, 'l1', now(), 1, 1")
+        tables.run_sql("DELETE FROM {db}.t WHERE id % 3 = 2 AND id < 100")
+        assert len(tables.run_sql(live)) == len(rows) + 1 - 33
 
 
 def _read_live_entries(tables: SparkTables) -> list[tuple[object, ...]]:
     """Return the live manifest entries that Iceberg's Java library reads."""
-    statement_rows = tables.sql(
+    statement_rows = tables.run_sql(
         "SELECT snapshot_id, sequence_number, file_sequence_number, data_file.content, data_file.file_path, "
         "data_file.record_count, data_file.first_row_id, data_file.referenced_data_file FROM {db}.t.entries "
         "WHERE status < 2 ORDER BY data_file.file_path, data_file.content_offset"
@@ -216,18 +216,18 @@ def _read_statistics(
 
 def test_sql_runs_maintenance_statements_as_jobs_and_others_in_spark(spark: SparkSession, tmp_path: Path) -> None:
     with SparkTables.open(spark, tmp_path) as tables:
-        tables.sql(
+        tables.run_sql(
             "CREATE TABLE {db}.t (id bigint, day date, payload string, ext string) USING iceberg PARTITIONED BY (day)"
         )
         for first in range(0, 40, 10):
-            tables.sql(
+            tables.run_sql(
                 "INSERT INTO {db}.t SELECT /*+ COALESCE(1) */ id, date_add(DATE'2026-01-01', CAST(id % 2 AS int)), "
                 f"concat('p', id), concat('e', id) FROM range({first}, {first + 10})"
             )
         statement = f"ALTER TABLE {tables.db}.t PARTITION (day < DATE '2026-01-02') DROP COLUMNS (payload, EXT)"
         report = sql(spark, statement).collect()[0]
         assert (report.files_before, report.files_after) == (4, 1)
-        rows = tables.sql("SELECT id, payload, ext FROM {db}.t ORDER BY id")
+        rows = tables.run_sql("SELECT id, payload, ext FROM {db}.t ORDER BY id")
         assert rows == [(n, f"p{n}" if n % 2 else None, f"e{n}" if n % 2 else None) for n in range(40)]
         catalog = spark.catalog.currentCatalog()
         try:
@@ -236,8 +236,8 @@ def test_sql_runs_maintenance_statements_as_jobs_and_others_in_spark(spark: Spar
         finally:
             spark.catalog.setCurrentCatalog(catalog)
         assert (report.files_before, report.files_after) == (4, 1)
-        assert tables.sql("SELECT id, payload, ext FROM {db}.t ORDER BY id") == rows
+        assert tables.run_sql("SELECT id, payload, ext FROM {db}.t ORDER BY id") == rows
         assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
         sql(spark, f"ALTER TABLE {tables.db}.t DROP COLUMNS (ext)")
-        assert tables.sql("DESCRIBE {db}.t")[2][0] == "payload"
-        assert len([row for row in tables.sql("DESCRIBE {db}.t") if row[0] == "ext"]) == 0
+        assert tables.run_sql("DESCRIBE {db}.t")[2][0] == "payload"
+        assert len([row for row in tables.run_sql("DESCRIBE {db}.t") if row[0] == "ext"]) == 0

@@ -44,7 +44,7 @@ from seamark.connector.read.scans import TaskReader, scan
 from seamark.connector.read.tables import open_table, plan
 from seamark.connector.spark import reader_choice as choosing
 from seamark.connector.spark.session import connect, read
-from seamark.connector.spark.source.filters import expression_of
+from seamark.connector.spark.source.filters import build_expression
 from seamark.connector.spark.source.reader import PUSHDOWN
 from seamark.formats.iceberg.expressions.expression import TRUE
 from tests.engines.spark.star import collect_rows
@@ -55,11 +55,11 @@ COPY_ON_WRITE = ", ".join(f"'write.{operation}.mode'='copy-on-write'" for operat
 
 
 @dataclass(frozen=True)
-class Rig:
+class ReaderSession:
     spark: SparkSession
     server: Seamark
 
-    def sql(self, text: str) -> DataFrame:
+    def run_sql(self, text: str) -> DataFrame:
         return self.spark.sql(text.replace("{db}", "reads.db"))
 
     def load_with_seamark(self, table: str, schema: str | None = None, **options: Any) -> DataFrame:
@@ -70,22 +70,22 @@ class Rig:
         return (reader if schema is None else reader.schema(schema)).load()
 
     def list_snapshots(self, table: str) -> list[int]:
-        snapshot_rows = self.sql(f"SELECT snapshot_id FROM {{db}}.{table}.snapshots ORDER BY committed_at")
+        snapshot_rows = self.run_sql(f"SELECT snapshot_id FROM {{db}}.{table}.snapshots ORDER BY committed_at")
         return [row[0] for row in snapshot_rows.collect()]
 
 
 @pytest.fixture(scope="module")
-def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReaderSession]:
     with Seamark(tmp_path_factory.mktemp("reads")) as server:
         connect(spark, "reads", server.base_url)
-        new_rig = Rig(spark, server)
-        new_rig.sql("CREATE NAMESPACE reads.db")
+        new_rig = ReaderSession(spark, server)
+        new_rig.run_sql("CREATE NAMESPACE reads.db")
         yield new_rig
 
 
-def fill(rig: Rig, table: str, version: int) -> None:
+def fill(rig: ReaderSession, table: str, version: int) -> None:
     """Create a table with all types, two schemas, two specs, nulls, NaN, both zeros, and changed rows."""
-    rig.sql(
+    rig.run_sql(
         f"CREATE TABLE {{db}}.{table} (id bigint NOT NULL, n int, f float, d double, p decimal(9,2), s string, "
         "b binary, day date, ts timestamp, nt timestamp_ntz, ok boolean, st struct<a: int, u: string>, "
         "li array<struct<x: int>>, m map<string, int>) USING iceberg PARTITIONED BY (bucket(3, id)) "
@@ -103,8 +103,8 @@ def fill(rig: Rig, table: str, version: int) -> None:
         "IF(id % 6 = 0, NULL, array(named_struct('x', CAST(id AS int)), NULL)), "
         "IF(id % 10 = 0, NULL, map('k', CAST(id AS int)))"
     )
-    rig.sql(f"INSERT INTO {{db}}.{table} SELECT {first} FROM range(200)")
-    rig.sql(f"DELETE FROM {{db}}.{table} WHERE id % 10 = 3")
+    rig.run_sql(f"INSERT INTO {{db}}.{table} SELECT {first} FROM range(200)")
+    rig.run_sql(f"DELETE FROM {{db}}.{table} WHERE id % 10 = 3")
     with RestCatalog("sea", uri=rig.server.base_url) as catalog:
         changed_table = catalog.load_table(f"db.{table}")
         with changed_table.update_schema() as update:
@@ -122,14 +122,14 @@ def fill(rig: Rig, table: str, version: int) -> None:
     second = first.replace("'u', concat('u', id)", "'u', concat('u', id), 'z', double(id)").replace("('a',", "('aa',")
     second = second.replace("named_struct('x', CAST(id AS int))", "named_struct('x', CAST(id AS int), 'y', 'why')")
     second = second.replace("date_add(DATE'2026-01-01', CAST(id % 40 AS int)), ", "") + ", CAST(id AS int)"
-    rig.sql(f"INSERT INTO {{db}}.{table} SELECT {second} FROM range(200, 300)")
-    rig.sql(f"ALTER TABLE {{db}}.{table} CREATE BRANCH dev")
-    rig.sql(f"INSERT INTO {{db}}.{table}.branch_dev SELECT {second} FROM range(1000, 1010)")
-    rig.sql(f"UPDATE {{db}}.{table} SET late = -1 WHERE id % 25 = 4")
+    rig.run_sql(f"INSERT INTO {{db}}.{table} SELECT {second} FROM range(200, 300)")
+    rig.run_sql(f"ALTER TABLE {{db}}.{table} CREATE BRANCH dev")
+    rig.run_sql(f"INSERT INTO {{db}}.{table}.branch_dev SELECT {second} FROM range(1000, 1010)")
+    rig.run_sql(f"UPDATE {{db}}.{table} SET late = -1 WHERE id % 25 = 4")
 
 
 @pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3])
-def table(request: pytest.FixtureRequest, rig: Rig) -> str:
+def table(request: pytest.FixtureRequest, rig: ReaderSession) -> str:
     name = f"v{request.param}"
     fill(rig, name, request.param)
     return name
@@ -194,13 +194,13 @@ FILTERS: list[tuple[str, Filter]] = [
 ]
 
 
-def test_pushed_filters_match_the_rows_that_spark_selects(rig: Rig, table: str) -> None:
+def test_pushed_filters_match_the_rows_that_spark_selects(rig: ReaderSession, table: str) -> None:
     text = ", ".join(f"({sql}) AS w{number}" for number, (sql, _) in enumerate(FILTERS))
-    judged_rows = rig.sql(f"SELECT id, {text} FROM {{db}}.{table}").collect()
+    judged_rows = rig.run_sql(f"SELECT id, {text} FROM {{db}}.{table}").collect()
     with closing(SeamarkClient(rig.server.base_url)) as client:
         opened_table = open_table(client, f"db.{table}", At())
         for number, (sql, input_value) in enumerate(FILTERS):
-            where = expression_of(input_value, opened_table.schema)
+            where = build_expression(input_value, opened_table.schema)
             assert where is not None, sql
             reader = TaskReader(plan_read(opened_table, ["id"], where), opened_table.storage)
             values = [
@@ -212,7 +212,7 @@ def test_pushed_filters_match_the_rows_that_spark_selects(rig: Rig, table: str) 
 
 
 @pytest.mark.slow
-def test_inexact_filters_are_left_to_spark(rig: Rig, table: str) -> None:
+def test_inexact_filters_are_left_to_spark(rig: ReaderSession, table: str) -> None:
     with closing(SeamarkClient(rig.server.base_url)) as client:
         schema = open_table(client, f"db.{table}", At()).schema
     for value in (
@@ -220,12 +220,12 @@ def test_inexact_filters_are_left_to_spark(rig: Rig, table: str) -> None:
         EqualTo(("nt",), SAMPLE_TIME.replace(tzinfo=UTC)), EqualTo(("nothing",), 5), EqualTo(("li", "x"), 5),
         Not(StringEndsWith(("text",), "s")), EqualTo(("st",), 1), LessThan(("m",), 1), EqualTo(("ts",), SAMPLE_TIME),
     ):  # fmt: skip
-        assert expression_of(value, schema) is None, value
+        assert build_expression(value, schema) is None, value
 
 
 @pytest.mark.slow
-def test_reader_returns_the_rows_of_icebergs_reader(rig: Rig, table: str) -> None:
-    native, seamark_frame = rig.sql(f"SELECT * FROM {{db}}.{table}"), rig.load_with_seamark(table)
+def test_reader_returns_the_rows_of_icebergs_reader(rig: ReaderSession, table: str) -> None:
+    native, seamark_frame = rig.run_sql(f"SELECT * FROM {{db}}.{table}"), rig.load_with_seamark(table)
     assert seamark_frame.schema.simpleString() == native.schema.simpleString()
     assert collect_rows(seamark_frame) == collect_rows(native)
     where = "id < 5 OR (text = 's7' AND NOT f > 2) OR (late IS NULL AND st.aa = 2)"
@@ -243,30 +243,30 @@ def test_reader_returns_the_rows_of_icebergs_reader(rig: Rig, table: str) -> Non
 
 
 @pytest.mark.slow
-def test_snapshots_branches_and_tags_are_read_with_icebergs_schemas(rig: Rig, table: str) -> None:
+def test_snapshots_branches_and_tags_are_read_with_icebergs_schemas(rig: ReaderSession, table: str) -> None:
     first, _, last, *_ = rig.list_snapshots(table)
-    rig.sql(f"ALTER TABLE {{db}}.{table} CREATE TAG then AS OF VERSION {first}")
+    rig.run_sql(f"ALTER TABLE {{db}}.{table} CREATE TAG then AS OF VERSION {first}")
     for options, version in (
         ({"snapshot_id": first}, first),
         ({"snapshot_id": last}, last),
         ({"branch": "dev"}, "'dev'"),
         ({"tag": "then"}, "'then'"),
     ):
-        expected = rig.sql(f"SELECT * FROM {{db}}.{table} VERSION AS OF {version}")
+        expected = rig.run_sql(f"SELECT * FROM {{db}}.{table} VERSION AS OF {version}")
         actual = rig.load_with_seamark(table, **options)
         assert actual.columns == expected.columns
         assert collect_rows(actual) == collect_rows(expected)
-    commit_time = rig.sql(f"SELECT committed_at FROM {{db}}.{table}.snapshots WHERE snapshot_id = {last}").collect()[0][
-        0
-    ]
+    commit_time = rig.run_sql(
+        f"SELECT committed_at FROM {{db}}.{table}.snapshots WHERE snapshot_id = {last}"
+    ).collect()[0][0]
     assert collect_rows(rig.load_with_seamark(table, as_of=commit_time.isoformat(), columns="id")) == collect_rows(
         rig.load_with_seamark(table, snapshot_id=last).select("id")
     )
 
 
 @pytest.mark.slow
-def test_filters_are_pushed_only_if_the_option_is_set(rig: Rig, table: str) -> None:
-    native = rig.sql(f"SELECT id, text, n FROM {{db}}.{table}")
+def test_filters_are_pushed_only_if_the_option_is_set(rig: ReaderSession, table: str) -> None:
+    native = rig.run_sql(f"SELECT id, text, n FROM {{db}}.{table}")
     rig.spark.conf.set(PUSHDOWN, "true")
     for where, asked_again in (("text LIKE 's1%' AND n > 3", False), ("n < 9 AND text LIKE '%1'", True)):
         actual = rig.load_with_seamark(table, columns="id,text,n", push_filters="true").where(where)
@@ -282,8 +282,8 @@ def format_plan(frame: DataFrame) -> str:
 
 
 @pytest.mark.slow
-def test_invalid_read_options_are_refused(rig: Rig) -> None:
-    rig.sql("CREATE TABLE {db}.one (id bigint, text string) USING iceberg")
+def test_invalid_read_options_are_refused(rig: ReaderSession) -> None:
+    rig.run_sql("CREATE TABLE {db}.one (id bigint, text string) USING iceberg")
     for expected, options in (
         ("no column 'nothing'", {"columns": "id,nothing"}),
         ("Unknown options snapshot", {"snapshot": 5}),
@@ -311,9 +311,9 @@ def test_invalid_read_options_are_refused(rig: Rig) -> None:
         pytest.param(2, COPY_ON_WRITE, marks=pytest.mark.slow),
     ],
 )
-def test_changes_applied_to_the_first_snapshot_give_the_last(rig: Rig, version: int, mode: str) -> None:
+def test_changes_applied_to_the_first_snapshot_give_the_last(rig: ReaderSession, version: int, mode: str) -> None:
     table = f"c{version}{'m' if mode is MERGE_ON_READ else 'c'}"
-    rig.sql(
+    rig.run_sql(
         f"CREATE TABLE {{db}}.{table} (id bigint, v int) USING iceberg "
         f"TBLPROPERTIES ('format-version'='{version}', {mode})"
     )
@@ -324,11 +324,12 @@ def test_changes_applied_to_the_first_snapshot_give_the_last(rig: Rig, version: 
         f"CALL reads.system.rewrite_data_files(table => 'db.{table}', options => map('rewrite-all', 'true'))",
         "DELETE FROM {t} WHERE id % 5 = 2",
     ):
-        rig.sql(statement.replace("{t}", f"{{db}}.{table}"))
+        rig.run_sql(statement.replace("{t}", f"{{db}}.{table}"))
     with closing(SeamarkClient(rig.server.base_url)) as client:
         opened_table = open_table(client, f"db.{table}", At(), history=True)
         snapshots = [
-            one.snapshot_id for one in list_snapshots_between(opened_table, None, opened_table.snapshot_id or 0)
+            snapshot.snapshot_id
+            for snapshot in list_snapshots_between(opened_table, None, opened_table.snapshot_id or 0)
         ]
 
         def read_at(snapshot: int) -> Counter[Any]:
@@ -354,10 +355,10 @@ def test_changes_applied_to_the_first_snapshot_give_the_last(rig: Rig, version: 
 
 
 @pytest.mark.slow
-def test_appends_between_snapshots_equal_icebergs_incremental_read(rig: Rig) -> None:
-    rig.sql("CREATE TABLE {db}.a (id bigint, n int) USING iceberg")
+def test_appends_between_snapshots_equal_icebergs_incremental_read(rig: ReaderSession) -> None:
+    rig.run_sql("CREATE TABLE {db}.a (id bigint, n int) USING iceberg")
     for start in (0, 10, 20):
-        rig.sql(f"INSERT INTO {{db}}.a SELECT id, id % 3 FROM range({start}, {start + 10})")
+        rig.run_sql(f"INSERT INTO {{db}}.a SELECT id, id % 3 FROM range({start}, {start + 10})")
     first, _, last = rig.list_snapshots("a")
     range_options = {"start-snapshot-id": str(first), "end-snapshot-id": str(last)}
     native = rig.spark.read.options(**range_options).table("reads.db.a")
@@ -367,7 +368,7 @@ def test_appends_between_snapshots_equal_icebergs_incremental_read(rig: Rig) -> 
         rig.load_with_seamark("a", start_snapshot_id=5).collect()
 
 
-def run_stream(rig: Rig, folder: Path, **options: str) -> list[str]:
+def run_stream(rig: ReaderSession, folder: Path, **options: str) -> list[str]:
     """Run a stream on `db.s` until it has read all rows, and return the rows of all its runs."""
     reader = rig.spark.readStream.format("seamark").options(uri=rig.server.base_url, table="db.s", **options)
     query = (
@@ -378,36 +379,36 @@ def run_stream(rig: Rig, folder: Path, **options: str) -> list[str]:
     return collect_rows(rig.spark.read.parquet(str(folder / "out")).select("id", "v"))
 
 
-def create_stream_table(rig: Rig) -> None:
-    rig.sql("DROP TABLE IF EXISTS {db}.s")
-    rig.sql("CREATE TABLE {db}.s (id bigint, v string) USING iceberg PARTITIONED BY (bucket(2, id))")
-    rig.sql("INSERT INTO {db}.s SELECT id, 'a' FROM range(10)")
+def create_stream_table(rig: ReaderSession) -> None:
+    rig.run_sql("DROP TABLE IF EXISTS {db}.s")
+    rig.run_sql("CREATE TABLE {db}.s (id bigint, v string) USING iceberg PARTITIONED BY (bucket(2, id))")
+    rig.run_sql("INSERT INTO {db}.s SELECT id, 'a' FROM range(10)")
 
 
-def test_stream_reads_each_appended_row_once_after_a_restart(rig: Rig, tmp_path: Path) -> None:
+def test_stream_reads_each_appended_row_once_after_a_restart(rig: ReaderSession, tmp_path: Path) -> None:
     create_stream_table(rig)
     assert len(run_stream(rig, tmp_path)) == 10
-    rig.sql("INSERT INTO {db}.s SELECT id, 'b' FROM range(10, 15)")
-    assert run_stream(rig, tmp_path) == collect_rows(rig.sql("SELECT * FROM {db}.s"))
+    rig.run_sql("INSERT INTO {db}.s SELECT id, 'b' FROM range(10, 15)")
+    assert run_stream(rig, tmp_path) == collect_rows(rig.run_sql("SELECT * FROM {db}.s"))
 
 
 @pytest.mark.slow
-def test_stream_reads_each_appended_row_once_over_several_restarts(rig: Rig, tmp_path: Path) -> None:
+def test_stream_reads_each_appended_row_once_over_several_restarts(rig: ReaderSession, tmp_path: Path) -> None:
     create_stream_table(rig)
-    assert run_stream(rig, tmp_path) == collect_rows(rig.sql("SELECT * FROM {db}.s"))
-    rig.sql("INSERT INTO {db}.s SELECT id, 'b' FROM range(10, 15)")
-    rig.sql("ALTER TABLE {db}.s ADD PARTITION FIELD v")
-    rig.sql("INSERT INTO {db}.s SELECT id, 'c' FROM range(15, 18)")
-    assert run_stream(rig, tmp_path) == collect_rows(rig.sql("SELECT * FROM {db}.s"))
-    assert run_stream(rig, tmp_path) == collect_rows(rig.sql("SELECT * FROM {db}.s"))
-    rig.sql("CALL reads.system.rewrite_data_files(table => 'db.s', options => map('rewrite-all', 'true'))")
-    rig.sql("INSERT INTO {db}.s SELECT id, 'd' FROM range(18, 20)")
-    expected = collect_rows(rig.sql("SELECT * FROM {db}.s"))
+    assert run_stream(rig, tmp_path) == collect_rows(rig.run_sql("SELECT * FROM {db}.s"))
+    rig.run_sql("INSERT INTO {db}.s SELECT id, 'b' FROM range(10, 15)")
+    rig.run_sql("ALTER TABLE {db}.s ADD PARTITION FIELD v")
+    rig.run_sql("INSERT INTO {db}.s SELECT id, 'c' FROM range(15, 18)")
+    assert run_stream(rig, tmp_path) == collect_rows(rig.run_sql("SELECT * FROM {db}.s"))
+    assert run_stream(rig, tmp_path) == collect_rows(rig.run_sql("SELECT * FROM {db}.s"))
+    rig.run_sql("CALL reads.system.rewrite_data_files(table => 'db.s', options => map('rewrite-all', 'true'))")
+    rig.run_sql("INSERT INTO {db}.s SELECT id, 'd' FROM range(18, 20)")
+    expected = collect_rows(rig.run_sql("SELECT * FROM {db}.s"))
     assert run_stream(rig, tmp_path) == expected
-    rig.sql("DELETE FROM {db}.s WHERE id = 19")
+    rig.run_sql("DELETE FROM {db}.s WHERE id = 19")
     with pytest.raises(PySparkException, match="a stream has only appended rows"):
         run_stream(rig, tmp_path)
-    rig.sql("INSERT INTO {db}.s VALUES (20, 'e')")
+    rig.run_sql("INSERT INTO {db}.s VALUES (20, 'e')")
     assert run_stream(rig, tmp_path, **{"skip-changes": "true"}) == expected  # This repeats the failed batch.
     assert run_stream(rig, tmp_path, **{"skip-changes": "true"}) == sorted([*expected, repr((20, "e"))])
 
@@ -416,17 +417,19 @@ def test_stream_reads_each_appended_row_once_over_several_restarts(rig: Rig, tmp
 
 
 @pytest.mark.slow
-def test_seamarks_reader_is_chosen_if_bitmaps_leave_few_pages(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seamarks_reader_is_chosen_if_bitmaps_leave_few_pages(
+    rig: ReaderSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(choosing, "BREAK_EVEN_ROWS", 1000)
     monkeypatch.setattr(choosing, "PAGE_ROWS", 100)
     groups = "'write.parquet.row-group-size-bytes'='20000', 'write.parquet.row-group-check-min-record-count'='100'"
-    rig.sql(f"CREATE TABLE {{db}}.big (id bigint, k int, v string) USING iceberg TBLPROPERTIES ({groups})")
-    rig.sql("INSERT INTO {db}.big SELECT /*+ REPARTITION(2) */ id, hash(id) % 10000, uuid() FROM range(40000)")
+    rig.run_sql(f"CREATE TABLE {{db}}.big (id bigint, k int, v string) USING iceberg TBLPROPERTIES ({groups})")
+    rig.run_sql("INSERT INTO {db}.big SELECT /*+ REPARTITION(2) */ id, hash(id) % 10000, uuid() FROM range(40000)")
     with closing(IndexClient(rig.server.base_url)) as client:
         client.put_index("db.big", "by_k", kind="bitmap", columns=["k"])
         build(client, "db.big", "by_k", InProcessWorkers())
     where = "k = 77"
-    expected = collect_rows(rig.sql(f"SELECT * FROM {{db}}.big WHERE {where}"))
+    expected = collect_rows(rig.run_sql(f"SELECT * FROM {{db}}.big WHERE {where}"))
     selected_rows = read(rig.spark, "reads.db.big", where)
     assert collect_rows(selected_rows) == expected
     assert expected
@@ -434,21 +437,21 @@ def test_seamarks_reader_is_chosen_if_bitmaps_leave_few_pages(rig: Rig, monkeypa
     columns = ["v", "id"]
     partial_answer = read(rig.spark, "reads.db.big", where, columns=columns)
     assert "seamark" in format_plan(partial_answer)
-    assert collect_rows(partial_answer) == collect_rows(rig.sql(f"SELECT v, id FROM {{db}}.big WHERE {where}"))
+    assert collect_rows(partial_answer) == collect_rows(rig.run_sql(f"SELECT v, id FROM {{db}}.big WHERE {where}"))
     all_rows = read(rig.spark, "reads.db.big", "k > 77", columns=columns)
-    assert collect_rows(all_rows) == collect_rows(rig.sql("SELECT v, id FROM {db}.big WHERE k > 77"))
+    assert collect_rows(all_rows) == collect_rows(rig.run_sql("SELECT v, id FROM {db}.big WHERE k > 77"))
     for other in (None, "k > 77", "id = 5", "upper(v) = 'A'"):
         frame = read(rig.spark, "reads.db.big", other)
         assert "seamark" not in format_plan(frame)
-        assert frame.count() == rig.sql(f"SELECT * FROM {{db}}.big WHERE {other or 'true'}").count()
+        assert frame.count() == rig.run_sql(f"SELECT * FROM {{db}}.big WHERE {other or 'true'}").count()
     first = rig.list_snapshots("big")[0]
     assert collect_rows(read(rig.spark, "reads.db.big", where, at=At(snapshot_id=first))) == expected
     # Both readers support a time, and names in another case.
-    committed_ms = rig.sql(
+    committed_ms = rig.run_sql(
         f"SELECT unix_millis(committed_at) FROM {{db}}.big.snapshots WHERE snapshot_id = {first}"
     ).first()[0]
-    count = rig.sql("SELECT * FROM {db}.big").count()
-    rig.sql("INSERT INTO {db}.big VALUES (40001, 77, 'later')")
+    count = rig.run_sql("SELECT * FROM {db}.big").count()
+    rig.run_sql("INSERT INTO {db}.big VALUES (40001, 77, 'later')")
     assert collect_rows(read(rig.spark, "reads.db.big", where, at=At(as_of_ms=committed_ms))) == expected
     assert read(rig.spark, "reads.db.big", at=At(as_of_ms=committed_ms)).count() == count
     with pytest.raises(InvalidRequest, match="no snapshot at or before"):
@@ -456,5 +459,5 @@ def test_seamarks_reader_is_chosen_if_bitmaps_leave_few_pages(rig: Rig, monkeypa
     for predicate in (where, "k > 77"):
         assert read(rig.spark, "reads.db.big", predicate, columns=["V", "iD"]).columns == ["V", "iD"]
     assert collect_rows(read(rig.spark, "reads.db.big", where, columns=["V"])) == collect_rows(
-        rig.sql(f"SELECT v FROM {{db}}.big WHERE {where}")
+        rig.run_sql(f"SELECT v FROM {{db}}.big WHERE {where}")
     )

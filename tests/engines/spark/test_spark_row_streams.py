@@ -11,14 +11,14 @@ from pyspark.sql import SparkSession
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.spark.source.source import register
 from seamark.connector.streams.status import flush_stream
-from tests.engines.test_streams import PROPERTIES, Stream, stream
+from tests.engines.test_streams import PROPERTIES, SparkStreamTables, stream
 from tests.waits import block_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 __all__ = ["stream"]
 
 
-class Query:
+class CopyQuery:
     """A query that copies the rows of `db.t` to Parquet files, with a checkpoint."""
 
     def __init__(self, spark: SparkSession, url: str, folder: Path, **options: str) -> None:
@@ -35,36 +35,38 @@ class Query:
         """Process all present rows, and end."""
         self.start(availableNow=True).awaitTermination()
 
-    def ids(self) -> list[int]:
+    def read_ids(self) -> list[int]:
         if not any((self._folder / "rows" / "_spark_metadata").glob("[0-9]*")):
             return []
         return sorted(row.id for row in self._spark.read.parquet(str(self._folder / "rows")).collect())
 
 
 def test_a_restarted_query_reads_each_row_once_across_flushes_and_appends(
-    stream: Stream, spark: SparkSession, tmp_path: Path
+    stream: SparkStreamTables, spark: SparkSession, tmp_path: Path
 ) -> None:
-    stream.sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + PROPERTIES)
+    stream.run_sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + PROPERTIES)
     client = SeamarkClient(stream.server.base_url)
-    query = Query(spark, stream.server.base_url, tmp_path / "query")
-    stream.sql("INSERT INTO {db}.t VALUES (1, 'a')")
+    query = CopyQuery(spark, stream.server.base_url, tmp_path / "query")
+    stream.run_sql("INSERT INTO {db}.t VALUES (1, 'a')")
     stream.post("t", {"id": 2})
     query.run()
-    assert query.ids() == [1, 2]
+    assert query.read_ids() == [1, 2]
     flush_stream(client, "db.t")
     query.run()
-    assert query.ids() == [1, 2]
+    assert query.read_ids() == [1, 2]
     stream.post("t", {"id": 3})
-    stream.sql("INSERT INTO {db}.t VALUES (4, 'd')")
+    stream.run_sql("INSERT INTO {db}.t VALUES (4, 'd')")
     flush_stream(client, "db.t")
     stream.post("t", {"id": 5}, {"id": 6})
     query.run()
-    assert query.ids() == [1, 2, 3, 4, 5, 6]
+    assert query.read_ids() == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_batch_that_spark_repeats_has_the_same_rows(stream: Stream, spark: SparkSession, tmp_path: Path) -> None:
-    stream.sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + PROPERTIES)
-    query = Query(spark, stream.server.base_url, tmp_path / "query", **{"from": "latest"})
+def test_a_batch_that_spark_repeats_has_the_same_rows(
+    stream: SparkStreamTables, spark: SparkSession, tmp_path: Path
+) -> None:
+    stream.run_sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + PROPERTIES)
+    query = CopyQuery(spark, stream.server.base_url, tmp_path / "query", **{"from": "latest"})
     stream.post("t", {"id": 1})
     query.run()
     stream.post("t", {"id": 2})
@@ -76,21 +78,23 @@ def test_a_batch_that_spark_repeats_has_the_same_rows(stream: Stream, spark: Spa
     flush_stream(SeamarkClient(stream.server.base_url), "db.t")
     stream.post("t", {"id": 3})
     query.run()  # Spark repeats the batch, and ends: for this source, availableNow is one batch.
-    assert query.ids() == [2]
+    assert query.read_ids() == [2]
     query.run()
-    assert query.ids() == [2, 3]
+    assert query.read_ids() == [2, 3]
 
 
-def test_a_running_query_sees_rows_before_their_flush(stream: Stream, spark: SparkSession, tmp_path: Path) -> None:
-    stream.sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + PROPERTIES)
-    query = Query(spark, stream.server.base_url, tmp_path / "query")
+def test_a_running_query_sees_rows_before_their_flush(
+    stream: SparkStreamTables, spark: SparkSession, tmp_path: Path
+) -> None:
+    stream.run_sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + PROPERTIES)
+    query = CopyQuery(spark, stream.server.base_url, tmp_path / "query")
     stream.post("t", {"id": 1})
     flush_stream(SeamarkClient(stream.server.base_url), "db.t")
     query_run = query.start(processingTime="0 seconds")
     try:
         for number in (2, 3):
             stream.post("t", {"id": number})
-            block_until(lambda expected=number: query.ids() == list(range(1, expected + 1)), within_s=60)
+            block_until(lambda expected=number: query.read_ids() == list(range(1, expected + 1)), within_s=60)
     finally:
         query_run.stop()
-    assert stream.sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)]
+    assert stream.run_sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)]

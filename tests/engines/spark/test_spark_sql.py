@@ -34,27 +34,27 @@ from tests.connector.sql import hand_made
 from tests.connector.sql.test_text_functions import run_seamark
 from tests.engines.queries import Queries
 from tests.engines.spark.shapes import SHAPES
-from tests.engines.spark.star import Rig, change_settings, collect_rows, fill
+from tests.engines.spark.star import StarRig, change_settings, collect_rows, fill
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
 
 @pytest.fixture(scope="module")
-def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StarRig]:
     with Seamark(tmp_path_factory.mktemp("sql")) as server:
-        new_rig = Rig(spark, server, new_catalog(spark, server.base_url))
+        new_rig = StarRig(spark, server, new_catalog(spark, server.base_url))
         new_rig.run("CREATE NAMESPACE {db}")
         fill(new_rig)
         yield new_rig
 
 
-def test_filter_leaves_files_out(rig: Rig) -> None:
+def test_filter_leaves_files_out(rig: StarRig) -> None:
     rewrite = rig.check_same("SELECT id, note FROM {db}.sales WHERE id BETWEEN 100 AND 104")
     assert rewrite.statement is not None
     assert 0 < rewrite.files < 4 < rewrite.considered_files
 
 
-def test_condition_on_a_dimension_leaves_files_of_the_facts_out(rig: Rig) -> None:
+def test_condition_on_a_dimension_leaves_files_of_the_facts_out(rig: StarRig) -> None:
     star = "SELECT s.id FROM {db}.sales s JOIN {db}.items i ON s.item = i.i_id WHERE i.color = 'red' AND i.size < 5"
     rewrite = rig.check_same(star)
     assert "joins=db.sales.item:" in rewrite.summary
@@ -70,7 +70,7 @@ def test_condition_on_a_dimension_leaves_files_of_the_facts_out(rig: Rig) -> Non
 
 
 @pytest.mark.slow
-def test_history_has_the_columns_groupings_and_aggregates_of_a_query(rig: Rig) -> None:
+def test_history_has_the_columns_groupings_and_aggregates_of_a_query(rig: StarRig) -> None:
     rig.rewrite(
         "SELECT i.color, count(*), sum(s.id) / avg(s.price) FROM {db}.sales s JOIN {db}.items i ON s.item = i.i_id "
         "WHERE i.size < 5 AND s.id < 100 GROUP BY ROLLUP (i.color)"
@@ -87,7 +87,7 @@ def test_history_has_the_columns_groupings_and_aggregates_of_a_query(rig: Rig) -
 
 
 @pytest.mark.slow
-def test_query_reads_the_snapshots_that_were_planned(rig: Rig) -> None:
+def test_query_reads_the_snapshots_that_were_planned(rig: StarRig) -> None:
     """Rows that are committed between planning and running are not visible: all tables are read at one point in
     time.
     """
@@ -107,7 +107,7 @@ def test_query_reads_the_snapshots_that_were_planned(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-def test_each_reference_to_a_table_has_its_own_plan(rig: Rig) -> None:
+def test_each_reference_to_a_table_has_its_own_plan(rig: StarRig) -> None:
     rewrite = rig.check_same(
         "SELECT id FROM {db}.sales WHERE id = 5 UNION ALL SELECT id FROM {db}.sales WHERE id > 230"
     )
@@ -160,7 +160,7 @@ def test_each_reference_to_a_table_has_its_own_plan(rig: Rig) -> None:
         ),
     ],
 )
-def test_all_kinds_of_queries_are_rewritten(rig: Rig, text: str) -> None:
+def test_all_kinds_of_queries_are_rewritten(rig: StarRig, text: str) -> None:
     rig.run("USE {db}")
     rewrite = rig.check_same(text)
     assert rewrite.statement is not None, rewrite.summary
@@ -168,14 +168,14 @@ def test_all_kinds_of_queries_are_rewritten(rig: Rig, text: str) -> None:
 
 
 @pytest.mark.slow
-def test_parameters_are_used_for_planning(rig: Rig) -> None:
+def test_parameters_are_used_for_planning(rig: StarRig) -> None:
     rewrite = rig.check_same("SELECT id FROM {db}.sales WHERE id = :one AND note LIKE :two", {"one": 44, "two": "r%"})
     assert rewrite.files < rewrite.considered_files / 2
     rewrite = rig.check_same("SELECT id FROM {db}.sales WHERE id IN (?, ?)", [44, 131])
     assert rewrite.files < rewrite.considered_files / 2
 
 
-def test_time_travel_reads_the_plan_of_that_snapshot(rig: Rig) -> None:
+def test_time_travel_reads_the_plan_of_that_snapshot(rig: StarRig) -> None:
     snapshots = f"SELECT snapshot_id, committed_at FROM {rig.db}.sales.snapshots ORDER BY committed_at"
     actual_rows = rig.spark.sql(snapshots).collect()
     old_snapshot = actual_rows[0][0]
@@ -220,7 +220,7 @@ def test_time_travel_reads_the_plan_of_that_snapshot(rig: Rig) -> None:
         pytest.param("DESCRIBE TABLE {db}.sales", marks=pytest.mark.slow),
     ],
 )
-def test_statement_that_cannot_be_analysed_runs_unchanged(rig: Rig, text: str) -> None:
+def test_statement_that_cannot_be_analysed_runs_unchanged(rig: StarRig, text: str) -> None:
     rig.run("USE {db}")
     rig.run("CREATE OR REPLACE VIEW {db}.sales_view AS SELECT * FROM {db}.sales")
     rig.run("CREATE OR REPLACE TEMPORARY VIEW sales_shown AS SELECT * FROM {db}.sales")
@@ -228,7 +228,7 @@ def test_statement_that_cannot_be_analysed_runs_unchanged(rig: Rig, text: str) -
 
 
 @pytest.mark.slow
-def test_column_qualified_by_a_schema_is_not_read_as_a_field_of_a_struct(rig: Rig) -> None:
+def test_column_qualified_by_a_schema_is_not_read_as_a_field_of_a_struct(rig: StarRig) -> None:
     """With an alias for `db.own`, `db.own.id` would be a field of the column `db`."""
     rig.run("CREATE TABLE {db}.own (id bigint, db struct<own: struct<id: bigint>>) USING iceberg")
     for number in range(2):
@@ -247,7 +247,7 @@ def test_column_qualified_by_a_schema_is_not_read_as_a_field_of_a_struct(rig: Ri
 
 
 @pytest.mark.slow
-def test_query_of_a_writing_statement_reads_fewer_files(rig: Rig) -> None:
+def test_query_of_a_writing_statement_reads_fewer_files(rig: StarRig) -> None:
     rig.run("CREATE TABLE {db}.chosen (id bigint, note string) USING iceberg")
     insert = "INSERT INTO {db}.chosen SELECT id, note FROM {db}.sales WHERE id IN (44, 131)"
     rewrite = rig.rewrite(insert)
@@ -280,7 +280,7 @@ def test_query_of_a_writing_statement_reads_fewer_files(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-def test_branches_tags_and_times_are_read_with_their_own_rows(rig: Rig) -> None:
+def test_branches_tags_and_times_are_read_with_their_own_rows(rig: StarRig) -> None:
     rig.run("CREATE TABLE {db}.branched (id bigint, s struct<a int, b int>) USING iceberg")
     for number in range(4):
         rig.run(f"INSERT INTO {{db}}.branched VALUES ({number}, named_struct('a', {number}, 'b', {3 - number}))")
@@ -319,7 +319,7 @@ def test_branches_tags_and_times_are_read_with_their_own_rows(rig: Rig) -> None:
         )
 
 
-def test_writing_statements_run_once(rig: Rig) -> None:
+def test_writing_statements_run_once(rig: StarRig) -> None:
     rig.run("CREATE TABLE {db}.written (id bigint) USING iceberg")
     for text in (
         "INSERT INTO {db}.written SELECT id FROM {db}.sales WHERE id = 44",
@@ -338,7 +338,7 @@ def test_writing_statements_run_once(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-def test_table_that_the_session_caches_or_redirects_stays_unchanged(rig: Rig) -> None:
+def test_table_that_the_session_caches_or_redirects_stays_unchanged(rig: StarRig) -> None:
     text = "SELECT id FROM {db}.sales WHERE id = 44"
     rig.spark.conf.set("spark.wap.branch", "audit")
     try:
@@ -375,10 +375,10 @@ def test_table_identifier_has_all_levels_of_the_name(spark: SparkSession, name: 
     identifiers = getattr(jvm, "org.apache.spark.sql.connector.catalog.CatalogV2Implicits")
     identifier = identifiers.MultipartIdentifierHelper(levels).asIdentifier()
     relation = SimpleNamespace(identifier=lambda: jvm.scala.Some(identifier))
-    assert catalyst.identifier_of(relation) == name
+    assert catalyst.read_identifier(relation) == name
 
 
-def test_query_runs_unchanged_if_planning_is_slow_or_fails(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_query_runs_unchanged_if_planning_is_slow_or_fails(rig: StarRig, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "SELECT id FROM {db}.sales WHERE id = 44"
     assert rig.rewrite(text).statement is not None
     with monkeypatch.context() as context:
@@ -396,13 +396,13 @@ def test_query_runs_unchanged_if_planning_is_slow_or_fails(rig: Rig, monkeypatch
 
 @pytest.mark.slow
 def test_query_reads_a_table_that_is_altered_during_planning_correctly(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: StarRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two columns swap their names, so a predicate from before would apply to the wrong column."""
     rig.run("CREATE TABLE {db}.swapped (a bigint, b bigint) USING iceberg")
     for low in range(4):
         rig.run(f"INSERT INTO {{db}}.swapped VALUES ({low}, {3 - low})")
-    ask = PlanRequests.plans
+    ask = PlanRequests.request_plans
 
     async def rename_late(*arguments: Any) -> Any:
         for old_name, new_name in (("a", "c"), ("b", "a"), ("c", "b")):
@@ -411,12 +411,12 @@ def test_query_reads_a_table_that_is_altered_during_planning_correctly(
 
     text = "SELECT a, b FROM {db}.swapped WHERE a = 0"
     assert rig.run_with_plans(text) == ["(0, 3)"]
-    monkeypatch.setattr(PlanRequests, "plans", rename_late)
+    monkeypatch.setattr(PlanRequests, "request_plans", rename_late)
     assert rig.run_with_plans(text) == ["(0, 3)"] == rig.run(text)
 
 
 @pytest.mark.slow
-def test_dataframe_is_valid_for_the_lease_of_its_plans(rig: Rig) -> None:
+def test_dataframe_is_valid_for_the_lease_of_its_plans(rig: StarRig) -> None:
     rig.run("CREATE TABLE {db}.leased (id bigint) USING iceberg")
     for number in range(3):
         rig.run(f"INSERT INTO {{db}}.leased VALUES ({number})")
@@ -431,14 +431,14 @@ def test_dataframe_is_valid_for_the_lease_of_its_plans(rig: Rig) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", SHAPES)
-def test_query_shapes_of_all_engines_leave_files_out(rig: Rig, text: str) -> None:
+def test_query_shapes_of_all_engines_leave_files_out(rig: StarRig, text: str) -> None:
     rewrite = rig.check_same(text)
     assert rewrite.statement is not None, rewrite.summary
     assert rewrite.files < rewrite.considered_files / 2
 
 
 @pytest.mark.slow
-def test_row_comparisons_and_extremes_of_two_columns_lose_no_row(rig: Rig) -> None:
+def test_row_comparisons_and_extremes_of_two_columns_lose_no_row(rig: StarRig) -> None:
     for op in ("<", "<=", ">", ">="):
         assert rig.check_same(f"SELECT id FROM {{db}}.sales WHERE id < 120 AND (item, store) {op} (3, 4L)").files
     extremes = "SELECT min(s_id) AS low, max(opened) AS high FROM {db}.stores WHERE city > 'c2'"
@@ -480,14 +480,14 @@ def test_row_comparisons_and_extremes_of_two_columns_lose_no_row(rig: Rig) -> No
         ),
     ],
 )
-def test_extremes_and_ranges_leave_files_out(rig: Rig, text: str) -> None:
+def test_extremes_and_ranges_leave_files_out(rig: StarRig, text: str) -> None:
     rewrite = rig.check_same(text)
     assert rewrite.statement is not None, rewrite.summary
     assert rewrite.considered_files - rewrite.files > 24  # The subquery reads all files of its table.
 
 
 @pytest.mark.slow
-def test_ranges_of_decimals_texts_and_floats_leave_files_out(rig: Rig) -> None:
+def test_ranges_of_decimals_texts_and_floats_leave_files_out(rig: StarRig) -> None:
     kinds = "name string, low decimal(9,2), high decimal(12,2), first string, last string, least float, most double"
     rig.run(f"CREATE TABLE {{db}}.spans ({kinds}) USING iceberg")
     rig.run(
@@ -509,7 +509,7 @@ def test_ranges_of_decimals_texts_and_floats_leave_files_out(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-def test_extreme_of_some_rows_is_not_taken_for_the_extreme_of_the_table(rig: Rig) -> None:
+def test_extreme_of_some_rows_is_not_taken_for_the_extreme_of_the_table(rig: StarRig) -> None:
     """FILTER, explode and an outer query leave out rows of the subquery."""
     for rows_of_extreme in (
         "SELECT max(id) FILTER (WHERE id < 20) FROM {db}.sales",
@@ -521,7 +521,7 @@ def test_extreme_of_some_rows_is_not_taken_for_the_extreme_of_the_table(rig: Rig
 
 
 @pytest.mark.slow
-def test_grouping_key_is_null_in_grouping_sets_without_it(rig: Rig) -> None:
+def test_grouping_key_is_null_in_grouping_sets_without_it(rig: StarRig) -> None:
     sets = "SELECT item, store, count(*) FROM {db}.sales GROUP BY GROUPING SETS ((item), (store), ()) HAVING "
     assert rig.check_same(f"{sets} item = 3 AND store IS NULL").files < 6
     assert rig.check_same(f"{sets} coalesce(item, 3) = 3").statement is None
@@ -529,7 +529,7 @@ def test_grouping_key_is_null_in_grouping_sets_without_it(rig: Rig) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ansi", ["false", "true"])
-def test_rows_with_overflowing_or_case_changing_values_are_found(rig: Rig, ansi: str) -> None:
+def test_rows_with_overflowing_or_case_changing_values_are_found(rig: StarRig, ansi: str) -> None:
     """The analysis for other engines does not handle these values. Each row has its own file."""
     with change_settings(rig.spark, {"spark.sql.ansi.enabled": ansi}):
         rig.run("DROP TABLE IF EXISTS {db}.odd")
@@ -576,7 +576,7 @@ def test_rows_with_overflowing_or_case_changing_values_are_found(rig: Rig, ansi:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_handwritten_statements_return_sparks_own_rows(rig: Rig) -> None:
+def test_handwritten_statements_return_sparks_own_rows(rig: StarRig) -> None:
     with open_catalog(rig.server.base_url) as catalog:
         for name, schema in hand_made.TABLES.items():
             table = catalog.create_table(f"db.{name}", schema=schema)
@@ -609,13 +609,13 @@ def test_handwritten_statements_return_sparks_own_rows(rig: Rig) -> None:
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
 @pytest.mark.parametrize(("seed", "count"), [(1, 20), (2, 400), (3, 400)])
 def test_random_queries_return_sparks_own_rows_from_fewer_files(
-    rig: Rig, seed: int, count: int, zone: str, ansi: str
+    rig: StarRig, seed: int, count: int, zone: str, ansi: str
 ) -> None:
     with change_settings(rig.spark, {"spark.sql.session.timeZone": zone, "spark.sql.ansi.enabled": ansi}):
         run_random_queries(rig, seed, count)
 
 
-def list_past_clauses(rig: Rig) -> list[str]:
+def list_past_clauses(rig: StarRig) -> list[str]:
     """Return clauses that name the facts at earlier times: snapshots, a time, a tag."""
     columns = "snapshot_id, unix_millis(committed_at)"
     actual_rows = rig.spark.sql(f"SELECT {columns} FROM {rig.db}.sales.snapshots ORDER BY committed_at").collect()
@@ -628,7 +628,7 @@ def list_past_clauses(rig: Rig) -> list[str]:
     return [*past, f" TIMESTAMP AS OF timestamp_millis({actual_rows[3][1]})"]
 
 
-def run_random_queries(rig: Rig, seed: int, count: int) -> None:
+def run_random_queries(rig: StarRig, seed: int, count: int) -> None:
     queries = Queries(random.Random(seed), rig.db, list_past_clauses(rig))
     counts: Counter[str] = Counter()
     for number in range(count):

@@ -61,18 +61,18 @@ first.
 """
 
 
-class Rig(SparkTables):
+class SparkStatementTables(SparkTables):
     def create(self, table: str, layout: str, version: int, mode: str) -> None:
         spec, properties = LAYOUTS[layout]
         modes = [f"'write.{kind}.mode'='{mode}'" for kind in ("merge", "update", "delete")]
         text = ", ".join([f"'format-version'='{version}'", *modes, *properties])
-        self.sql(f"CREATE TABLE {{db}}.{table} ({COLUMNS}) USING iceberg {spec} TBLPROPERTIES ({text})")
+        self.run_sql(f"CREATE TABLE {{db}}.{table} ({COLUMNS}) USING iceberg {spec} TBLPROPERTIES ({text})")
         for start in (0, 20):
-            self.sql(f"INSERT INTO {{db}}.{table} {ROWS.format(start=start, end=start + 20)}")
+            self.run_sql(f"INSERT INTO {{db}}.{table} {ROWS.format(start=start, end=start + 20)}")
 
     def read_rows(self, table: str, version: int) -> Counter[str]:
         lineage = ", _row_id, _last_updated_sequence_number" if version == 3 else ""
-        result = self.sql(f"SELECT *{lineage} FROM {{db}}.{table}")
+        result = self.run_sql(f"SELECT *{lineage} FROM {{db}}.{table}")
         if version < 3:
             return Counter(map(repr, result))
         # An inserted row may have any new id. For all other rows, the test compares the id, and whether this
@@ -82,12 +82,12 @@ class Rig(SparkTables):
 
 
 @pytest.fixture(scope="module")
-def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig.open(spark, tmp_path_factory.mktemp("statements")) as new_rig:
+def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkStatementTables]:
+    with SparkStatementTables.open(spark, tmp_path_factory.mktemp("statements")) as new_rig:
         yield new_rig
 
 
-class Statements:
+class RandomSparkStatements:
     """Draws random statements on a table named `{t}`. Some of them fail."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -252,7 +252,7 @@ The second statement fails, because several rows of its source match one stored 
 
 
 def run_statements(
-    rig: Rig, layout: str, version: int, mode: str, seed: int, steps: int, first: Sequence[str] = ()
+    rig: SparkStatementTables, layout: str, version: int, mode: str, seed: int, steps: int, first: Sequence[str] = ()
 ) -> Counter[str]:
     """Run statements on both tables, and compare the tables after each statement.
 
@@ -262,7 +262,7 @@ def run_statements(
     name = f"{version}_{mode[:2]}_{list(LAYOUTS).index(layout)}_{seed}"
     for whose in (OURS, THEIRS):
         rig.create(f"{whose}_{name}", layout, version, mode)
-    statements, counts = Statements(random.Random(seed)), Counter[str]()
+    statements, counts = RandomSparkStatements(random.Random(seed)), Counter[str]()
     for step, text in enumerate([*first, *(statements.draw_statement() for _ in range(steps))]):
         note = f"{layout}, version {version}, {mode}, seed {seed}, step {step}: {text}"
         errors: dict[str, str | None] = {OURS: None, THEIRS: None}
@@ -303,7 +303,9 @@ def count_statements(counts: Counter[str]) -> Iterator[None]:
     ("layout", "version", "mode"),
     [("by id", 3, "merge-on-read"), pytest.param("by two", 2, "copy-on-write", marks=pytest.mark.slow)],
 )
-def test_statements_have_the_result_of_icebergs_statements(rig: Rig, layout: str, version: int, mode: str) -> None:
+def test_statements_have_the_result_of_icebergs_statements(
+    rig: SparkStatementTables, layout: str, version: int, mode: str
+) -> None:
     first = BY_KEY if layout == "by id" else []
     counts = run_statements(rig, layout, version, mode, first_seed(), 4 - len(first) // 2, first)
     assert counts[LOCATED] >= max(1, len(first) - 1), counts
@@ -317,7 +319,9 @@ def test_statements_have_the_result_of_icebergs_statements(rig: Rig, layout: str
 @pytest.mark.parametrize("mode", ["merge-on-read", "copy-on-write"])
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_many_statements_have_the_result_of_icebergs_statements(rig: Rig, layout: str, version: int, mode: str) -> None:
+def test_many_statements_have_the_result_of_icebergs_statements(
+    rig: SparkStatementTables, layout: str, version: int, mode: str
+) -> None:
     seed = first_seed()
     counts = Counter[str]()
     for number in range(3):
@@ -327,10 +331,10 @@ def test_many_statements_have_the_result_of_icebergs_statements(rig: Rig, layout
 
 
 @pytest.mark.slow
-def test_insert_overwrite_builds_index_files(rig: Rig) -> None:
+def test_insert_overwrite_builds_index_files(rig: SparkStatementTables) -> None:
     text = "INSERT OVERWRITE {t} SELECT id, CAST(id AS int), IF(id < 5, 'a', 'b') FROM range({n}, {m})"
     for whose in (OURS, THEIRS):
-        rig.sql(
+        rig.run_sql(
             f"CREATE TABLE {{db}}.{whose}_over (id bigint, n int NOT NULL, day string) USING iceberg "
             "PARTITIONED BY (day) TBLPROPERTIES ('seamark.index.ids'='record(id)')"
         )
@@ -362,7 +366,7 @@ def test_insert_overwrite_builds_index_files(rig: Rig) -> None:
     assert paths == [INDEXED] * 4 + [ICEBERG]
 
 
-def test_statement_that_may_change_other_rows_is_run_by_iceberg_with_a_reason(rig: Rig) -> None:
+def test_statement_that_may_change_other_rows_is_run_by_iceberg_with_a_reason(rig: SparkStatementTables) -> None:
     rig.create("told", "by id", 3, "merge-on-read")
     t = f"{rig.db}.told"
     merge_clause = "s ON t.id = s.id WHEN"
@@ -393,11 +397,11 @@ def test_statement_that_may_change_other_rows_is_run_by_iceberg_with_a_reason(ri
         "merge-on-read",
     )
     assert sql(rig.spark, f"DELETE FROM {t} WHERE id IN (1, 2)").collect() == []
-    assert rig.sql(f"SELECT count(*) FROM {t} WHERE id IN (1, 2)") == [(0,)]
+    assert rig.run_sql(f"SELECT count(*) FROM {t} WHERE id IN (1, 2)") == [(0,)]
 
 
 @pytest.mark.slow
-def test_statement_starts_again_after_a_conflict(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statement_starts_again_after_a_conflict(rig: SparkStatementTables, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.create("raced", "by id", 3, "merge-on-read")
     text = f"UPDATE {rig.db}.raced SET k = k + 1 WHERE id IN (3, 4)"
     real, calls = write_changes, list[Any]()
@@ -412,11 +416,11 @@ def test_statement_starts_again_after_a_conflict(rig: Rig, monkeypatch: pytest.M
     report = execute(rig.spark, text).report
     assert isinstance(report, Report)
     assert report.attempts == len(calls) == 2
-    assert rig.sql("SELECT id, k FROM {db}.raced WHERE id IN (3, 4) ORDER BY id") == [(3, 5), (4, 6)]
+    assert rig.run_sql("SELECT id, k FROM {db}.raced WHERE id IN (3, 4) ORDER BY id") == [(3, 5), (4, 6)]
 
 
 def test_statement_with_an_unknown_commit_outcome_is_not_run_by_iceberg(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: SparkStatementTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.create("lost", "by id", 3, "merge-on-read")
     before = rig.read_rows("lost", 3)
@@ -431,7 +435,7 @@ def test_statement_with_an_unknown_commit_outcome_is_not_run_by_iceberg(
 
 
 @pytest.mark.slow
-def test_cached_table_is_read_again_after_a_statement(rig: Rig) -> None:
+def test_cached_table_is_read_again_after_a_statement(rig: SparkStatementTables) -> None:
     rig.create("cached", "by id", 3, "merge-on-read")
     table_name = f"{rig.db}.cached"
     rig.spark.catalog.cacheTable(table_name)
@@ -444,7 +448,7 @@ def test_cached_table_is_read_again_after_a_statement(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-def test_statement_on_an_unknown_catalog_gets_a_hint(rig: Rig) -> None:
+def test_statement_on_an_unknown_catalog_gets_a_hint(rig: SparkStatementTables) -> None:
     catalog = rig.db.partition(".")[0]
     rig.spark.catalog.setCurrentCatalog("spark_catalog")  # Another test of this session may have set another value.
     for text in ("SELECT * FROM {t}", "DELETE FROM {t} WHERE id = 3"):
@@ -454,15 +458,15 @@ def test_statement_on_an_unknown_catalog_gets_a_hint(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-def test_sql_command_merges_updates_and_deletes_in_the_local_spark(rig: Rig) -> None:
+def test_sql_command_merges_updates_and_deletes_in_the_local_spark(rig: SparkStatementTables) -> None:
     """The test's session is the `local[2]` session of `seamark sql`. Iceberg's statements change a second
     table in the same way.
     """
     for whose in (OURS, THEIRS):
-        rig.sql(f"CREATE TABLE {{db}}.{whose}_cli (id bigint, name string, price decimal(9,2)) USING iceberg")
-        rig.sql(f"INSERT INTO {{db}}.{whose}_cli SELECT id, concat('n', id), id FROM range(10)")
-    rig.sql("CREATE TABLE {db}.changes (id bigint, name string, price decimal(9,2), gone boolean) USING iceberg")
-    rig.sql("INSERT INTO {db}.changes VALUES (1, 'one', 1.25, false), (2, NULL, NULL, true), (20, 'new', 2, false)")
+        rig.run_sql(f"CREATE TABLE {{db}}.{whose}_cli (id bigint, name string, price decimal(9,2)) USING iceberg")
+        rig.run_sql(f"INSERT INTO {{db}}.{whose}_cli SELECT id, concat('n', id), id FROM range(10)")
+    rig.run_sql("CREATE TABLE {db}.changes (id bigint, name string, price decimal(9,2), gone boolean) USING iceberg")
+    rig.run_sql("INSERT INTO {db}.changes VALUES (1, 'one', 1.25, false), (2, NULL, NULL, true), (20, 'new', 2, false)")
     statements = [
         "MERGE INTO {t} AS t USING {changes} AS c ON t.id = c.id WHEN MATCHED AND c.gone THEN DELETE "
         "WHEN MATCHED THEN UPDATE SET name = c.name, price = t.price + c.price "
@@ -478,7 +482,7 @@ def test_sql_command_merges_updates_and_deletes_in_the_local_spark(rig: Rig) -> 
         )
         assert result.exit_code == 0, (statement, result.output)
         rig.spark.sql(statement.format(t=f"{rig.db}.{THEIRS}_cli", changes=f"{rig.db}.changes"))
-        rig.sql(f"REFRESH TABLE {{db}}.{OURS}_cli")
+        rig.run_sql(f"REFRESH TABLE {{db}}.{OURS}_cli")
         assert rig.read_rows(f"{OURS}_cli", 2) == rig.read_rows(f"{THEIRS}_cli", 2), statement
     assert len(rig.read_rows(f"{OURS}_cli", 2)) == 8
     explained = CliRunner().invoke(

@@ -21,19 +21,19 @@ from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, MODES,
 from seamark.spark import write
 from tests.engines.conftest import collect_rows
 from tests.engines.spark.test_spark_writing import ALL_TYPE_COLUMNS
-from tests.engines.spark.upserts import BUCKETS, RECORD, TASKS, Model, Rig, Row
+from tests.engines.spark.upserts import BUCKETS, RECORD, TASKS, Model, Row, UpsertTables
 
 
 @pytest.fixture(scope="module")
-def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig.open(spark, tmp_path_factory.mktemp("upserts")) as new_rig:
+def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpsertTables]:
+    with UpsertTables.open(spark, tmp_path_factory.mktemp("upserts")) as new_rig:
         yield new_rig
 
 
 # Random histories
 
 
-def take_step(rig: Rig, rng: random.Random, table: str, number: int, model: Model) -> tuple[str, Model]:
+def take_step(rig: UpsertTables, rng: random.Random, table: str, number: int, model: Model) -> tuple[str, Model]:
     """Change the table at random, and return a description and the new model."""
     kind = rng.choice(("insert", "upsert", "upsert", "latest", "partial", "delete"))
     how = {"row_mode": rng.choice(MODES), "driver_rows": rng.choice((0, 0, 1000))}
@@ -70,14 +70,14 @@ def take_step(rig: Rig, rng: random.Random, table: str, number: int, model: Mode
     return f"{kind} {how}", new_model
 
 
-def run_upserts(rig: Rig, table: str, seed: int, steps: int, note: str) -> None:
+def run_upserts(rig: UpsertTables, table: str, seed: int, steps: int, note: str) -> None:
     """Run random steps, and read every snapshot again at the end, because later commits must not change it."""
     rng = random.Random(seed)
     model: Model = {}
     after: dict[int, tuple[str, Model]] = {}
     for number in range(1, steps + 1):
         step_report, model = take_step(rig, rng, table, number, model)
-        snapshots = rig.sql(f"SELECT snapshot_id FROM {{db}}.{table}.snapshots ORDER BY committed_at")
+        snapshots = rig.run_sql(f"SELECT snapshot_id FROM {{db}}.{table}.snapshots ORDER BY committed_at")
         after.setdefault(snapshots[-1][0] if snapshots else 0, (step_report, model))
         assert rig.read_model(table) == model, f"{note}, seed {seed}, step {number}: {step_report}"
     for snapshot_id, (step_report, model) in after.items():
@@ -96,7 +96,9 @@ SHAPES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", ["bucketed", "by reading", "by record index"])
-def test_every_snapshot_has_the_rows_of_its_history(rig: Rig, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_snapshot_has_the_rows_of_its_history(
+    rig: UpsertTables, shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     version, spec, properties = SHAPES[shape]
     monkeypatch.setattr(upserting, "TASK_ROWS", 8)
     table = f"history_{list(SHAPES).index(shape)}"
@@ -109,7 +111,7 @@ def test_every_snapshot_has_the_rows_of_its_history(rig: Rig, shape: str, monkey
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_snapshot_has_the_rows_of_its_long_history(
-    rig: Rig, shape: str, seed: int, monkeypatch: pytest.MonkeyPatch
+    rig: UpsertTables, shape: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version, spec, properties = SHAPES[shape]
     monkeypatch.setattr(upserting, "TASK_ROWS", 8)
@@ -144,12 +146,12 @@ def read_executed_plan(frame: DataFrame) -> str:
 
 @pytest.mark.parametrize("row_mode", [MERGE_ON_READ, pytest.param(COPY_ON_WRITE, marks=pytest.mark.slow)])
 def test_upsert_exchanges_rows_once_without_a_join_and_reads_only_their_buckets(
-    rig: Rig, row_mode: str, record_results: list[DataFrame]
+    rig: UpsertTables, row_mode: str, record_results: list[DataFrame]
 ) -> None:
     table = f"plan_{row_mode[:4]}"
     rig.create(table, "PARTITIONED BY (bucket(16, id))")
     write(rig.frame(dict.fromkeys(range(400), ("de", 0, 0))), f"db.{table}", client=rig.client)
-    assert rig.live(table) == 16
+    assert rig.count_live_files(table) == 16
     expected = dict.fromkeys((3, 5, 7, 399), ("fr", 1, 1))
     report = rig.upsert(rig.frame(expected), table, row_mode=row_mode, **TASKS)
     (plan,) = [read_executed_plan(one) for one in record_results]
@@ -160,7 +162,10 @@ def test_upsert_exchanges_rows_once_without_a_join_and_reads_only_their_buckets(
     assert (report.updated, report.inserted, report.attempts) == (4, 0, 1)
     assert report.files_read <= 4
     if row_mode == COPY_ON_WRITE:
-        assert (report.files_removed, rig.live(table)) == (report.files_written, 16)  # The new rows go into the copies.
+        assert (report.files_removed, rig.count_live_files(table)) == (
+            report.files_written,
+            16,
+        )  # The new rows go into the copies.
     assert rig.read_model(table) == dict.fromkeys(range(400), ("de", 0, 0)) | expected
 
 
@@ -170,7 +175,7 @@ def test_upsert_exchanges_rows_once_without_a_join_and_reads_only_their_buckets(
     [*(pytest.param(one, MERGE_ON_READ, marks=pytest.mark.slow) for one in (2, 3)), (3, COPY_ON_WRITE)],
 )
 def test_file_with_keys_of_several_tasks_gets_one_copy_or_one_vector(
-    rig: Rig, version: int, row_mode: str, monkeypatch: pytest.MonkeyPatch
+    rig: UpsertTables, version: int, row_mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upserting, "TASK_ROWS_MIN", 5)
     table = f"shared_{version}_{row_mode[:4]}"
@@ -188,7 +193,7 @@ def test_file_with_keys_of_several_tasks_gets_one_copy_or_one_vector(
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_tasks_write_deletes_of_many_files_and_each_file_has_one(
-    rig: Rig, version: int, monkeypatch: pytest.MonkeyPatch
+    rig: UpsertTables, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_changes, "DRIVER_FILES_MAX", 2)
     rig.create(f"many_{version}", BUCKETS, version=version)
@@ -207,7 +212,7 @@ def test_tasks_write_deletes_of_many_files_and_each_file_has_one(
         model = {one: row for one, row in model.items() if one not in removed_ids}
         assert rig.read_model(f"many_{version}") == model
     if version == 3:
-        vectors = rig.sql("SELECT referenced_data_file FROM {db}.many_3.delete_files")
+        vectors = rig.run_sql("SELECT referenced_data_file FROM {db}.many_3.delete_files")
         assert len(vectors) == len(set(vectors)) >= 4
 
 
@@ -216,7 +221,7 @@ def test_tasks_write_deletes_of_many_files_and_each_file_has_one(
     "spec",
     ["PARTITIONED BY (bucket(2, id))", "PARTITIONED BY (day, truncate(2, s))"],
 )
-def test_tasks_upsert_frames_with_every_type(rig: Rig, spec: str) -> None:
+def test_tasks_upsert_frames_with_every_type(rig: UpsertTables, spec: str) -> None:
     table = f"everything_{len(spec)}"
     columns = (
         "id bigint, n int, f float, d double, p decimal(18,4), s string, b binary, day date, ts timestamp, "
@@ -232,7 +237,7 @@ def test_tasks_upsert_frames_with_every_type(rig: Rig, spec: str) -> None:
 
 
 @pytest.mark.slow
-def test_keys_are_compared_in_the_type_of_the_table(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_compared_in_the_type_of_the_table(rig: UpsertTables, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upserting, "TASK_ROWS", 2)
     rig.create("floats", columns="k double, w string, v int")
     values = "('nan', 'a'), ('0.0', 'a'), ('-0.0', 'a'), ('1.5', 'a'), ('1.5', 'b')"
@@ -245,7 +250,7 @@ def test_keys_are_compared_in_the_type_of_the_table(rig: Rig, monkeypatch: pytes
     )
     report = rig.upsert(narrow, "floats", keys=["k", "w"], row_mode=MERGE_ON_READ, **TASKS)
     assert (report.updated, report.inserted) == (4, 1)
-    actual = sorted((repr(abs(k)), w, v) for k, w, v in rig.sql("SELECT k, w, v FROM {db}.floats"))
+    actual = sorted((repr(abs(k)), w, v) for k, w, v in rig.run_sql("SELECT k, w, v FROM {db}.floats"))
     assert actual == [
         ("0.0", "a", 1),
         ("1.5", "a", 1),
@@ -268,15 +273,15 @@ def test_keys_are_compared_in_the_type_of_the_table(rig: Rig, monkeypatch: pytes
     ids=["many bytes", "nothing is copied", "few bytes", "many rows", "few rows"],
 )
 def test_driver_changes_a_small_frame_unless_it_must_copy_many_bytes(
-    rig: Rig, maximum: int, how: dict[str, Any], by_tasks: bool, monkeypatch: pytest.MonkeyPatch
+    rig: UpsertTables, maximum: int, how: dict[str, Any], by_tasks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = f"small_{len(rig.sql('SHOW TABLES IN {db}'))}"
+    table = f"small_{len(rig.run_sql('SHOW TABLES IN {db}'))}"
     rig.create(table, BUCKETS)
     model: Model = dict.fromkeys(range(30), ("de", 0, 0))
     write(rig.frame(model), f"db.{table}", client=rig.client)
     jobs: list[str] = []
     spread = upserting.run_tasks
-    monkeypatch.setattr(upserting, "run_tasks", lambda *given: jobs.append("tasks") or spread(*given))
+    monkeypatch.setattr(upserting, "run_tasks", lambda *arguments: jobs.append("tasks") or spread(*arguments))
     monkeypatch.setattr(upserting, "DRIVER_COPY_BYTES_MAX", maximum)
     frame = rig.spark.range(0, 42, 3).selectExpr("int(id) id", "'x' land", "1 v", "int(null) ts")
     report = rig.upsert(frame, table, **how)
@@ -287,15 +292,15 @@ def test_driver_changes_a_small_frame_unless_it_must_copy_many_bytes(
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("maximum", [2**31 - 1, 1 << 40, 0, -1])
-def test_driver_accepts_the_configured_number_of_rows(rig: Rig, maximum: int) -> None:
-    table = f"most_{len(rig.sql('SHOW TABLES IN {db}'))}"
+def test_driver_accepts_the_configured_number_of_rows(rig: UpsertTables, maximum: int) -> None:
+    table = f"most_{len(rig.run_sql('SHOW TABLES IN {db}'))}"
     rig.create(table)
     report = rig.upsert(rig.spark.range(0, 5).selectExpr("int(id) id"), table, driver_rows=maximum)
     assert report.inserted == 5
 
 
 @pytest.mark.slow
-def test_rows_larger_than_sparks_estimate_are_left_to_tasks(rig: Rig) -> None:
+def test_rows_larger_than_sparks_estimate_are_left_to_tasks(rig: UpsertTables) -> None:
     rig.create("large")
     frame = rig.spark.range(20_001).selectExpr("int(id) id", "repeat(string(id), 400) land")
     conf, limit = rig.spark.sparkContext._jsc.sc().conf(), "spark.driver.maxResultSize"
@@ -324,13 +329,13 @@ def test_rows_larger_than_sparks_estimate_are_left_to_tasks(rig: Rig) -> None:
         ({"mode": "upsert", "keys": ["id"], "producer": ("job", "1")}, "it must be a name and a whole number"),
     ],
 )
-def test_invalid_write_options_are_refused(rig: Rig, options: dict[str, Any], message: str) -> None:
+def test_invalid_write_options_are_refused(rig: UpsertTables, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         write(rig.spark.range(3), "db.none", client=rig.client, **options)
 
 
 @pytest.mark.slow
-def test_missing_columns_are_reported_before_any_row_is_evaluated(rig: Rig) -> None:
+def test_missing_columns_are_reported_before_any_row_is_evaluated(rig: UpsertTables) -> None:
     rig.create("told")
     frame = rig.spark.range(3).selectExpr("id", "raise_error('evaluated') AS land")
     for value, message in (
@@ -362,25 +367,27 @@ def test_missing_columns_are_reported_before_any_row_is_evaluated(rig: Rig) -> N
         )
     ],
 )
-def test_rows_that_changed_since_they_were_read_are_not_changed(rig: Rig, row_mode: str, how: dict[str, Any]) -> None:
+def test_rows_that_changed_since_they_were_read_are_not_changed(
+    rig: UpsertTables, row_mode: str, how: dict[str, Any]
+) -> None:
     table = f"counted_{row_mode.replace('-', '_')}_{len(how)}"
     rig.create(table, BUCKETS)
     write(rig.frame(dict.fromkeys(range(20), ("c", 0, 0))), f"db.{table}", client=rig.client)
-    ((snapshot,),) = rig.sql(f"SELECT snapshot_id FROM {{db}}.{table}.snapshots")
+    ((snapshot,),) = rig.run_sql(f"SELECT snapshot_id FROM {{db}}.{table}.snapshots")
     incremented_rows = rig.spark.sql(f"SELECT id, land, v + 1 AS v, ts FROM {rig.db}.{table} VERSION AS OF {snapshot}")
     report = rig.upsert(incremented_rows, table, row_mode=row_mode, read_snapshot_id=snapshot, **how)
     assert report.updated == 20
-    files = rig.files(table)
+    files = rig.list_files(table)
     with pytest.raises(Conflict, match=f"changed since snapshot {snapshot}"):
         rig.upsert(incremented_rows, table, row_mode=row_mode, read_snapshot_id=snapshot, **how)
     with pytest.raises(Conflict, match=f"changed since snapshot {snapshot}"):
         rig.delete(incremented_rows.select("id"), table, row_mode=row_mode, read_snapshot_id=snapshot, **how)
     assert rig.read_model(table) == dict.fromkeys(range(20), ("c", 1, 0))
-    assert rig.files(table) == files
+    assert rig.list_files(table) == files
 
 
 @pytest.mark.slow
-def test_delete_uses_the_named_keys_or_the_tables_identifier_fields(rig: Rig) -> None:
+def test_delete_uses_the_named_keys_or_the_tables_identifier_fields(rig: UpsertTables) -> None:
     rig.create("named")
     model: Model = {number: ("a", number, number) for number in range(5)}
     write(rig.frame(model), "db.named", client=rig.client)
@@ -388,7 +395,7 @@ def test_delete_uses_the_named_keys_or_the_tables_identifier_fields(rig: Rig) ->
     with pytest.raises(Unwritable, match="no identifier fields; name the key columns"):
         rig.delete(other, "named")
     assert rig.delete(other, "named", keys=["id"]).deleted == 1
-    rig.sql("ALTER TABLE {db}.named SET IDENTIFIER FIELDS id")
+    rig.run_sql("ALTER TABLE {db}.named SET IDENTIFIER FIELDS id")
     assert rig.delete(rig.frame({2: ("other", 7, 7)}), "named").deleted == 1
     assert rig.delete(rig.frame({3: ("other", 7, 7)}), "named", **TASKS).deleted == 1
     assert rig.read_model("named").keys() == {0, 4}
@@ -396,7 +403,7 @@ def test_delete_uses_the_named_keys_or_the_tables_identifier_fields(rig: Rig) ->
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", ["append", "overwrite", "overwrite_partitions"])
-def test_driver_refuses_columns_that_do_not_fit_before_a_task_starts(rig: Rig, mode: str) -> None:
+def test_driver_refuses_columns_that_do_not_fit_before_a_task_starts(rig: UpsertTables, mode: str) -> None:
     table = f"fits_{mode}"
     rig.create(table)
     accumulator = rig.spark.sparkContext.accumulator(0)
@@ -419,18 +426,20 @@ def test_driver_refuses_columns_that_do_not_fit_before_a_task_starts(rig: Rig, m
 
 
 @pytest.mark.slow
-def test_upsert_to_a_version_1_table_is_refused(rig: Rig) -> None:
+def test_upsert_to_a_version_1_table_is_refused(rig: UpsertTables) -> None:
     rig.create("old", version=1)
-    files = rig.files("old")
+    files = rig.list_files("old")
     for change in (rig.upsert, rig.delete):
         with pytest.raises(Unwritable, match="version 1 supports only appends"):
             change(rig.frame({1: ("a", 1, 1)}), "old", keys=["id"], **TASKS)
-    assert rig.files("old") == files
+    assert rig.list_files("old") == files
 
 
 @pytest.mark.slow
-def test_create_table_as_select_works_with_scan_reports(rig: Rig) -> None:
-    rig.sql("CREATE TABLE {db}.source (id bigint) USING iceberg TBLPROPERTIES ('seamark.scan-planning-mode'='client')")
-    rig.sql("INSERT INTO {db}.source VALUES (1), (2)")
-    rig.sql("CREATE TABLE {db}.made USING iceberg AS SELECT * FROM {db}.source WHERE id > 1")
-    assert rig.sql("SELECT * FROM {db}.made") == [(2,)]
+def test_create_table_as_select_works_with_scan_reports(rig: UpsertTables) -> None:
+    rig.run_sql(
+        "CREATE TABLE {db}.source (id bigint) USING iceberg TBLPROPERTIES ('seamark.scan-planning-mode'='client')"
+    )
+    rig.run_sql("INSERT INTO {db}.source VALUES (1), (2)")
+    rig.run_sql("CREATE TABLE {db}.made USING iceberg AS SELECT * FROM {db}.source WHERE id > 1")
+    assert rig.run_sql("SELECT * FROM {db}.made") == [(2,)]

@@ -20,12 +20,12 @@ from seamark.connector.write.latest_rows import read_column
 from seamark.connector.write.row_changes import Report
 from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, upsert
 from seamark.spark import write
-from tests.engines.spark.upserts import BUCKETS, RECORD, TASKS, Model, Rig
+from tests.engines.spark.upserts import BUCKETS, RECORD, TASKS, Model, UpsertTables
 
 
 @pytest.fixture(scope="module")
-def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig.open(spark, tmp_path_factory.mktemp("upserts_again")) as new_rig:
+def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpsertTables]:
+    with UpsertTables.open(spark, tmp_path_factory.mktemp("upserts_again")) as new_rig:
         yield new_rig
 
 
@@ -47,7 +47,7 @@ def run_before_commits(monkeypatch: pytest.MonkeyPatch, *operations: Any) -> Non
 
 @pytest.mark.parametrize("row_mode", [MERGE_ON_READ, pytest.param(COPY_ON_WRITE, marks=pytest.mark.slow)])
 def test_conflicting_upsert_is_repeated_with_the_same_rows_and_leaves_no_file(
-    rig: Rig, row_mode: str, monkeypatch: pytest.MonkeyPatch
+    rig: UpsertTables, row_mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = f"raced_{row_mode[:4]}"
     rig.create(table, BUCKETS)
@@ -57,19 +57,19 @@ def test_conflicting_upsert_is_repeated_with_the_same_rows_and_leaves_no_file(
     new_files: set[str] = set()
 
     def write_concurrently() -> None:
-        before = rig.files(table)
+        before = rig.list_files(table)
         named_table = pa.table(
             {"id": [7], "land": ["plain"], "v": pa.array([9], pa.int32()), "ts": pa.array([9], pa.int32())}
         )
         upsert(rig.client, f"db.{table}", named_table, keys=["id"])
-        new_files.update(rig.files(table) - before)
+        new_files.update(rig.list_files(table) - before)
 
     def record_sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             accumulator.add(batch.num_rows)
             yield batch
 
-    before = rig.files(table)
+    before = rig.list_files(table)
     run_before_commits(monkeypatch, write_concurrently)
     chance = rig.spark.range(5, 25).selectExpr("id", "uuid() AS land", "1 AS v", "1 AS ts")
     once = chance.mapInArrow(record_sizes, "id bigint, land string, v int, ts int")
@@ -82,10 +82,10 @@ def test_conflicting_upsert_is_repeated_with_the_same_rows_and_leaves_no_file(
     assert {one: row[1:] for one, row in rows_before.items() if one not in (7, *range(20, 25))} == {
         number: (0, 0) for number in range(20) if number != 7
     }
-    assert len(rig.files(table) - before - new_files) == report.files_written
+    assert len(rig.list_files(table) - before - new_files) == report.files_written
 
 
-def test_failed_upsert_job_leaves_no_file_and_no_snapshot(rig: Rig) -> None:
+def test_failed_upsert_job_leaves_no_file_and_no_snapshot(rig: UpsertTables) -> None:
     rig.create("failing", BUCKETS, RECORD, columns="id bigint NOT NULL, v int")
     frame = rig.spark.range(40).selectExpr("IF(id = 39, NULL, id) AS id", "1 AS v")
     before = set(rig.spark.sparkContext._jsc.getPersistentRDDs())  # Other tests of this session may have cached frames.
@@ -93,14 +93,16 @@ def test_failed_upsert_job_leaves_no_file_and_no_snapshot(rig: Rig) -> None:
         rig.upsert(frame.repartition(1), "failing", **TASKS)
     with pytest.raises(Unwritable, match=r"column id is null in 1 of the rows"):
         rig.upsert(frame, "failing")
-    assert rig.sql("SELECT * FROM {db}.failing.snapshots") == []
-    assert rig.files("failing") == set()
+    assert rig.run_sql("SELECT * FROM {db}.failing.snapshots") == []
+    assert rig.list_files("failing") == set()
     assert set(rig.spark.sparkContext._jsc.getPersistentRDDs()) <= before  # The job has cached no frame.
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row_mode", [MERGE_ON_READ, pytest.param(COPY_ON_WRITE, marks=pytest.mark.slow)])
-def test_only_one_result_of_a_repeated_task_counts(rig: Rig, row_mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_result_of_a_repeated_task_counts(
+    rig: UpsertTables, row_mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The tasks run in this process. The first attempt is speculative, and Spark discards its result.
 
     `tests/faults/test_spark_tasks.py` tests tasks that are killed.
@@ -132,7 +134,7 @@ def test_only_one_result_of_a_repeated_task_counts(rig: Rig, row_mode: str, monk
 
 
 @pytest.mark.slow
-def test_stream_upserts_each_batch_once_and_again_with_a_new_checkpoint(rig: Rig, tmp_path: Path) -> None:
+def test_stream_upserts_each_batch_once_and_again_with_a_new_checkpoint(rig: UpsertTables, tmp_path: Path) -> None:
     rig.create("stream", BUCKETS)
     source, checkpoint = tmp_path / "given", tmp_path / "checkpoint"
     reports: list[Report] = []
@@ -161,13 +163,16 @@ def test_stream_upserts_each_batch_once_and_again_with_a_new_checkpoint(rig: Rig
         (10, 0, False),
         (5, 5, False),
     ]
-    files, snapshots = rig.files("stream"), rig.sql("SELECT snapshot_id FROM {db}.stream.snapshots")
+    files, snapshots = rig.list_files("stream"), rig.run_sql("SELECT snapshot_id FROM {db}.stream.snapshots")
     last_commit = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     last_commit.unlink()  # The test deletes Spark's record of the batch, as if Spark had died after Seamark's commit.
     last_commit.with_name(f".{last_commit.name}.crc").unlink()
     run()
     assert (len(reports), reports[-1].duplicate) == (3, True)
-    assert (rig.files("stream"), rig.sql("SELECT snapshot_id FROM {db}.stream.snapshots")) == (files, snapshots)
+    assert (rig.list_files("stream"), rig.run_sql("SELECT snapshot_id FROM {db}.stream.snapshots")) == (
+        files,
+        snapshots,
+    )
     assert rig.read_model("stream") == model
     rig.delete(rig.spark.range(3), "stream", keys=["id"])
     run(tmp_path / "another")

@@ -50,17 +50,17 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Rig:
+class WritingTables:
     spark: SparkSession
     server: Seamark
 
-    def sql(self, text: str) -> DataFrame:
+    def run_sql(self, text: str) -> DataFrame:
         return self.spark.sql(text.replace("{db}", "writes.db"))
 
     def write(self, frame: DataFrame, table: str, **arguments: Any) -> WriteReport:
         return write(frame, f"db.{table}", uri=self.server.base_url, **arguments)
 
-    def files(self, table: str) -> list[str]:
+    def list_files(self, table: str) -> list[str]:
         """Return the data files on storage, whether or not a table names them."""
         target = WriteTarget.of(SeamarkClient(self.server.base_url).load_table(f"db.{table}"))
         location = Path(urlsplit(target.location).path)
@@ -68,18 +68,18 @@ class Rig:
 
 
 @pytest.fixture(scope="module")
-def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WritingTables]:
     with Seamark(tmp_path_factory.mktemp("writes")) as server:
         connect(spark, "writes", server.base_url)
-        new_rig = Rig(spark, server)
-        new_rig.sql("CREATE NAMESPACE writes.db")
+        new_rig = WritingTables(spark, server)
+        new_rig.run_sql("CREATE NAMESPACE writes.db")
         yield new_rig
 
 
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_iceberg_reads_the_written_rows_of_every_type(rig: Rig, version: int) -> None:
+def test_iceberg_reads_the_written_rows_of_every_type(rig: WritingTables, version: int) -> None:
     table = f"everything_{version}"
-    rig.sql(
+    rig.run_sql(
         f"CREATE TABLE {{db}}.{table} ({COLUMNS}) USING iceberg PARTITIONED BY (day, bucket(2, id)) "
         f"TBLPROPERTIES ('format-version'='{version}')"
     )
@@ -87,54 +87,56 @@ def test_iceberg_reads_the_written_rows_of_every_type(rig: Rig, version: int) ->
     report = rig.write(frame, table)
     assert (report.rows, report.files, report.snapshot_id is not None) == (300, 6, True)
     as_written = frame.withColumn("p", frame.p.cast("decimal(18,4)"))
-    assert collect_rows(rig.sql(f"SELECT * FROM {{db}}.{table}")) == collect_rows(as_written)
+    assert collect_rows(rig.run_sql(f"SELECT * FROM {{db}}.{table}")) == collect_rows(as_written)
     where = "day = DATE'2026-01-02' AND n > 3 AND s LIKE 'sé1%'"
-    assert collect_rows(rig.sql(f"SELECT * FROM {{db}}.{table} WHERE {where}")) == collect_rows(as_written.where(where))
+    assert collect_rows(rig.run_sql(f"SELECT * FROM {{db}}.{table} WHERE {where}")) == collect_rows(
+        as_written.where(where)
+    )
 
 
 @pytest.mark.slow
-def test_rows_of_a_partition_are_in_one_file_unless_distribution_is_none(rig: Rig) -> None:
-    rig.sql("CREATE TABLE {db}.spread (id bigint, k bigint) USING iceberg PARTITIONED BY (bucket(4, k))")
+def test_rows_of_a_partition_are_in_one_file_unless_distribution_is_none(rig: WritingTables) -> None:
+    rig.run_sql("CREATE TABLE {db}.spread (id bigint, k bigint) USING iceberg PARTITIONED BY (bucket(4, k))")
     frame = rig.spark.range(0, 4000, 1, 4).selectExpr("id", "id % 97 AS k")
     assert rig.write(frame, "spread").files == 4
     assert rig.write(frame, "spread", distribution="none").files == 16
-    assert rig.sql("SELECT count(*), count(DISTINCT id) FROM {db}.spread").collect()[0] == (8000, 4000)
+    assert rig.run_sql("SELECT count(*), count(DISTINCT id) FROM {db}.spread").collect()[0] == (8000, 4000)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_small_files_of_tasks_are_merged_before_the_commit(rig: Rig, version: int) -> None:
+def test_small_files_of_tasks_are_merged_before_the_commit(rig: WritingTables, version: int) -> None:
     """The writes have static and dynamic partitions. A partition with one file keeps the file of its task."""
     table = f"merged_{version}"
-    rig.sql(
+    rig.run_sql(
         f"CREATE TABLE {{db}}.{table} (id bigint, k bigint) USING iceberg PARTITIONED BY (k) "
         f"TBLPROPERTIES ('format-version'='{version}')"
     )
     written_table = rig.spark.range(0, 4000, 1, 4).selectExpr("id", "IF(id < 1000, 3, id % 3) AS k")
     report = rig.write(written_table, table, distribution="none", merge_files=True)
     assert (report.files, report.merged) == (4, 9)
-    assert collect_rows(rig.sql(f"SELECT * FROM {{db}}.{table}")) == collect_rows(written_table)
-    assert len(rig.files(table)) == 4
+    assert collect_rows(rig.run_sql(f"SELECT * FROM {{db}}.{table}")) == collect_rows(written_table)
+    assert len(rig.list_files(table)) == 4
     new_rows = rig.spark.range(5000, 5100, 1, 4).selectExpr("id", "id % 2 AS k")
     report = rig.write(new_rows, table, mode="overwrite_partitions", distribution="none", merge_files=True)
     assert (report.files, report.merged) == (2, 8)
-    assert collect_rows(rig.sql(f"SELECT * FROM {{db}}.{table}")) == collect_rows(
+    assert collect_rows(rig.run_sql(f"SELECT * FROM {{db}}.{table}")) == collect_rows(
         written_table.where("k > 1").union(new_rows)
     )
     frame = rig.spark.range(6000, 6050, 1, 2).selectExpr("id", "2L AS k")
     report = rig.write(frame, table, mode="overwrite", where="k = 2", distribution="none", merge_files=True)
     assert (report.files, report.merged) == (1, 2)
     expected = written_table.where("k = 3").union(new_rows).union(frame)
-    assert collect_rows(rig.sql(f"SELECT * FROM {{db}}.{table}")) == collect_rows(expected)
+    assert collect_rows(rig.run_sql(f"SELECT * FROM {{db}}.{table}")) == collect_rows(expected)
     write_frame(rig, frame.selectExpr("id + 100 AS id", "k"), table, "append", distribution="none", merge_files="true")
-    assert rig.sql(f"SELECT * FROM {{db}}.{table}.files WHERE partition.k = 2").count() == 2
+    assert rig.run_sql(f"SELECT * FROM {{db}}.{table}.files WHERE partition.k = 2").count() == 2
     if version == 3:
-        assert rig.sql(f"SELECT count(DISTINCT _row_id) = count(*) FROM {{db}}.{table}").collect() == [(True,)]
+        assert rig.run_sql(f"SELECT count(DISTINCT _row_id) = count(*) FROM {{db}}.{table}").collect() == [(True,)]
 
 
-def test_files_of_a_sorted_table_have_disjoint_ranges_and_are_sorted(rig: Rig) -> None:
-    rig.sql("CREATE TABLE {db}.ordered (id bigint, v double) USING iceberg")
-    rig.sql("ALTER TABLE {db}.ordered WRITE ORDERED BY v DESC NULLS LAST")
+def test_files_of_a_sorted_table_have_disjoint_ranges_and_are_sorted(rig: WritingTables) -> None:
+    rig.run_sql("CREATE TABLE {db}.ordered (id bigint, v double) USING iceberg")
+    rig.run_sql("ALTER TABLE {db}.ordered WRITE ORDERED BY v DESC NULLS LAST")
     frame = rig.spark.range(0, 4000, 1, 4).selectExpr("id", "IF(id % 50 = 0, NULL, double((id * 7919) % 4001)) AS v")
     # Otherwise one task would get these few rows.
     rig.spark.conf.set("spark.sql.adaptive.coalescePartitions.enabled", "false")
@@ -142,46 +144,46 @@ def test_files_of_a_sorted_table_have_disjoint_ranges_and_are_sorted(rig: Rig) -
         report = rig.write(frame, "ordered")
     finally:
         rig.spark.conf.unset("spark.sql.adaptive.coalescePartitions.enabled")
-    actual_rows = rig.sql(
+    actual_rows = rig.run_sql(
         "SELECT readable_metrics.v.lower_bound, readable_metrics.v.upper_bound, sort_order_id FROM {db}.ordered.files"
     ).collect()
     bounds = sorted((low, high) for low, high, _ in actual_rows if low is not None)
     assert len(actual_rows) == report.files > 1
     assert all(one[1] <= other[0] for one, other in pairwise(bounds)), bounds
     assert {order for _, _, order in actual_rows} == {1}
-    for path in rig.files("ordered"):
+    for path in rig.list_files("ordered"):
         values = pq.read_table(path).column("v").to_pylist()
         present_values = [value for value in values if value is not None]
         assert present_values == sorted(present_values, reverse=True)
         assert values[len(present_values) :] == [None] * (len(values) - len(present_values))
 
 
-def test_overwrite_replaces_the_rows_of_its_filter(rig: Rig) -> None:
-    rig.sql("CREATE TABLE {db}.days (id bigint, day date) USING iceberg PARTITIONED BY (day)")
+def test_overwrite_replaces_the_rows_of_its_filter(rig: WritingTables) -> None:
+    rig.run_sql("CREATE TABLE {db}.days (id bigint, day date) USING iceberg PARTITIONED BY (day)")
     table = rig.spark.range(30).selectExpr("id", "date_add(DATE'2026-01-01', CAST(id % 3 AS int)) AS day")
     rig.write(table, "days")
     new_rows = rig.spark.range(100, 103).selectExpr("id", "DATE'2026-01-02' AS day")
     rig.write(new_rows, "days", mode="overwrite", where="day = '2026-01-02'")
     expected = collect_rows(table.where("day <> DATE'2026-01-02'").union(new_rows))
-    assert collect_rows(rig.sql("SELECT * FROM {db}.days")) == expected
+    assert collect_rows(rig.run_sql("SELECT * FROM {db}.days")) == expected
     with pytest.raises(Refused, match="may match the filter"):
         rig.write(new_rows, "days", mode="overwrite", where="id < 5")
-    assert collect_rows(rig.sql("SELECT * FROM {db}.days")) == expected
+    assert collect_rows(rig.run_sql("SELECT * FROM {db}.days")) == expected
     rig.write(new_rows, "days", mode="overwrite")
-    assert collect_rows(rig.sql("SELECT * FROM {db}.days")) == collect_rows(new_rows)
+    assert collect_rows(rig.run_sql("SELECT * FROM {db}.days")) == collect_rows(new_rows)
 
 
-def test_overwrite_of_partitions_keeps_the_other_partitions(rig: Rig) -> None:
-    rig.sql("CREATE TABLE {db}.parts (id bigint, k int) USING iceberg PARTITIONED BY (k)")
+def test_overwrite_of_partitions_keeps_the_other_partitions(rig: WritingTables) -> None:
+    rig.run_sql("CREATE TABLE {db}.parts (id bigint, k int) USING iceberg PARTITIONED BY (k)")
     table = rig.spark.range(30).selectExpr("id", "CAST(id % 3 AS int) AS k")
     rig.write(table, "parts")
     new_rows = rig.spark.range(100, 104).selectExpr("id", "CAST(id % 2 AS int) AS k")
     rig.write(new_rows, "parts", mode="overwrite_partitions")
-    assert collect_rows(rig.sql("SELECT * FROM {db}.parts")) == collect_rows(table.where("k = 2").union(new_rows))
+    assert collect_rows(rig.run_sql("SELECT * FROM {db}.parts")) == collect_rows(table.where("k = 2").union(new_rows))
 
 
-def test_index_files_are_committed_with_the_rows_and_used_by_the_next_plan(rig: Rig) -> None:
-    rig.sql("CREATE TABLE {db}.indexed (id bigint, k bigint) USING iceberg PARTITIONED BY (bucket(4, id))")
+def test_index_files_are_committed_with_the_rows_and_used_by_the_next_plan(rig: WritingTables) -> None:
+    rig.run_sql("CREATE TABLE {db}.indexed (id bigint, k bigint) USING iceberg PARTITIONED BY (bucket(4, id))")
     client = IndexClient(rig.server.base_url)
     client.put_index("db.indexed", "by_k", kind="bloom", columns=["k"])
     frame = rig.spark.range(4000).selectExpr("id", "id * 7919 % 100003 AS k")
@@ -189,50 +191,50 @@ def test_index_files_are_committed_with_the_rows_and_used_by_the_next_plan(rig: 
     index = client.index("db.indexed", "by_k")
     assert (report.index_files > 0, index.health, index.files) == (True, "ok", report.files)
     assert client.explain("db.indexed", "k = 7919").files == 1
-    assert collect_rows(rig.sql("SELECT id FROM {db}.indexed WHERE k = 7919")) == ["(1,)"]
+    assert collect_rows(rig.run_sql("SELECT id FROM {db}.indexed WHERE k = 7919")) == ["(1,)"]
 
 
-def test_failed_write_job_commits_nothing_and_leaves_no_file(rig: Rig) -> None:
-    rig.sql("CREATE TABLE {db}.failing (id bigint NOT NULL, v int) USING iceberg")
-    before = rig.sql("SELECT * FROM {db}.failing.snapshots").count()
+def test_failed_write_job_commits_nothing_and_leaves_no_file(rig: WritingTables) -> None:
+    rig.run_sql("CREATE TABLE {db}.failing (id bigint NOT NULL, v int) USING iceberg")
+    before = rig.run_sql("SELECT * FROM {db}.failing.snapshots").count()
     failing_frame = rig.spark.range(0, 1000, 1, 1).selectExpr("IF(id = 999, NULL, id) AS id", "CAST(id AS int) AS v")
     with pytest.raises(PySparkException, match="id"):
         rig.write(failing_frame, "failing")
-    assert rig.sql("SELECT * FROM {db}.failing.snapshots").count() == before
-    assert rig.files("failing") == []
+    assert rig.run_sql("SELECT * FROM {db}.failing.snapshots").count() == before
+    assert rig.list_files("failing") == []
 
 
-def test_repeated_write_of_a_producer_is_committed_once_and_leaves_no_file(rig: Rig) -> None:
-    rig.sql("CREATE TABLE {db}.once (id bigint) USING iceberg")
+def test_repeated_write_of_a_producer_is_committed_once_and_leaves_no_file(rig: WritingTables) -> None:
+    rig.run_sql("CREATE TABLE {db}.once (id bigint) USING iceberg")
     frame = rig.spark.range(10)
     first = rig.write(frame, "once", producer=("job", 1))
-    files = rig.files("once")
+    files = rig.list_files("once")
     second_report = rig.write(frame, "once", producer=("job", 1))
     assert second_report.commit is not None
     assert (second_report.commit["duplicate"], second_report.snapshot_id) == (True, first.snapshot_id)
-    assert rig.files("once") == files
-    assert rig.sql("SELECT * FROM {db}.once").count() == 10
+    assert rig.list_files("once") == files
+    assert rig.run_sql("SELECT * FROM {db}.once").count() == 10
 
 
-def write_frame(rig: Rig, frame: DataFrame, table: str, mode: str, **options: str) -> None:
+def write_frame(rig: WritingTables, frame: DataFrame, table: str, mode: str, **options: str) -> None:
     write_options = {name.replace("_", "-"): value for name, value in options.items()}
     table_options = {"uri": rig.server.base_url, "table": f"db.{table}", **write_options}
     frame.write.format("seamark").options(**table_options).mode(mode).save()
 
 
 @pytest.mark.slow
-def test_format_seamark_appends_and_overwrites(rig: Rig) -> None:
-    rig.sql("CREATE TABLE {db}.sunk (id bigint, k int) USING iceberg PARTITIONED BY (k)")
+def test_format_seamark_appends_and_overwrites(rig: WritingTables) -> None:
+    rig.run_sql("CREATE TABLE {db}.sunk (id bigint, k int) USING iceberg PARTITIONED BY (k)")
     table = rig.spark.range(30).selectExpr("id", "CAST(id % 3 AS int) AS k")
     write_frame(rig, table, "sunk", "append")
-    assert collect_rows(rig.sql("SELECT * FROM {db}.sunk")) == collect_rows(table)
+    assert collect_rows(rig.run_sql("SELECT * FROM {db}.sunk")) == collect_rows(table)
     new_rows = rig.spark.range(100, 104).selectExpr("id", "CAST(id % 2 AS int) AS k")
     write_frame(rig, new_rows, "sunk", "overwrite", replace_partitions="true")
-    assert collect_rows(rig.sql("SELECT * FROM {db}.sunk")) == collect_rows(table.where("k = 2").union(new_rows))
+    assert collect_rows(rig.run_sql("SELECT * FROM {db}.sunk")) == collect_rows(table.where("k = 2").union(new_rows))
     write_frame(rig, new_rows.where("k = 1"), "sunk", "overwrite", replace_where="k = 1 OR k = 2")
-    assert collect_rows(rig.sql("SELECT * FROM {db}.sunk")) == collect_rows(new_rows)
+    assert collect_rows(rig.run_sql("SELECT * FROM {db}.sunk")) == collect_rows(new_rows)
     write_frame(rig, table, "sunk", "overwrite")
-    assert collect_rows(rig.sql("SELECT * FROM {db}.sunk")) == collect_rows(table)
+    assert collect_rows(rig.run_sql("SELECT * FROM {db}.sunk")) == collect_rows(table)
 
 
 @pytest.mark.few_cases(1)
@@ -246,18 +248,20 @@ def test_format_seamark_appends_and_overwrites(rig: Rig) -> None:
         ("overwrite", {"replace-partitions": "1"}, "replace-partitions is '1'; it must be true or false"),
     ],
 )
-def test_contradictory_write_options_are_refused(rig: Rig, mode: str, options: dict[str, str], message: str) -> None:
-    rig.sql("CREATE TABLE IF NOT EXISTS {db}.told (id bigint) USING iceberg")
+def test_contradictory_write_options_are_refused(
+    rig: WritingTables, mode: str, options: dict[str, str], message: str
+) -> None:
+    rig.run_sql("CREATE TABLE IF NOT EXISTS {db}.told (id bigint) USING iceberg")
     with pytest.raises(PySparkException, match=message):
         write_frame(rig, rig.spark.range(3), "told", mode, **options)
-    assert rig.sql("SELECT * FROM {db}.told").count() == 0
+    assert rig.run_sql("SELECT * FROM {db}.told").count() == 0
 
 
 @dataclass(frozen=True)
-class Stream:
+class FolderStream:
     """A stream that reads one file of a folder in each batch, and writes it into a table of `id` and `v`."""
 
-    rig: Rig
+    rig: WritingTables
     input_folder: Path
     checkpoint: Path
     table: str
@@ -274,61 +278,65 @@ class Stream:
         writer = writer.options(**options).option("checkpointLocation", str(self.checkpoint))
         writer.trigger(availableNow=True).start().awaitTermination()
 
-    def ids(self) -> list[int]:
-        return sorted(row.id for row in self.rig.sql(f"SELECT id FROM {{db}}.{self.table}").collect())
+    def read_ids(self) -> list[int]:
+        return sorted(row.id for row in self.rig.run_sql(f"SELECT id FROM {{db}}.{self.table}").collect())
 
 
 @pytest.mark.slow
-def test_restarted_stream_commits_every_row_once(rig: Rig, tmp_path: Path) -> None:
-    rig.sql("CREATE TABLE {db}.stream (id bigint, v string) USING iceberg TBLPROPERTIES ('format-version'='3')")
+def test_restarted_stream_commits_every_row_once(rig: WritingTables, tmp_path: Path) -> None:
+    rig.run_sql("CREATE TABLE {db}.stream (id bigint, v string) USING iceberg TBLPROPERTIES ('format-version'='3')")
     checkpoint = tmp_path / "checkpoint"
-    stream = Stream(rig, tmp_path / "given", checkpoint, "stream")
+    stream = FolderStream(rig, tmp_path / "given", checkpoint, "stream")
     arrive, run = stream.arrive, stream.run
     arrive(0, 100)
     arrive(100, 200)
     run()
-    files, snapshots = rig.files("stream"), rig.sql("SELECT * FROM {db}.stream.snapshots").count()
+    files, snapshots = rig.list_files("stream"), rig.run_sql("SELECT * FROM {db}.stream.snapshots").count()
     assert snapshots == 2
     last_commit = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     last_commit.unlink()  # The test deletes Spark's record of the batch, as if Spark had died after Seamark's commit.
     last_commit.with_name(f".{last_commit.name}.crc").unlink()
     run()
-    assert (rig.files("stream"), rig.sql("SELECT * FROM {db}.stream.snapshots").count()) == (files, snapshots)
+    assert (rig.list_files("stream"), rig.run_sql("SELECT * FROM {db}.stream.snapshots").count()) == (files, snapshots)
     arrive(200, 300)
     run()
-    assert rig.sql("SELECT count(*), count(DISTINCT id), sum(id) FROM {db}.stream").collect()[0] == (300, 300, 44850)
-    summary = rig.sql("SELECT summary FROM {db}.stream.snapshots ORDER BY committed_at DESC").first()
+    assert rig.run_sql("SELECT count(*), count(DISTINCT id), sum(id) FROM {db}.stream").collect()[0] == (
+        300,
+        300,
+        44850,
+    )
+    summary = rig.run_sql("SELECT summary FROM {db}.stream.snapshots ORDER BY committed_at DESC").first()
     assert summary is not None
     assert summary[0]["seamark.producer-sequence"] == "2"
 
 
 @pytest.mark.slow
 def test_stream_with_an_older_checkpoint_fails_and_one_with_a_new_checkpoint_continues(
-    rig: Rig, tmp_path: Path
+    rig: WritingTables, tmp_path: Path
 ) -> None:
     """A batch with the number of an earlier batch, but another checkpoint, is not treated as a repeat."""
-    rig.sql("CREATE TABLE {db}.older (id bigint, v string) USING iceberg")
-    stream = Stream(rig, tmp_path / "given", tmp_path / "checkpoint", "older")
+    rig.run_sql("CREATE TABLE {db}.older (id bigint, v string) USING iceberg")
+    stream = FolderStream(rig, tmp_path / "given", tmp_path / "checkpoint", "older")
     stream.arrive(0, 10)
     stream.run()
     shutil.copytree(stream.checkpoint, tmp_path / "restored")
     for first in (10, 20):
         stream.arrive(first, first + 10)
     stream.run()
-    files = rig.files("older")
+    files = rig.list_files("older")
     with pytest.raises(PySparkException, match=r"batch 1 of this query.* up to 2: the checkpoint is older"):
         replace(stream, checkpoint=tmp_path / "restored").run()
-    assert (stream.ids(), rig.files("older")) == ([*range(30)], files)
+    assert (stream.read_ids(), rig.list_files("older")) == ([*range(30)], files)
     other = replace(stream, input_folder=tmp_path / "other", checkpoint=tmp_path / "new")
     other.arrive(100, 105)
     other.run()
-    assert stream.ids() == [*range(30), *range(100, 105)]
+    assert stream.read_ids() == [*range(30), *range(100, 105)]
 
 
 @pytest.mark.slow
-def test_stream_writes_nothing_into_a_table_that_replaced_its_own(rig: Rig, tmp_path: Path) -> None:
-    rig.sql("CREATE TABLE {db}.replaced (id bigint, v string) USING iceberg")
-    stream = Stream(rig, tmp_path / "given", tmp_path / "checkpoint", "replaced")
+def test_stream_writes_nothing_into_a_table_that_replaced_its_own(rig: WritingTables, tmp_path: Path) -> None:
+    rig.run_sql("CREATE TABLE {db}.replaced (id bigint, v string) USING iceberg")
+    stream = FolderStream(rig, tmp_path / "given", tmp_path / "checkpoint", "replaced")
     stream.arrive(0, 10)
     tables = f"{rig.server.base_url}/v1/namespaces/db/tables"
     fields = [{"id": 1, "name": "id", "type": "long"}, {"id": 2, "name": "v", "type": "string"}]
@@ -349,4 +357,4 @@ def test_stream_writes_nothing_into_a_table_that_replaced_its_own(rig: Rig, tmp_
     loaded_table = SeamarkClient(rig.server.base_url).load_table("db.replaced", history=True)
     assert json.loads(loaded_table.metadata).get("snapshots", []) == []
     stream.run()  # This repeats the batch for the current table.
-    assert stream.ids() == [*range(10)]
+    assert stream.read_ids() == [*range(10)]

@@ -15,11 +15,11 @@ Row = tuple[str | None, int | None, int | None]
 Model = dict[int, Row]
 
 
-class Rig(SparkTables):
+class UpsertTables(SparkTables):
     def create(self, name: str, spec: str = "", *properties: str, version: int = 3, columns: str = "") -> None:
         property_list = ", ".join([f"'format-version'='{version}'", *properties])
         columns = columns or "id bigint NOT NULL, land string, v int, ts int"
-        self.sql(f"CREATE TABLE {{db}}.{name} ({columns}) USING iceberg {spec} TBLPROPERTIES ({property_list})")
+        self.run_sql(f"CREATE TABLE {{db}}.{name} ({columns}) USING iceberg {spec} TBLPROPERTIES ({property_list})")
 
     def frame(self, model: Model) -> DataFrame:
         rows = [(one, *row) for one, row in model.items()]
@@ -33,13 +33,13 @@ class Rig(SparkTables):
 
     def read_model(self, table: str, time_travel: str = "") -> Model:
         """Return the rows by key, and check that each key occurs once."""
-        actual = self.sql(f"SELECT id, land, v, ts FROM {{db}}.{table} {time_travel}")
+        actual = self.run_sql(f"SELECT id, land, v, ts FROM {{db}}.{table} {time_travel}")
         rows_by_id = {one: (land, v, ts) for one, land, v, ts in actual}
         assert len(rows_by_id) == len(actual), sorted(actual)
         return rows_by_id
 
-    def live(self, table: str) -> int:
-        return len(self.sql(f"SELECT 1 FROM {{db}}.{table}.data_files"))
+    def count_live_files(self, table: str) -> int:
+        return len(self.run_sql(f"SELECT 1 FROM {{db}}.{table}.data_files"))
 
 
 TASKS = {"driver_rows": 0}

@@ -20,7 +20,7 @@ class OutcomeUnknown(Exception):
     """The connection broke before an answer arrived: the outcome is unknown."""
 
 
-class Client:
+class HttpClient:
     def __init__(self, base_url: str, timeout_s: float = 60) -> None:
         self._host = urlsplit(base_url).netloc
         self._timeout_s = timeout_s
@@ -79,14 +79,14 @@ class Client:
         assert parents == [None, *ids][: len(ids)], "the snapshots are not one chain"
         return ids
 
-    def files(self, name: str = "t") -> list[str]:
+    def list_metadata_files(self, name: str = "t") -> list[str]:
         """Return the metadata files that must exist: that of the pointer, and those of its log."""
         status, body = self.call("GET", f"/v1/namespaces/db/tables/{name}?snapshots=refs")
         assert status == 200, body
         log = [entry["metadata-file"] for entry in body["metadata"].get("metadata-log", [])]
         return [body["metadata-location"], *log]
 
-    def tables(self) -> list[str]:
+    def list_tables(self) -> list[str]:
         status, body = self.call("GET", "/v1/namespaces/db/tables")
         assert status == 200, body
         return [identifier["name"] for identifier in body["identifiers"]]

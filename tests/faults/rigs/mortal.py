@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from tests.faults.rigs.dying_server import FUSE
-from tests.faults.rigs.http import Client, OutcomeUnknown
+from tests.faults.rigs.http import HttpClient, OutcomeUnknown
 from tests.services.process import ManagedProcess, free_port, is_http_ok
 
 _REPO = Path(__file__).parents[3]
@@ -30,12 +30,12 @@ class MortalServer:
         argv = [sys.executable, "-m", "tests.faults.rigs.dying_server"]
         self._process = ManagedProcess(argv, log=home / "dying.log", env=settings, cwd=home, forked=True)
 
-    def start(self) -> Client:
+    def start(self) -> HttpClient:
         """Start or restart the server unarmed."""
         self._process.stop()
         (self.home / FUSE).unlink(missing_ok=True)
         self._process.start(lambda: is_http_ok(f"{self.base_url}/readyz"), timeout_s=60)
-        return Client(self.base_url)
+        return HttpClient(self.base_url)
 
     def run_until_death(self, step: str, nth: int, call: Any) -> None:
         """Run the request `call`, during which the server must die at the `nth` pass of `step`."""

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tests.faults.rigs.http import Client, OutcomeUnknown
+from tests.faults.rigs.http import HttpClient, OutcomeUnknown
 from tests.faults.rigs.linear import Event, find_violations
 
 
@@ -33,7 +33,7 @@ class RecordedOutcomes:
     def count_acknowledged(self) -> int:
         return self.outcomes["ok"]
 
-    def check(self, client: Client, name: str, exists: Callable[[str], bool], label: str) -> None:
+    def check(self, client: HttpClient, name: str, exists: Callable[[str], bool], label: str) -> None:
         """Check the table.
 
         The function `exists` returns whether a location has a file. `label` describes the run, with its seed.
@@ -41,7 +41,7 @@ class RecordedOutcomes:
         assert self.unexplained == [], label
         assert self.count_acknowledged() > 0, f"{label} proved nothing"
         assert find_violations(client.read_chain(name), self.events) == [], f"{label}: {dict(self.outcomes)}"
-        missing_paths = [location for location in client.files(name) if not exists(location)]
+        missing_paths = [location for location in client.list_metadata_files(name) if not exists(location)]
         assert missing_paths == [], f"{label}: files of a live table are gone"
 
 
@@ -69,7 +69,7 @@ def append_until(
 
     After a failure it uses another replica after a short wait, as engines do.
     """
-    clients = [Client(url, timeout_s=90) for url in base_urls]
+    clients = [HttpClient(url, timeout_s=90) for url in base_urls]
     attempt = 0
     while not stop.is_set():
         client = source.choice(clients)

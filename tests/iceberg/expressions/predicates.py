@@ -133,7 +133,7 @@ def draw_expression(
         draw_predicate(columns, terms, values),
         lambda children: st.tuples(
             st.sampled_from([join_by_and, join_by_or]), st.lists(children, min_size=2, max_size=3)
-        ).map(lambda made: made[0](*made[1])),
+        ).map(lambda predicate_and_arguments: predicate_and_arguments[0](*predicate_and_arguments[1])),
         max_leaves=5,
     )
 

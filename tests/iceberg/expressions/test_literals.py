@@ -258,11 +258,11 @@ def test_decimal_for_a_float_column_has_trinos_value(unscaled: int, scale: int, 
     kind = "float" if single else "double"
     try:
         values = [str(convert_literal(TypedLiteral("number", text), kind)[0])]
-    except AmbiguousRounding as apart:
-        values = list(apart.values)
-    of_trino = (
+    except AmbiguousRounding as ambiguity:
+        values = list(ambiguity.values)
+    trino_value = (
         _round_to_single(_round_to_single(unscaled) / _round_to_single(10**scale))
         if single
         else float(unscaled) / float(10**scale)
     )
-    assert of_trino in [_round_to_single(float(value)) if single else float(value) for value in values]
+    assert trino_value in [_round_to_single(float(value)) if single else float(value) for value in values]

@@ -252,7 +252,7 @@ ORDERED = [
 @settings(max_examples=examples(EXAMPLES))
 def test_predicate_on_a_transform_is_rewritten_on_its_source(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(sorted(TRANSFORMS)))
-    query = data.draw(draw_predicate({1: kind}).filter(lambda made: made.transform != "identity"))
+    query = data.draw(draw_predicate({1: kind}).filter(lambda predicate: predicate.transform != "identity"))
     row = {1: data.draw(st.none() | draw_values_of(kind))}
     ranges = find_source_ranges(query)
     assert all(leaf.transform == "identity" and leaf.result == kind for leaf in list_leaves(ranges))
@@ -273,7 +273,7 @@ def list_leaves(expression: Expression) -> list[Bound]:
 @settings(max_examples=examples(EXAMPLES))
 def test_source_bounds_prune_as_much_as_javas_transformed_bounds(data: st.DataObject) -> None:
     kind, transform = data.draw(st.sampled_from(ORDERED))
-    query = data.draw(draw_predicate({1: kind}).filter(lambda made: made.transform == transform))
+    query = data.draw(draw_predicate({1: kind}).filter(lambda predicate: predicate.transform == transform))
     lower, upper = sorted([data.draw(draw_values_of(kind)), data.draw(draw_values_of(kind))])
     first, last = apply(transform, kind, lower), apply(transform, kind, upper)
     assume(first <= last)  # type: ignore[operator]

@@ -53,7 +53,7 @@ NESTED = Field(
     50, "st", False, (Field(51, "in", False, "int"), Field(52, "deep", False, (Field(53, "y", False, "int"),)))
 )
 SCHEMA = Schema(0, (*FIELDS, NESTED))
-BOUND_TO = msgspec.convert(SCHEMA.json(), type=seamark_schema.Schema)
+BOUND_TO = msgspec.convert(SCHEMA.build_json(), type=seamark_schema.Schema)
 NAMES = Names(SCHEMA, case_sensitive=False)
 UUIDS = [uuid.UUID(int=number) for number in (0, 1, 2**127, 2**128 - 1)]
 TEXTS = ["", "a", "ab", "abc", "b", "a%b", "a_b", "é", "A", "z\\z", "'"]

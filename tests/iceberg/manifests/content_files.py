@@ -12,7 +12,7 @@ import random
 import struct
 from typing import Any
 
-from seamark.formats.iceberg.manifests.content_file import ContentFile, partition_types
+from seamark.formats.iceberg.manifests.content_file import ContentFile, list_partition_types
 from seamark.formats.iceberg.manifests.writer import ManifestEntry, WrittenManifest, write_manifest
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table
@@ -30,7 +30,7 @@ SEQUENCE, SNAPSHOT = 9, 4_711
 """Of the snapshot that adds a case's manifests."""
 
 
-class Case:
+class ManifestTable:
     """A table with one schema and one partition spec, and values to partition by."""
 
     def __init__(self, seed: int, version: int, *, avoided: tuple[str, ...] = ()) -> None:
@@ -56,7 +56,7 @@ class Case:
     def __repr__(self) -> str:
         return f"Case({self.seed}, {self.version}): {self.kinds} {self.fields} {self.properties}"
 
-    def json(self, **extra_fields: Any) -> dict[str, Any]:
+    def build_json(self, **extra_fields: Any) -> dict[str, Any]:
         """Return the table's metadata."""
         columns = [{"id": i, "name": f"c{i}", "required": False, "type": kind} for i, kind in self.kinds.items()]
         schema = {"type": "struct", "schema-id": 0, "fields": columns}
@@ -88,7 +88,7 @@ class Case:
         return document | extra_fields
 
     def read(self, **fields: Any) -> TableMetadata:
-        return decode_table(json.dumps(self.json(**fields)).encode(), f"file:///t/{self.seed}.json")
+        return decode_table(json.dumps(self.build_json(**fields)).encode(), f"file:///t/{self.seed}.json")
 
     @property
     def partition_kinds(self) -> list[str]:
@@ -103,7 +103,7 @@ class Case:
             results.append(apply(transform, self.kinds[source], value))
         return tuple(results)
 
-    def file(self, content: int = 0) -> ContentFile:
+    def draw_file(self, content: int = 0) -> ContentFile:
         """Return a random file of this content; in version 3, position deletes are deletion vectors."""
         rng = self.rng
         vector = content == 1 and self.version > 2
@@ -117,12 +117,12 @@ class Case:
             fields["sort_order_id"] = rng.choice([None, 0, 3])
         elif vector:
             size = 4_000
-            fields |= {"referenced_data_file": self.path("d"), "content_offset": 4, "content_size_in_bytes": 99}
+            fields |= {"referenced_data_file": self.draw_path("d"), "content_offset": 4, "content_size_in_bytes": 99}
         elif self.version == 2:
-            fields["referenced_data_file"] = rng.choice([None, self.path("d")])
+            fields["referenced_data_file"] = rng.choice([None, self.draw_path("d")])
         return ContentFile(
             content=content,
-            file_path=self.path("f"),
+            file_path=self.draw_path("f"),
             file_format="PUFFIN" if vector else rng.choice(["PARQUET", "ORC", "AVRO"]),
             spec_id=0,
             partition=self.partition(),
@@ -133,7 +133,7 @@ class Case:
             **({} if vector else self.build_statistics()),
         )
 
-    def path(self, kind: str) -> str:
+    def draw_path(self, kind: str) -> str:
         return f"file:///t/{self.rng.choice(['data', 'ä ö', 'x=𝄞'])}/{kind}-{self.rng.getrandbits(60)}.parquet"
 
     def build_statistics(self) -> dict[str, dict[int, Any] | None]:
@@ -153,9 +153,9 @@ class Case:
             document["upper_bounds"][column] = to_bytes(kind, self.values[column][upper])
         return {name: by_column or None for name, by_column in document.items()}
 
-    def entry(self, content: int = 0) -> ManifestEntry:
+    def draw_entry(self, content: int = 0) -> ManifestEntry:
         """Return an entry as a commit would write it: an added entry has its numbers or inherits them."""
-        rng, file = self.rng, self.file(content)
+        rng, file = self.rng, self.draw_file(content)
         status = rng.choice([ADDED, ADDED, EXISTING, DELETED])
         if self.version == 1:
             return ManifestEntry(status, rng.randint(1, LONG_MAX), None, None, file)
@@ -170,8 +170,8 @@ class Case:
             file,
         )
 
-    def entries(self, content: int = 0) -> list[ManifestEntry]:
-        return [self.entry(content) for _ in range(self.rng.choice([0, 1, 3, 12]))]
+    def draw_entries(self, content: int = 0) -> list[ManifestEntry]:
+        return [self.draw_entry(content) for _ in range(self.rng.choice([0, 1, 3, 12]))]
 
     def widen(self) -> TableMetadata:
         """Return the table with wider types (spec: "Schema Evolution"); the rest of the case keeps the old types."""
@@ -180,7 +180,7 @@ class Case:
             widened_kinds |= {column: "timestamp" for column, kind in self.kinds.items() if kind == "date"}
         columns = [{"id": i, "name": f"c{i}", "required": False, "type": kind} for i, kind in widened_kinds.items()]
         schema = {"type": "struct", "schema-id": 1, "fields": columns}
-        old_schema = self.json()["schema"]
+        old_schema = self.build_json()["schema"]
         return self.read(**{"schemas": [old_schema, schema], "schema": schema, "current-schema-id": 1})
 
 
@@ -199,7 +199,7 @@ def list_contents(version: int) -> list[int]:
     return [0] if version == 1 else [0, 1, 2]
 
 
-def encode_entries(case: Case, entries: list[ManifestEntry], content: int = 0) -> WrittenManifest:
+def encode_entries(case: ManifestTable, entries: list[ManifestEntry], content: int = 0) -> WrittenManifest:
     return write_manifest(iter(entries), metadata=case.metadata, spec_id=0, content=content)
 
 
@@ -287,7 +287,7 @@ def encode_content_file(file: ContentFile, metadata: TableMetadata) -> dict[str,
         "content": ("data", "position-deletes", "equality-deletes")[file.content],
         "file-path": file.file_path,
         "file-format": file.file_format.lower(),
-        "partition": list(map(values.encode_json, partition_types(metadata, spec), file.partition)),
+        "partition": list(map(values.encode_json, list_partition_types(metadata, spec), file.partition)),
         "file-size-in-bytes": file.file_size_in_bytes,
         "record-count": file.record_count,
     }

@@ -15,7 +15,13 @@ from seamark.formats.iceberg.manifests.content_file import decode_content_file, 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.runtime.errors import BadRequest
-from tests.iceberg.manifests.content_files import STATISTICS, Case, encode_content_file, replace_fields, to_comparable
+from tests.iceberg.manifests.content_files import (
+    STATISTICS,
+    ManifestTable,
+    encode_content_file,
+    replace_fields,
+    to_comparable,
+)
 from tests.seeds import examples
 
 MODELS: dict[int, Any] = {0: RESTDataFile, 1: RESTPositionDeleteFile, 2: RESTEqualityDeleteFile}
@@ -24,9 +30,9 @@ MODELS: dict[int, Any] = {0: RESTDataFile, 1: RESTPositionDeleteFile, 2: RESTEqu
 @settings(max_examples=examples(200))
 @given(seed=st.integers(0, 2**32), version=st.sampled_from([1, 2, 3]))
 def test_files_are_equal_after_a_json_round_trip(seed: int, version: int) -> None:
-    case = Case(seed, version)
+    case = ManifestTable(seed, version)
     for content in [0] if version == 1 else [0, 1, 2]:
-        file = case.file(content)
+        file = case.draw_file(content)
         content_file = encode_content_file(file, case.metadata)
         actual_content_file = decode_content_file(json.loads(json.dumps(content_file)), case.metadata)
         assert to_comparable(actual_content_file.partition) == to_comparable(file.partition), case
@@ -36,10 +42,10 @@ def test_files_are_equal_after_a_json_round_trip(seed: int, version: int) -> Non
 @settings(max_examples=examples(60))
 @given(seed=st.integers(0, 2**32), version=st.sampled_from([2, 3]), content=st.sampled_from([0, 1, 2]))
 def test_pyiceberg_reads_our_json(seed: int, version: int, content: int) -> None:
-    case = Case(seed, version)
+    case = ManifestTable(seed, version)
     case.fields = []  # PyIceberg has no parser for nulls in partitions.
     case.metadata = case.read()
-    file = case.file(content)
+    file = case.draw_file(content)
     iceberg_model = MODELS[content].model_validate(encode_content_file(file, case.metadata))
     assert iceberg_model.file_format.value.upper() == file.file_format
     for name in ("file_path", "record_count", "file_size_in_bytes", "sort_order_id"):
@@ -326,10 +332,10 @@ def test_position_deletes_have_no_sort_order() -> None:
 
 
 def test_column_has_its_latest_type() -> None:
-    case = Case(1, 3)
+    case = ManifestTable(1, 3)
     case.kinds = {1: "int", 2: "int"}
     case.fields = []
-    old_schema = case.json()["schema"]
+    old_schema = case.build_json()["schema"]
     widened_schema = {**old_schema, "schema-id": 1, "fields": [{**old_schema["fields"][0], "type": "long"}]}
     metadata = case.read(**{"schemas": [old_schema, widened_schema], "current-schema-id": 1})
     assert [find_column_type(metadata, column) for column in (1, 2, 3)] == ["long", "int", None]

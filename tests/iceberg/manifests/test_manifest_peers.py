@@ -23,7 +23,7 @@ from tests.iceberg.manifests import content_files as cases
 from tests.iceberg.manifests.content_files import (
     SEQUENCE,
     SNAPSHOT,
-    Case,
+    ManifestTable,
     encode_entries,
     inherit_values,
     list_contents,
@@ -47,13 +47,13 @@ PARTITION_TYPES = {
 @settings(max_examples=examples(60))
 @given(seed=SEEDS, version=VERSIONS)
 def test_pyiceberg_reads_our_manifests(seed: int, version: int, tmp_path_factory: pytest.TempPathFactory) -> None:
-    case = Case(seed, version, avoided=cases.UNREADABLE_BY_PYICEBERG)
+    case = ManifestTable(seed, version, avoided=cases.UNREADABLE_BY_PYICEBERG)
     if case.properties == {"write.avro.compression-codec": "snappy"}:
         case.metadata.properties.clear()  # That needs one more package.
     folder = tmp_path_factory.mktemp("pyiceberg")
     entries, manifest_files = [], []
     for content in list_contents(version):
-        entries.append(case.entries(content))
+        entries.append(case.draw_entries(content))
         new_entries = encode_entries(case, entries[-1], min(content, 1))
         path = folder / f"{content}.avro"
         path.write_bytes(new_entries.data)
@@ -79,7 +79,7 @@ def test_pyiceberg_reads_our_manifests(seed: int, version: int, tmp_path_factory
             compare_with_pyiceberg(case, theirs_entry, entry)
 
 
-def compare_with_pyiceberg(case: Case, iceberg_entry: Any, entry: ManifestEntry) -> None:
+def compare_with_pyiceberg(case: ManifestTable, iceberg_entry: Any, entry: ManifestEntry) -> None:
     file, data_file = entry.file, iceberg_entry.data_file
     assert (int(iceberg_entry.status), iceberg_entry.snapshot_id) == (entry.status, entry.snapshot_id)
     assert (iceberg_entry.sequence_number, iceberg_entry.file_sequence_number) == (
@@ -113,12 +113,12 @@ def read_with_java(metadata: list[str]) -> list[list[dict[str, Any]]]:
     return [json.loads(line) for line in completed.stdout.splitlines()]
 
 
-def write_snapshot(case: Case, folder: Path) -> tuple[list[ManifestFile], list[list[ManifestEntry]], str]:
+def write_snapshot(case: ManifestTable, folder: Path) -> tuple[list[ManifestFile], list[list[ManifestEntry]], str]:
     """Write one snapshot with a manifest of each content below `folder`; return its expected contents and its URI."""
     folder.mkdir()
     described, entries = [], []
     for content in list_contents(case.version):
-        entries.append(case.entries(content))
+        entries.append(case.draw_entries(content))
         new_entries = encode_entries(case, entries[-1], min(content, 1))
         path = folder / f"{content}.avro"
         path.write_bytes(new_entries.data)
@@ -132,12 +132,12 @@ def write_snapshot(case: Case, folder: Path) -> tuple[list[ManifestFile], list[l
     fields = {} if case.version < 3 else {"next-row-id": next_row_id}
     if case.version > 2:
         snapshot |= {"first-row-id": 10_000, "added-rows": next_row_id - 10_000}
-    metadata = case.json(**{"snapshots": [snapshot], "current-snapshot-id": SNAPSHOT}, **fields)
+    metadata = case.build_json(**{"snapshots": [snapshot], "current-snapshot-id": SNAPSHOT}, **fields)
     (folder / "v1.metadata.json").write_text(json.dumps(metadata))
     return manifests, entries, (folder / "v1.metadata.json").as_uri()
 
 
-def to_java_entry(case: Case, entry: ManifestEntry) -> dict[str, Any]:
+def to_java_entry(case: ManifestTable, entry: ManifestEntry) -> dict[str, Any]:
     """Return the entry as the peer program prints it."""
     file = entry.file
     result: dict[str, Any] = {
@@ -166,7 +166,7 @@ def to_java_entry(case: Case, entry: ManifestEntry) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_iceberg_java_reads_our_manifests(tmp_path: Path) -> None:
-    tables = [Case(seed, seed % 3 + 1, avoided=cases.UNREADABLE_BY_JAVA) for seed in range(120)]
+    tables = [ManifestTable(seed, seed % 3 + 1, avoided=cases.UNREADABLE_BY_JAVA) for seed in range(120)]
     snapshots = [write_snapshot(case, tmp_path / str(case.seed)) for case in tables]
     answers = read_with_java([uri for _, _, uri in snapshots])
     assert len(answers) == len(tables)

@@ -42,7 +42,7 @@ from tests.iceberg.manifests.content_files import (
     EXISTING,
     SEQUENCE,
     SNAPSHOT,
-    Case,
+    ManifestTable,
     are_same,
     compute_summary,
     encode_entries,
@@ -63,7 +63,9 @@ def read_entries(data: bytes, manifest: ManifestFile, metadata: TableMetadata) -
     return read_live_entries(decode_listed(data, manifest), manifest, metadata)
 
 
-def write_and_read_list(case: Case, manifests: list[ManifestFile], next_row_id: int = 10_000) -> list[ManifestFile]:
+def write_and_read_list(
+    case: ManifestTable, manifests: list[ManifestFile], next_row_id: int = 10_000
+) -> list[ManifestFile]:
     """Return the manifests as readers of a manifest list find them."""
     if case.version > 2:
         manifests, _ = assign_first_row_ids(manifests, next_row_id)
@@ -82,9 +84,9 @@ def write_and_read_list(case: Case, manifests: list[ManifestFile], next_row_id: 
 @settings(max_examples=examples(150))
 @given(seed=SEEDS, version=VERSIONS)
 def test_entries_are_read_as_written_with_inherited_values(seed: int, version: int) -> None:
-    case = Case(seed, version)
+    case = ManifestTable(seed, version)
     for content in list_contents(version):
-        entries = case.entries(content)
+        entries = case.draw_entries(content)
         new_entries = encode_entries(case, entries, min(content, 1))
         described = new_entries.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
         (manifest,) = write_and_read_list(case, [described])
@@ -98,8 +100,8 @@ def test_entries_are_read_as_written_with_inherited_values(seed: int, version: i
 @settings(max_examples=examples(100))
 @given(seed=SEEDS, version=VERSIONS)
 def test_manifest_summary_matches_its_entries(seed: int, version: int) -> None:
-    case = Case(seed, version)
-    entries = case.entries()
+    case = ManifestTable(seed, version)
+    entries = case.draw_entries()
     new_entries = encode_entries(case, entries)
     manifest_file = new_entries.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
     entries_by_status = {
@@ -142,9 +144,9 @@ def to_plain(summary: FieldSummary) -> dict[str, Any]:
 @given(seed=SEEDS, version=VERSIONS)
 def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
     """Fields are in any order, missing, or of plain types, as the planner's tests write them."""
-    case = Case(seed, version)
+    case = ManifestTable(seed, version)
     content = case.rng.choice([0, *list_contents(version)[1:]])
-    entries = [case.entry(content) for _ in range(case.rng.choice([1, 5]))]
+    entries = [case.draw_entry(content) for _ in range(case.rng.choice([1, 5]))]
     style = Style.draw_style(case.rng)
     fields = tuple(PartitionField(field_id, name, source, how) for field_id, source, how, name in case.fields)
     data = build_manifest_bytes(
@@ -158,7 +160,7 @@ def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
         spec_id=0,
         fields=fields,
         kinds=case.kinds,
-        schema=case.json()["schema"],
+        schema=case.build_json()["schema"],
     )
     manifest = ManifestFile("m.avro", len(data), 0, min(content, 1), SEQUENCE * (version > 1), 0, SNAPSHOT)
     actual_entries = read_entries(data, manifest, case.metadata)
@@ -184,7 +186,7 @@ def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
 LEFT_OUT_WHEN_SPARSE = ("equality_ids", "referenced_data_file")
 
 
-def to_planner_file(case: Case, file: ContentFile) -> SimpleNamespace:
+def to_planner_file(case: ManifestTable, file: ContentFile) -> SimpleNamespace:
     """Return the file in the form of the planner's tests."""
     by_column = [getattr(file, name) or {} for name in cases.STATISTICS[1:]]
     names = ("values", "nulls", "nans", "lower", "upper")
@@ -211,9 +213,9 @@ def to_planner_file(case: Case, file: ContentFile) -> SimpleNamespace:
 @settings(max_examples=examples(60))
 @given(seed=SEEDS)
 def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> None:
-    case = Case(seed, 3)
+    case = ManifestTable(seed, 3)
     widened_case = case.widen()
-    entries = [entry for entry in case.entries() if entry.status != DELETED]
+    entries = [entry for entry in case.draw_entries() if entry.status != DELETED]
     new_entries = encode_entries(case, entries)
     (manifest,) = write_and_read_list(
         case, [new_entries.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)]
@@ -249,9 +251,9 @@ def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> N
         assert are_same(msgspec.structs.replace(before, status=EXISTING), after), case
 
 
-def build_case(version: int = 2, fields: list[dict[str, Any]] | None = None, **extra_fields: Any) -> Case:
+def build_case(version: int = 2, fields: list[dict[str, Any]] | None = None, **extra_fields: Any) -> ManifestTable:
     """Return a case with one column of type long and one of type uuid, by default unpartitioned."""
-    case = Case(0, version)
+    case = ManifestTable(0, version)
     case.kinds, case.fields, case.properties = {1: "long", 2: "uuid"}, [], {}
     case.fields = [(1000 + i, *field) for i, field in enumerate(fields or [])]  # type: ignore[misc]
     case.metadata = case.read(**extra_fields)
@@ -272,8 +274,8 @@ def build_added_entry(file: ContentFile, **fields: Any) -> ManifestEntry:
 
 
 def test_equal_entries_produce_equal_bytes() -> None:
-    case = Case(5, 2)
-    entries = case.entries() or [case.entry()]
+    case = ManifestTable(5, 2)
+    entries = case.draw_entries() or [case.draw_entry()]
     assert encode_entries(case, entries).data == encode_entries(case, entries).data
 
 
@@ -318,8 +320,8 @@ def test_invalid_compression_property_is_named_in_the_error(properties: dict[str
 def test_manifest_header_equals_that_of_javas_writers() -> None:
     case = build_case(3, [(1, "bucket[4]", "b")])
     metadata = decode_manifest(encode_entries(case, []).data, "m").metadata
-    assert json.loads(metadata["schema"]) == case.json()["schema"]
-    assert json.loads(metadata["partition-spec"]) == case.json()["partition-spec"]
+    assert json.loads(metadata["schema"]) == case.build_json()["schema"]
+    assert json.loads(metadata["partition-spec"]) == case.build_json()["partition-spec"]
     assert {name: metadata[name] for name in ("schema-id", "partition-spec-id", "format-version", "content")} == {
         "schema-id": "0",
         "partition-spec-id": "0",
@@ -462,7 +464,9 @@ def test_partition_values_of_a_dropped_column_stay_distinct() -> None:
     manifest = entries.to_manifest_file("m", snapshot_id=5, sequence_number=2)
     columns = [{"id": 3, "name": "rest", "required": False, "type": "long"}]
     missing_column = {"type": "struct", "schema-id": 1, "fields": columns}
-    data_without_column = case.read(**{"schemas": [case.json()["schema"], missing_column], "current-schema-id": 1})
+    data_without_column = case.read(
+        **{"schemas": [case.build_json()["schema"], missing_column], "current-schema-id": 1}
+    )
     (entry,) = read_entries(entries.data, manifest, data_without_column)
     assert entry.file.partition == (LOW, 3)
     second_manifest = write_manifest([entry], metadata=data_without_column, spec_id=0, content=0)
@@ -516,9 +520,9 @@ def test_manifest_that_differs_from_its_list_is_corrupt_and_named() -> None:
 @given(seed=st.integers(0, 50), version=VERSIONS, fraction=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255))
 def test_damaged_manifest_is_corrupt_or_is_read(seed: int, version: int, fraction: float, byte: int) -> None:
     """Compressed blocks have checksums only with some codecs; the rest must decode to entries or raise an error."""
-    case = Case(seed, version)
+    case = ManifestTable(seed, version)
     case.metadata.properties["write.avro.compression-codec"] = "uncompressed"
-    new_entries = encode_entries(case, case.entries())
+    new_entries = encode_entries(case, case.draw_entries())
     data = bytearray(new_entries.data)
     data[int(fraction * len(data))] = byte
     manifest = new_entries.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)

@@ -138,7 +138,7 @@ class Predicate:
     nulls: bool
     nans: bool
 
-    def keys(self) -> KeyRanges:
+    def build_ranges(self) -> KeyRanges:
         results = []
         for low, high, low_open, high_open in merge_ranges(self.ranges):
             low_key, high_key = (None if end is None else make_key(end, self.kind) for end in (low, high))
@@ -163,7 +163,8 @@ def merge_ranges(ranges: Sequence[Range]) -> list[Range]:
     """Return ascending, disjoint ranges of the same values."""
     actual_ranges: list[Range] = []
     for item in sorted(
-        ranges, key=lambda one: (one[0] is not None, compute_order(one[0]) if one[0] is not None else 0, one[2])
+        ranges,
+        key=lambda bounds: (bounds[0] is not None, compute_order(bounds[0]) if bounds[0] is not None else 0, bounds[2]),
     ):
         if not actual_ranges:
             actual_ranges.append(item)

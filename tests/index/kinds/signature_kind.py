@@ -14,7 +14,7 @@ from seamark.formats.index.keys.hashing import hash_keys
 from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.keys.keys import KeyRanges, Keys
 from seamark.formats.index.kinds.kind import IndexKind, IndexParameter, Mask
-from seamark.formats.index.kinds.queries import Flags, point_keys
+from seamark.formats.index.kinds.queries import Flags, list_point_keys
 
 _HEAD = struct.Struct("<II")
 """Width of a signature, CRC-32 of all signatures"""
@@ -42,7 +42,7 @@ class Signatures:
 class SignatureQuestion:
     hashes: npt.NDArray[np.uint64]
 
-    def of(self, index: Signatures) -> Flags:
+    def mark_files(self, index: Signatures) -> Flags:
         places = self.hashes % np.uint64(index.rows.shape[1])
         flags: Flags = index.rows[:, places].any(axis=1).astype(np.uint8)
         return flags
@@ -73,16 +73,16 @@ class SignatureKind(IndexKind[Signature, Signatures]):
         return Signatures(blob)
 
     def query(self, key_ranges: Sequence[KeyRanges]) -> SignatureQuestion | None:
-        columns = point_keys(key_ranges)
+        columns = list_point_keys(key_ranges)
         return None if columns is None else SignatureQuestion(hash_keys(columns[0], 0))
 
-    def query_of_keys(self, keys: KeySet) -> SignatureQuestion:
+    def make_keys_query(self, keys: KeySet) -> SignatureQuestion:
         return SignatureQuestion(hash_keys(keys.keys, 0))
 
     def compare(self, index: Signatures, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:
         hashes = hash_keys(columns[0], 0)
         for row in sampled:
-            if not SignatureQuestion(hashes[row : row + 1]).of(index)[number]:
+            if not SignatureQuestion(hashes[row : row + 1]).mark_files(index)[number]:
                 yield f"the signature does not know the value of row {row}"
 
 

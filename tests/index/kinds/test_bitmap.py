@@ -52,20 +52,20 @@ def make_between(low: int | None, high: int | None) -> KeyRanges:
 
 
 def find_rows(index: Bitmap, file: int, ranges: KeyRanges, rows: int) -> list[int]:
-    return np.flatnonzero(unpack_bits(index.rows(file, ranges), rows)).tolist()
+    return np.flatnonzero(unpack_bits(index.find_rows(file, ranges), rows)).tolist()
 
 
 def check(index: Bitmap, kind: Kind, columns: Sequence[Sequence[Any]], rng: random.Random, times: int) -> None:
     """Evaluate random predicates row by row; an inexact predicate may only find more rows."""
     for _ in range(times):
         predicate = draw_predicate(rng, kind, rng.choice(columns) if columns else [])
-        ranges = predicate.keys()
-        marks = index.files_with(ranges).tolist()
+        ranges = predicate.build_ranges()
+        marks = index.mark_files(ranges).tolist()
         assert len(marks) == len(columns)
         for number, values in enumerate(columns):
             expected = [row for row, value in enumerate(values) if predicate.holds(value)]
             rows = find_rows(index, number, ranges, len(values))
-            if index.exact(ranges):
+            if index.is_exact_for(ranges):
                 assert (rows, marks[number]) == (expected, int(bool(expected)))
             else:
                 assert set(expected) <= set(rows)
@@ -128,7 +128,7 @@ def test_files_with_matches_is_right_for_any_number_of_files(files: int, shared:
             (make_between(None, low), lambda v, low=low: v <= low),
             (build_ranges(low, low + 3, low + 90), lambda v, low=low: v in (low, low + 3, low + 90)),
         ):
-            assert index.files_with(ranges).tolist() == [int(any(map(expected, values))) for values in columns]
+            assert index.mark_files(ranges).tolist() == [int(any(map(expected, values))) for values in columns]
 
 
 def test_keys_shared_by_files_are_stored_once_and_others_with_their_files() -> None:
@@ -148,7 +148,7 @@ def test_file_has_as_many_slices_as_its_ranks_have_bits() -> None:
         0, 0, 1, 2, 2, 3, 4, 10, 20, 21,
     ]  # fmt: skip
     rng = np.random.default_rng(2)
-    section = open_bitmap([build_of_longs(rng.integers(0, 1000, 100_000))]).section(0)
+    section = open_bitmap([build_of_longs(rng.integers(0, 1000, 100_000))]).open_section(0)
     assert section.layout == SLICES
     assert section.bitmaps_bytes <= 10 * 8 * (-(-100_000 // 64))
 
@@ -157,8 +157,8 @@ def test_rare_values_are_stored_by_value_when_that_is_smaller() -> None:
     rng = np.random.default_rng(3)
     values = np.where(rng.random(300_000) < 0.01, rng.integers(1, 30, 300_000), 0)
     index = open_bitmap([build_of_longs(values)])
-    assert index.section(0).layout == EQUALITY
-    assert index.section(0).bitmaps_bytes < 5 * 3000  # 2 bytes for each rare row, and 2 runs
+    assert index.open_section(0).layout == EQUALITY
+    assert index.open_section(0).bitmaps_bytes < 5 * 3000  # 2 bytes for each rare row, and 2 runs
     for requested_files in ({3}, {0}, {3, 4}, set(range(1, 29)), set(range(30)) - {7}):
         expected = np.flatnonzero(np.isin(values, list(requested_files))).tolist()
         assert find_rows(index, 0, build_ranges(*requested_files), len(values)) == expected
@@ -191,7 +191,7 @@ def test_in_lists_of_any_length_find_the_same_rows(bounds: int) -> None:
 def test_every_method_to_rank_keys_finds_the_same_rows(values: np.ndarray[Any, np.dtype[np.int64]]) -> None:
     index = open_bitmap([build_of_longs(values)])
     distinct = np.unique(values)
-    assert index.section(0).cardinality == len(distinct)
+    assert index.open_section(0).cardinality == len(distinct)
     for position in np.random.default_rng(7).integers(0, len(distinct), 20):
         value = int(distinct[position])
         assert find_rows(index, 0, build_ranges(value), len(values)) == np.flatnonzero(values == value).tolist()
@@ -212,7 +212,7 @@ def test_only_bounds_longer_than_a_kibibyte_are_inexact() -> None:
         (stem + "33", [], False),
     ):
         ranges = KeyRanges("string", (KeyRange(text.encode(), text.encode()),))
-        assert index.exact(ranges) is exact or len(text) == 1025
+        assert index.is_exact_for(ranges) is exact or len(text) == 1025
         actual_rows = find_rows(index, 0, ranges, len(values))
         assert set(rows) - set(actual_rows) == set() if not exact else actual_rows == rows
 
@@ -223,13 +223,13 @@ def test_prefix_predicates_are_ranges() -> None:
     ranges = KeyRanges("string", (KeyRange(b"Customer#1", b"Customer#2", False, True),))
     expected = [row for row, value in enumerate(values) if value and value.startswith("Customer#1")]
     assert find_rows(index, 1, ranges, len(values)) == expected
-    assert index.files_with(ranges).tolist() == [1, 1, 1]
+    assert index.mark_files(ranges).tolist() == [1, 1, 1]
 
 
 def test_index_of_no_files_is_valid() -> None:
     index = open_bitmap([])
     assert index.files == 0
-    assert index.files_with(build_ranges(1)).tolist() == []
+    assert index.mark_files(build_ranges(1)).tolist() == []
     assert b"".join(bitmap.merge([])) == b"".join(bitmap.encode([]))
 
 
@@ -241,7 +241,7 @@ def test_built_index_can_be_sent_to_another_process() -> None:
 def test_index_is_not_probed_with_keys_of_another_form() -> None:
     index = open_bitmap([build_of_longs([1, 2])])
     with pytest.raises(ValueError, match="codes does not support keys of type string"):
-        index.files_with(KeyRanges("string", (KeyRange(b"1", None),)))
+        index.mark_files(KeyRanges("string", (KeyRange(b"1", None),)))
     with pytest.raises(ValueError, match="8 bytes for some files"):
         bitmap.encode([build_of_longs([1]), bitmap.build(convert_to_keys(pa.array(["1"]), "string"))])
 

@@ -60,7 +60,7 @@ def build_ranges(kind: str) -> list[KeyRanges]:
 def list_answers(blob: bytes | bytearray, kind: str) -> Answers:
     index = Bitmap(memoryview(blob))
     return [
-        (index.files_with(ranges).tolist(), [index.rows(file, ranges).tolist() for file in range(index.files)])
+        (index.mark_files(ranges).tolist(), [index.find_rows(file, ranges).tolist() for file in range(index.files)])
         for ranges in build_ranges(kind)
     ]
 
@@ -104,7 +104,7 @@ def test_verify_detects_every_flipped_byte_outside_padding(case: tuple[bytes, st
             missed += 1
         except ValueError:
             pass
-    padded = sum(Bitmap(memoryview(blob)).section(file).cardinality + 4 for file in range(2)) * 8
+    padded = sum(Bitmap(memoryview(blob)).open_section(file).cardinality + 4 for file in range(2)) * 8
     assert missed < padded
 
 
@@ -139,7 +139,7 @@ def test_swapped_sections_are_rejected() -> None:
     head, directory, files, first, _ = bitmap.encode([entries[0], longer])
     index = Bitmap(memoryview(b"".join((head, directory, files, longer.section, first))))
     with pytest.raises(ValueError, match="section 0 of a bitmap index belongs to another file"):
-        index.rows(0, build_ranges("long")[0])
+        index.find_rows(0, build_ranges("long")[0])
 
 
 def test_damaged_section_is_not_merged() -> None:
@@ -175,7 +175,7 @@ def test_piece_that_would_inflate_past_its_limit_is_not_inflated(layout: int) ->
     is_present = np.ones(3, dtype=np.bool_)
     wide_range = KeyRanges("long", (KeyRange(0, 9),))
     with pytest.raises(ValueError, match="cannot inflate to"):
-        postings.files_with(Bounds(wide_range, CODES), is_present, lambda _: pytest.fail("a section was requested"))
+        postings.mark_files(Bounds(wide_range, CODES), is_present, lambda _: pytest.fail("a section was requested"))
 
 
 def test_lists_with_more_files_than_keys_are_rejected() -> None:
@@ -185,7 +185,7 @@ def test_lists_with_more_files_than_keys_are_rejected() -> None:
     postings = Postings(memoryview(pieces), CODES, 3, 3)
     bounds = Bounds(KeyRanges("long", (KeyRange(7, 7),)), CODES)
     with pytest.raises(ValueError, match="postings list"):
-        postings.files_with(bounds, np.ones(3, dtype=np.bool_), lambda _: pytest.fail("a section was requested"))
+        postings.mark_files(bounds, np.ones(3, dtype=np.bool_), lambda _: pytest.fail("a section was requested"))
 
 
 def _build_run_bitmap(containers: int) -> bytes:

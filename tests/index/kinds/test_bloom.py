@@ -250,7 +250,7 @@ def test_merge_equals_a_build_from_the_kept_files_byte_by_byte(seed: int) -> Non
 
 
 def test_merge_in_many_steps_equals_one_merge(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seamark.formats.index.kinds.bloom._MERGE_WORDS", 900)
+    monkeypatch.setattr("seamark.formats.index.kinds.bloom._WORDS_PER_MERGE", 900)
     for kept_entries, parts in draw_merges(9):
         if kept_entries:
             assert b"".join(merge(parts)) == encode_blob(kept_entries)

@@ -16,7 +16,7 @@ from isal import isal_zlib
 
 from seamark.formats.iceberg.expressions.arrow import to_row_type
 from seamark.formats.iceberg.types.schema import Field, Schema, StructType
-from seamark.formats.index.definitions import IndexDefinition, define, of_id
+from seamark.formats.index.definitions import IndexDefinition, define, parse_definition
 from seamark.formats.index.keys.measures import parse_measure
 from seamark.formats.index.kinds.arrow_sizes import count_decoded_bytes, find_batches
 from seamark.formats.index.kinds.cube import CUBE, CubeEntries, SumOverflow, build_entry_schema, combine_groups
@@ -317,14 +317,14 @@ def test_definition_of_a_cube_survives_its_id_and_a_rename() -> None:
     )
     assert definition.text == "cube(day(ts), place.city; sum(price * (1 - discount)), avg(qty), count(*), shrink=5)"
     renamed_schema = Schema(tuple(Field(f.id, f"new_{f.name}", False, f.type) for f in SCHEMA.fields), schema_id=1)
-    second_blob = of_id(definition.id, renamed_schema, name="c")
+    second_blob = parse_definition(definition.id, renamed_schema, name="c")
     assert second_blob.id == definition.id
     assert second_blob.text.startswith("cube(day(new_ts), new_place.city; sum(new_price * (1 - new_discount))")
     assert set(definition.column_ids) == {1, 11, 5, 6, 7}
 
 
 @pytest.mark.parametrize("name", ["1", "2024 sales", "1a", " a", "a`b", "a-b", "#1", "a.b"])
-def test_text_of_a_measure_has_the_same_column_again(name: str) -> None:
+def test_text_of_a_measure_is_parsed_to_the_same_measure(name: str) -> None:
     schema = Schema((Field(1, "a", False, "int"), Field(2, name, False, "int")), schema_id=0)
     measure = parse_measure("sum(#2 + 1)", schema)
     assert parse_measure(measure.text, schema) == measure
@@ -332,7 +332,7 @@ def test_text_of_a_measure_has_the_same_column_again(name: str) -> None:
 
 def test_long_measure_survives_its_definition() -> None:
     definition = define_cube(["country"], ["sum(" + "+".join(["qty"] * 45) + ")"])
-    assert of_id(definition.id, SCHEMA, name="c").measures == definition.measures
+    assert parse_definition(definition.id, SCHEMA, name="c").measures == definition.measures
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,9 @@ def test_bitmap_index_finds_files_and_rows_by_many_keys(seed: int, monkeypatch: 
     pool = [value for values in files for value in values if value is not None] + draw_values(rng, text, span, 5)
     expected = set(rng.sample(pool, rng.randint(0, min(len(pool), rng.choice([3, 60, 5000]))))) - {None}
     keys = build_key_set(sorted(expected), kind, arrow)
-    assert index.files_with_keys(keys).tolist() == [int(any(value in expected for value in values)) for values in files]
+    assert index.mark_files_with_keys(keys).tolist() == [
+        int(any(value in expected for value in values)) for values in files
+    ]
     assert not index.has_only(keys) or all(value in expected for values in files for value in values)
     for number, values in enumerate(files):
         row_mask = unpack_bits(index.find_rows_with_keys(number, keys), len(values)).tolist()
@@ -78,7 +80,7 @@ def test_row_with_a_key_in_every_column_is_found(seed: int) -> None:
             expected = {rng.randrange(span) - span // 2 for _ in range(rng.choice([1, 8, span // 4, span // 2]))}
             keys = build_key_set(sorted(expected), "long", pa.int64())
         assert keys.table is not None
-        column = index.column(0, keys.table)
+        column = index.find_column(0, keys.table)
         if column is None:  # Few values each have a bitmap.
             continue
         columns.append(column)
@@ -98,7 +100,7 @@ def test_parts_that_do_not_fit_together_are_rejected() -> None:
     index = open_bitmap([list(range(100))], "long", pa.int64())
     keys = build_key_set(list(range(0, 100, 3)), "long", pa.int64())
     assert keys.table is not None
-    column = index.column(0, keys.table)
+    column = index.find_column(0, keys.table)
     assert column is not None
     dictionary, slices, absent, table, low, span = column
     assert table is not None
@@ -118,7 +120,7 @@ def test_parts_that_do_not_fit_together_are_rejected() -> None:
 def test_keys_of_another_type_represent_the_same_values() -> None:
     longs = build_key_set([-(2**40), -5, 7, 2**31 - 1, 2**31], "long", pa.int64())
     ints = longs.convert_to_kind("int")
-    assert [ints.at(place) - (1 << 63) for place in range(len(ints))] == [-5, 7, 2**31 - 1]  # type: ignore[operator]
+    assert [ints.get_key(place) - (1 << 63) for place in range(len(ints))] == [-5, 7, 2**31 - 1]  # type: ignore[operator]
     assert ints.convert_to_kind("long").digest == build_key_set([-5, 7, 2**31 - 1], "long", pa.int64()).digest
     short = build_key_set([-3, 0, 12], "decimal(9, 2)", pa.decimal128(9, 2))
     wide_set = short.convert_to_kind("decimal(30, 2)")

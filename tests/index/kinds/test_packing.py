@@ -100,7 +100,7 @@ def test_every_value_and_gap_survives_packing(kind: str, data: st.DataObject) ->
     form = get_form(kind)
     assert form is not None
     for row, value in enumerate(values):
-        key = column.key(row)
+        key = column.read_key(row)
         decoded_value = None if key is None else decode_value(form, kind, key)
         assert decoded_value == value
         if isinstance(value, float) and isinstance(decoded_value, float):
@@ -152,7 +152,7 @@ def unpack_keys(kind: str, heap: bytes, starts: list[int], lengths: list[int]) -
     spans = Spans(np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int32))
     actual_packed_spans = pack_spans(kind, heap, spans, absent_low=True)
     assert actual_packed_spans is not None
-    return [actual_packed_spans[0].key(row) for row in range(len(starts))]
+    return [actual_packed_spans[0].read_key(row) for row in range(len(starts))]
 
 
 def test_bounds_of_impossible_lengths_are_dropped() -> None:
@@ -182,8 +182,8 @@ def test_least_long_is_dropped_as_a_lower_bound_and_rounded_up_as_an_upper_bound
     upper, _ = pack_bounds("long", [-(2**63), 3], absent_low=False)
     assert lower is not None
     assert upper is not None
-    assert [lower.key(0), lower.key(1)] == [None, 3]
-    assert [upper.key(0), upper.key(1)] == [-(2**63) + 1, 3]
+    assert [lower.read_key(0), lower.read_key(1)] == [None, 3]
+    assert [upper.read_key(0), upper.read_key(1)] == [-(2**63) + 1, 3]
 
 
 def test_days_of_a_promoted_date_are_not_used_as_timestamp_bounds() -> None:
@@ -233,8 +233,8 @@ def test_presence_mask_says_which_values_count() -> None:
         packed_span = packer.packed(number)
         assert packed_span is not None
         results.append(PackedColumn(memory, Packed(*packed_span), 4))
-    assert [results[0].key(row) for row in range(4)] == [MISSING, None, 9, None]
-    assert str([results[1].key(row) for row in range(4)]) == "[nan, None, -inf, None]"
+    assert [results[0].read_key(row) for row in range(4)] == [MISSING, None, 9, None]
+    assert str([results[1].read_key(row) for row in range(4)]) == "[nan, None, -inf, None]"
     assert (results[1].packed.low, results[1].packed.high) == (-math.inf, math.inf)
 
 
@@ -272,7 +272,7 @@ def test_codes_keep_the_order_of_values_and_absent_values_are_at_the_end(
     fields = packer.packed(number)
     assert fields is not None
     packed_span = Packed(*fields)
-    assert PackedColumn(memory, packed_span, len(values)).longs().tolist() == values
+    assert PackedColumn(memory, packed_span, len(values)).read_longs().tolist() == values
     assert (packed_span.presence == NONE) == (not gap)
     if not gap and spread == 0:
         assert packed_span.width == 0
@@ -341,7 +341,7 @@ def test_manifest_of_columns_survives_packing(data: st.DataObject) -> None:
                 assert form is None or all(value is None for value in side)
                 continue
             column = PackedColumn(memory, Packed(*fields), rows)
-            keys = [column.key(row) for row in range(rows)]
+            keys = [column.read_key(row) for row in range(rows)]
             assert [None if key is None else decode_value(form, kind, key) for key in keys] == side
         real = [[None if count is not None and count < 0 else count for count in item] for item in counts]
         for fields, packed_count in zip(packed_counts, real, strict=True):
@@ -358,7 +358,7 @@ def test_manifest_of_columns_survives_packing(data: st.DataObject) -> None:
 
 
 def read_longs(memory: npt.NDArray[np.uint8], fields: tuple[Any, ...], rows: int) -> list[int | None]:
-    longs: Longs = PackedColumn(memory, Packed(*fields), rows).longs()
+    longs: Longs = PackedColumn(memory, Packed(*fields), rows).read_longs()
     return [None if value == MISSING else value for value in longs.tolist()]
 
 

@@ -51,7 +51,7 @@ def normalize(value: Any) -> Any:
     return repr(value) if isinstance(value, float) else value
 
 
-class Lake:
+class KeyFiles:
     """Random files with one key, and a dict of their keys."""
 
     def __init__(self, draw: random.Random, files: int) -> None:
@@ -67,7 +67,7 @@ class Lake:
         self.files = [draw_rows(draw.choice((0, 1, 30, 400))) for _ in range(files)]
         self.others = draw_rows(50)
 
-    def keys(self, rows: Rows) -> list[Keys]:
+    def convert_rows(self, rows: Rows) -> list[Keys]:
         columns = [[row[at] for row in rows] for at in range(len(self.kinds))]
         return [
             convert_to_keys(pa.array(column, DRAWS[kind][0]), kind)
@@ -75,7 +75,7 @@ class Lake:
         ]
 
     def record(self, files: Iterable[int]) -> RecordBlob:
-        return open_record(encode([build(self.keys(self.files[number])) for number in files]))
+        return open_record(encode([build(self.convert_rows(self.files[number])) for number in files]))
 
     def check(self, record: RecordBlob, numbers: Sequence[int]) -> None:
         """Check that the record index has exactly these files, in this order."""
@@ -84,7 +84,7 @@ class Lake:
             for position, row in enumerate(self.files[number]):
                 positions_by_key[tuple(map(normalize, row))].append((key_number, position))
         all_keys = [*itertools.chain.from_iterable(self.files), *self.others]
-        columns = self.keys(all_keys)
+        columns = self.convert_rows(all_keys)
         hi, lo = hash_rows(columns, 0), hash_rows(columns, 1)
         expected = [
             (q, *place) for q, row in enumerate(all_keys) for place in positions_by_key[tuple(map(normalize, row))]
@@ -117,7 +117,7 @@ def matches(positions: tuple[Any, Any, Any]) -> list[tuple[int, int, int]]:
 def look_up_remotely(record: RecordBlob, hi: Any, lo: Any) -> tuple[Any, Any, Any]:
     """Return the lookup of a reader that has the directory and reads pages by range."""
     blob = encode_blob(record)
-    tail = blob[-Fences.directory_bytes(blob[-64:], len(blob)) :]
+    tail = blob[-Fences.compute_directory_bytes(blob[-64:], len(blob)) :]
     fences = Fences(tail, len(blob))
     pages = [blob[offset : offset + length] for offset, length in fences.list_page_ranges(hi, lo)]
     return fences.lookup_bytes(hi, lo, pages)
@@ -131,7 +131,7 @@ def build_hashes(values: Sequence[int]) -> Any:
 @pytest.mark.parametrize("seed", quick(range(40), 3))
 def test_lookups_equal_a_dict_before_and_after_merges(seed: int) -> None:
     draw = random.Random(seed)
-    lake = Lake(draw, draw.randrange(0, 7))
+    lake = KeyFiles(draw, draw.randrange(0, 7))
     numbers = list(range(len(lake.files)))
     lake.check(lake.record(numbers), numbers)
     edge = draw.randrange(len(numbers) + 1)
@@ -143,7 +143,7 @@ def test_lookups_equal_a_dict_before_and_after_merges(seed: int) -> None:
     merged_record = open_record(merge(parts))
     lake.check(merged_record, kept_numbers)
     assert encode_blob(merged_record) == b"".join(
-        encode([build(lake.keys(lake.files[number])) for number in kept_numbers])
+        encode([build(lake.convert_rows(lake.files[number])) for number in kept_numbers])
     )
     keep_again = np.array([draw.random() < 0.7 for _ in kept_numbers], bool)
     lake.check(
@@ -155,8 +155,8 @@ def test_lookups_equal_a_dict_before_and_after_merges(seed: int) -> None:
 @pytest.mark.parametrize("seed", quick(range(20), 3))
 def test_hash_of_one_key_equals_that_of_a_row(seed: int) -> None:
     draw = random.Random(seed)
-    lake = Lake(draw, 1)
-    columns = lake.keys(lake.others)
+    lake = KeyFiles(draw, 1)
+    columns = lake.convert_rows(lake.others)
     row_hashes = zip(hash_rows(columns, 0).tolist(), hash_rows(columns, 1).tolist(), strict=True)
     for row_number, (row, expected) in enumerate(zip(lake.others, row_hashes, strict=True)):
         parts = [read_part(keys, row_number, value) for keys, value in zip(columns, row, strict=True)]

@@ -27,10 +27,10 @@ from tests.services.process import free_port
 
 def build_settings(azurite: Azurite, warehouse: str, **changes: Any) -> Settings:
     settings = Settings(warehouse=warehouse, storage_timeout_s=5.0, storage_retries=0)
-    return dataclasses.replace(settings, **{**azurite.settings(), **changes})
+    return dataclasses.replace(settings, **{**azurite.make_settings(), **changes})
 
 
-class TestContract(ObjectStoreContract):
+class TestAzureContract(ObjectStoreContract):
     @pytest.fixture
     def base(self, azurite: Azurite) -> str:
         return f"{azurite.create_container()}/warehouse/corner"
@@ -49,13 +49,13 @@ def test_table_on_azure_is_written_planned_and_purged(azurite: Azurite, tmp_path
         warehouse=warehouse,
         drop_retention_s=0,
         housekeeping_interval_s=0.1,
-        **azurite.settings(),
+        **azurite.make_settings(),
     )
     server.start()
     try:
         # The server gives no keys, so the clients have their own.
         use_keys({"adls.account-key": ACCOUNT_KEY})
-        run_table_life(server, warehouse, {"adls.connection-string": azurite.connection_string()})
+        run_table_life(server, warehouse, {"adls.connection-string": azurite.make_connection_string()})
     finally:
         use_keys({})
         server.stop()

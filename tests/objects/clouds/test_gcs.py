@@ -24,10 +24,10 @@ from tests.services.process import free_port
 
 def build_settings(google: GoogleStorage, warehouse: str, **changes: Any) -> Settings:
     settings = Settings(warehouse=warehouse, storage_timeout_s=5.0, storage_retries=0)
-    return dataclasses.replace(settings, **{**google.settings(), **changes})
+    return dataclasses.replace(settings, **{**google.make_settings(), **changes})
 
 
-class TestContract(ObjectStoreContract):
+class TestGcsContract(ObjectStoreContract):
     @pytest.fixture
     def base(self, google_storage: GoogleStorage) -> str:
         return f"{google_storage.create_bucket()}/warehouse/corner"
@@ -49,11 +49,11 @@ def test_table_on_google_cloud_storage_is_written_planned_and_purged(
         warehouse=warehouse,
         drop_retention_s=0,
         housekeeping_interval_s=0.1,
-        **google_storage.settings(),
+        **google_storage.make_settings(),
     )
     server.start()
     try:
-        run_table_life(server, warehouse, google_storage.client_properties())
+        run_table_life(server, warehouse, google_storage.make_client_properties())
     finally:
         server.stop()
 

@@ -33,7 +33,7 @@ from seamark.metaserver.objects.clouds.azure_storage import AzureStorage
 from seamark.metaserver.objects.clouds.gcs_access import check_key, restrict_token
 from seamark.metaserver.objects.clouds.gcs_storage import GoogleStorage
 from seamark.metaserver.objects.clouds.issued_keys import IssuedKeys, KeyCache
-from seamark.metaserver.objects.storages import access_stamp, compute_keys_stamp
+from seamark.metaserver.objects.storages import compute_access_stamp, compute_keys_stamp
 from seamark.metaserver.settings.settings import Settings
 from tests.services.authority import Authority
 from tests.services.clouds.azurite import ACCOUNT_KEY, HOST, run_azurite
@@ -159,10 +159,10 @@ def test_client_loads_a_table_again_before_its_keys_end() -> None:
 
 @pytest.mark.parametrize("settings", [Settings(azure_client_access="sas"), Settings(gcs_client_access="token")])
 def test_answers_with_and_without_keys_have_different_stamps(settings: Settings) -> None:
-    with_keys = access_stamp(settings, None)
-    assert with_keys == access_stamp(settings, "remote-signing, vended-credentials")
-    assert with_keys != access_stamp(settings, "remote-signing")
-    assert with_keys != access_stamp(Settings(), None) == access_stamp(Settings(), "remote-signing")
+    with_keys = compute_access_stamp(settings, None)
+    assert with_keys == compute_access_stamp(settings, "remote-signing, vended-credentials")
+    assert with_keys != compute_access_stamp(settings, "remote-signing")
+    assert with_keys != compute_access_stamp(Settings(), None) == compute_access_stamp(Settings(), "remote-signing")
 
 
 @pytest.mark.parametrize(
@@ -174,12 +174,12 @@ def test_answers_with_and_without_keys_have_different_stamps(settings: Settings)
 )
 def test_stamp_changes_with_the_credentials_of_the_server(setting: str) -> None:
     changed: dict[str, Any] = {setting: "other"}
-    assert access_stamp(Settings(**changed), None) != access_stamp(Settings(), None)
+    assert compute_access_stamp(Settings(**changed), None) != compute_access_stamp(Settings(), None)
 
 
 def test_token_of_google_is_restricted_to_the_folder_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     with _run_google() as google:
-        settings = google.settings(monkeypatch)
+        settings = google.make_settings(monkeypatch)
         for writable, role in ((False, "objectViewer"), (True, "objectUser")):
             issued = restrict_token(settings, GOOGLE_TABLE, writable=writable)
             assert issued.properties["gcs.oauth2.token"] == "restricted"
@@ -208,7 +208,7 @@ def test_token_of_google_is_restricted_to_the_folder_of_the_table(monkeypatch: p
 
 async def test_tokens_of_google_are_reused_for_a_table_and_a_right(monkeypatch: pytest.MonkeyPatch) -> None:
     with _run_google() as google:
-        settings, storage = google.settings(monkeypatch), GoogleStorage()
+        settings, storage = google.make_settings(monkeypatch), GoogleStorage()
         config, credentials = await storage.grant_client_access(
             settings, GOOGLE_TABLE, delegation=None, sign_path="s", refresh_path="v1/credentials"
         )
@@ -225,7 +225,7 @@ async def test_tokens_of_google_are_reused_for_a_table_and_a_right(monkeypatch: 
 
 def test_refusals_of_google_do_not_show_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     with _run_google() as google:
-        settings = google.settings(monkeypatch)
+        settings = google.make_settings(monkeypatch)
         google.status = 400
         with pytest.raises(StorageError, match="check the server's service account") as refused:
             restrict_token(settings, GOOGLE_TABLE, writable=False)
@@ -271,7 +271,7 @@ class _Google(HTTPServer):
         super().__init__(("127.0.0.1", 0), _GoogleHandler)
         self.requests: list[dict[str, str]] = []
 
-    def settings(self, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    def make_settings(self, monkeypatch: pytest.MonkeyPatch) -> Settings:
         """Return the settings of a server whose service account uses these endpoints."""
         url = f"http://127.0.0.1:{self.server_port}"
         monkeypatch.setattr("google.auth.downscoped._STS_TOKEN_URL_PATTERN", url + "/exchange/{}")

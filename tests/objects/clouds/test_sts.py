@@ -36,7 +36,7 @@ class Sts(HTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.requests: list[dict[str, str]] = []
 
-    def settings(self) -> Settings:
+    def make_settings(self) -> Settings:
         return Settings(
             s3_access_key_id="AKID",
             s3_secret_access_key="SECRET",
@@ -76,7 +76,7 @@ def sts() -> Iterator[Sts]:
 
 
 async def test_clients_get_keys_of_a_session_that_is_limited_to_the_table(sts: Sts) -> None:
-    storage, settings = S3Storage(), sts.settings()
+    storage, settings = S3Storage(), sts.make_settings()
     config, credentials = await storage.grant_client_access(
         settings, TABLE, delegation=None, sign_path="s", refresh_path="v1/credentials"
     )
@@ -117,7 +117,7 @@ def test_wildcards_in_a_location_open_no_other_folder() -> None:
 
 
 def test_refusals_of_sts_say_what_to_correct(sts: Sts) -> None:
-    settings = sts.settings()
+    settings = sts.make_settings()
     for code, error, message in (
         ("AccessDenied", StorageError, "s3_sts_external_id is the external id of this policy"),
         ("ExpiredToken", StorageError, "they have expired or are wrong"),

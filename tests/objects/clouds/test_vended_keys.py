@@ -20,7 +20,7 @@ from tests.warehouses.world import SCHEMA
 @contextmanager
 def serve(azurite: Azurite, home: Path, warehouse: str) -> Iterator[str]:
     """Run a server that gives clients a SAS, and yield the URL of its tables."""
-    server = ServerThread(home, warehouse=warehouse, azure_client_access="sas", **azurite.settings())
+    server = ServerThread(home, warehouse=warehouse, azure_client_access="sas", **azurite.make_settings())
     server.start()
     try:
         requests.post(f"{server.url}/v1/namespaces", json={"namespace": ["ns"]}, timeout=30)
@@ -39,7 +39,7 @@ def create(tables: str, name: str, **options: Any) -> dict[str, Any]:
 
 def write_file(azurite: Azurite, location: str, document: dict[str, Any]) -> None:
     container, _, path = location.removeprefix("abfss://").partition(f"@{HOST}/")
-    with azurite.client() as client:
+    with azurite.make_client() as client:
         client.get_blob_client(container, path).upload_blob(json.dumps(document), overwrite=True)
 
 

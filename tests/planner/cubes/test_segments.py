@@ -49,7 +49,7 @@ def build_groups(number: int, *, amount: int = 1) -> dict[str, int]:
     return {country: rng.randint(-9, 9) * amount for country in rng.sample("abcdefg", rng.randint(0, 5))}
 
 
-class Lake:
+class CubeIndexFiles:
     """Index files of one cube, as the registry and the cache of index files show them."""
 
     def __init__(self) -> None:
@@ -86,13 +86,13 @@ class Lake:
     def schedule_verification(self, files: Sequence[Any], _: str) -> None:
         self.reported |= {file.location for file in files}
 
-    async def registered(self, _: object) -> Any:
+    async def load_files(self, _: object) -> Any:
         live = tuple(self.files)
-        return SimpleNamespace(version=self.version, live=lambda _: live)
+        return SimpleNamespace(version=self.version, list_live=lambda _: live)
 
 
 @asynccontextmanager
-async def open_segments(lake: Lake, folder: Path, *, memory_bytes: int = 1 << 20) -> AsyncIterator[Segments]:
+async def open_segments(lake: CubeIndexFiles, folder: Path, *, memory_bytes: int = 1 << 20) -> AsyncIterator[Segments]:
     """Open segments over the index files of a lake."""
     async with open_stack(
         MemoryCache[str, pa.Table](memory_bytes),
@@ -104,7 +104,7 @@ async def open_segments(lake: Lake, folder: Path, *, memory_bytes: int = 1 << 20
         name="test",
     ) as stack:
         indexes: Any = lake
-        registry: Any = SimpleNamespace(files=lake.registered)
+        registry: Any = SimpleNamespace(load_files=lake.load_files)
         yield Segments(indexes, registry, stack)
 
 
@@ -137,7 +137,7 @@ def compute_expected_sums(numbers: Iterable[int], *, amount: int = 1) -> Counter
 
 def check_tree(tree: FileTree, group: FileGroup) -> None:
     """Check that the members of each group are its files, without a gap."""
-    members = tree.members(group)
+    members = tree.list_members(group)
     if members:
         assert (members[0].first, members[-1].end) == (group.first, group.end)
         assert all(left.end == right.first for left, right in pairwise(members))
@@ -156,7 +156,7 @@ def test_groups_of_a_tree_depend_on_their_files_alone() -> None:
         while pending:
             group = pending.pop()
             keys.add(tree.digest(group))
-            pending += tree.members(group)
+            pending += tree.list_members(group)
         return keys
 
     whole_digests = read_digests(numbers)
@@ -171,7 +171,7 @@ def test_groups_of_a_tree_depend_on_their_files_alone() -> None:
 async def _run_case(seed: int, folder: Path) -> None:
     """Change index files and snapshots at random, and compare the merged groups with the entries."""
     rng = random.Random(seed)
-    lake, snapshots, next_number = Lake(), [list[int]()], 0
+    lake, snapshots, next_number = CubeIndexFiles(), [list[int]()], 0
     numbers_by_segment: dict[str, list[int]] = {}
     for restart in range(2):
         async with open_segments(lake, folder, memory_bytes=rng.choice((2_000, 1 << 20))) as segments:
@@ -185,12 +185,12 @@ async def _run_case(seed: int, folder: Path) -> None:
                     numbers_by_segment[f"{restart}-{step}"] = added_numbers
                     lake.add(f"{restart}-{step}", added_numbers)
                 if len(numbers_by_segment) > 2 and rng.random() < 0.3:  # A merge of index files.
-                    one, other = rng.sample(sorted(numbers_by_segment), 2)
-                    merged_numbers = numbers_by_segment.pop(one) + numbers_by_segment.pop(other)
-                    lake.remove(one)
+                    first, other = rng.sample(sorted(numbers_by_segment), 2)
+                    merged_numbers = numbers_by_segment.pop(first) + numbers_by_segment.pop(other)
+                    lake.remove(first)
                     lake.remove(other)
-                    lake.add(f"{one}+{other}"[-60:], merged_numbers)
-                    numbers_by_segment[f"{one}+{other}"[-60:]] = merged_numbers
+                    lake.add(f"{first}+{other}"[-60:], merged_numbers)
+                    numbers_by_segment[f"{first}+{other}"[-60:]] = merged_numbers
                 if rng.random() < 0.2:
                     for path in (folder / "cubes").rglob("*"):  # A damaged disk.
                         if path.is_file() and rng.random() < 0.3 and path.suffix != ".db":
@@ -218,7 +218,7 @@ async def test_merged_groups_equal_the_entries_after_random_changes(tmp_path: Pa
 
 @pytest.mark.slow
 async def test_commit_of_one_file_reads_few_entries(tmp_path: Path) -> None:
-    lake, numbers = Lake(), list(range(500))
+    lake, numbers = CubeIndexFiles(), list(range(500))
     lake.add("first", numbers)
     async with open_segments(lake, tmp_path) as segments:
         await segments.read(ENTRY, DEFINITION, hash_file_ids(numbers))
@@ -234,7 +234,7 @@ async def test_commit_of_one_file_reads_few_entries(tmp_path: Path) -> None:
 
 
 async def test_segment_is_not_read_after_its_index_file_was_quarantined(tmp_path: Path) -> None:
-    lake = Lake()
+    lake = CubeIndexFiles()
     lake.add("wrong", range(50), amount=2)
     async with open_segments(lake, tmp_path) as segments:
         merged_segments = await segments.read(ENTRY, DEFINITION, hash_file_ids(range(50)))
@@ -247,7 +247,7 @@ async def test_segment_is_not_read_after_its_index_file_was_quarantined(tmp_path
 
 
 async def test_damaged_index_file_is_reported_and_covers_no_file(tmp_path: Path) -> None:
-    lake = Lake()
+    lake = CubeIndexFiles()
     lake.add("damaged", range(20), damaged=True)
     lake.add("whole", range(20, 40))
     async with open_segments(lake, tmp_path) as segments:
@@ -262,8 +262,8 @@ async def test_damaged_index_file_is_reported_and_covers_no_file(tmp_path: Path)
 
 async def test_groups_beyond_a_limit_are_read_once_and_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments_module, "GROUPS_MAX", 3)
-    monkeypatch.setattr(segments_module, "_COMBINED_GROUPS", 5)
-    lake = Lake()
+    monkeypatch.setattr(segments_module, "_UNCOMBINED_GROUPS_MAX", 5)
+    lake = CubeIndexFiles()
     lake.add("first", range(100))
     async with open_segments(lake, tmp_path) as segments:
         with pytest.raises(SegmentTooLarge, match="exceed 3 groups"):

@@ -61,9 +61,9 @@ async def test_each_file_of_a_random_table_is_found_by_its_identity(tmp_path: Pa
 
 async def test_file_listed_twice_is_described_at_both_positions(tmp_path: Path, planner: Planner) -> None:
     table = Table(tmp_path / "t")
-    table.commit(1, [table.manifest("a", [1, 2]), table.manifest("b", [2, 3])])
+    table.commit(1, [table.write_manifest("a", [1, 2]), table.write_manifest("b", [2, 3])])
     ids = compute_view_file_ids(await planner.view(table.metadata, ScanRequest()))
-    query_ids = build_ids([table.file(2, 0), table.file(9, 0)])
+    query_ids = build_ids([table.make_file(2, 0), table.make_file(9, 0)])
     assert ids.are_covered_by(query_ids).tolist() == [False, True, True, False]
     assert ids.find(query_ids).tolist() in ([1, -1], [2, -1])
 
@@ -72,9 +72,11 @@ async def test_file_without_a_record_count_has_no_identity(
     tmp_path: Path, planner: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = Table(tmp_path / "t")
-    uncounted = replace(table.file(1, 0), record_count=-1)
-    monkeypatch.setattr(table, "file", lambda number, day: uncounted if number == 1 else Table.file(table, number, day))
-    table.commit(1, [table.manifest("a", [1, 2])])
+    uncounted = replace(table.make_file(1, 0), record_count=-1)
+    monkeypatch.setattr(
+        table, "make_file", lambda number, day: uncounted if number == 1 else Table.make_file(table, number, day)
+    )
+    table.commit(1, [table.write_manifest("a", [1, 2])])
     ids = compute_view_file_ids(await planner.view(table.metadata, ScanRequest()))
     assert ids.identified.tolist() == [False, True]
     wrapped = compute_file_ids([uncounted.path], [uncounted.size], np.array([2**64 - 1], dtype=np.uint64))
@@ -104,9 +106,9 @@ async def test_snapshots_share_identities_of_shared_manifests_until_they_are_rel
     identify = coverage._identify
     monkeypatch.setattr(coverage, "_identify", lambda view: results.append(view.file_count) or identify(view))
     table = Table(tmp_path / "t")
-    first = table.manifest("a", range(5))
+    first = table.write_manifest("a", range(5))
     table.commit(1, [first])
-    table.commit(2, [table.manifest("b", range(5, 8), snapshot_id=2), first])
+    table.commit(2, [table.write_manifest("b", range(5, 8), snapshot_id=2), first])
     view = await planner.view(table.metadata, ScanRequest(snapshot_id=1))
     ids = compute_view_file_ids(view)
     assert compute_view_file_ids(view) is ids

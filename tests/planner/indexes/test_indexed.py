@@ -59,7 +59,7 @@ def build_or_filter(left: Any, right: Any) -> dict[str, Any]:
     return {"type": "or", "left": left, "right": right}
 
 
-class Rig:
+class IndexedPlans:
     """An indexed table, and the means to plan on it."""
 
     def __init__(self, folder: Path, store: PointerStore, stack: AsyncExitStack) -> None:
@@ -72,7 +72,7 @@ class Rig:
     async def create(self, **properties: str) -> IndexedTable:
         """Create a table of six files: file 0 holds ids from 0 to 8, file 1 ids from 10 to 18, and so on."""
         table = Table(self.folder / "t")
-        table.commit(1, [table.manifest("a", range(3)), table.manifest("b", range(3, 6))])
+        table.commit(1, [table.write_manifest("a", range(3)), table.write_manifest("b", range(3, 6))])
         self.table = IndexedTable(table, self.store, self.registry, properties)
         await self.table.register()
         return self.table
@@ -84,18 +84,18 @@ class Rig:
 
     async def scan(self, planning: Planning, filter: Any) -> ScanPlan:
         request = ScanRequest(filter=parse_expression(filter))
-        return await planning.planner.bind_and_plan(self.table.metadata, request, await self.table.entry())
+        return await planning.planner.bind_and_plan(self.table.metadata, request, await self.table.build_entry())
 
     async def plan_files(self, planning: Planning, filter: Any) -> list[int]:
         return list_file_numbers(await self.scan(planning, filter))
 
 
 @pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+async def rig(tmp_path: Path) -> AsyncIterator[IndexedPlans]:
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=SystemClock()))
         await create_namespace(store)
-        yield Rig(tmp_path, store, stack)
+        yield IndexedPlans(tmp_path, store, stack)
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
@@ -276,16 +276,16 @@ def test_index_is_unused_when_it_covers_only_one_side_of_an_or() -> None:
 # Coverage
 
 
-async def test_index_file_covers_the_rows_of_the_files_it_describes(rig: Rig) -> None:
+async def test_index_file_covers_the_rows_of_the_files_it_describes(rig: IndexedPlans) -> None:
     table = await rig.create(b="bitmap(id)")
     path = await table.index("b", [4, 1])
     second_index = await table.index("b", [1])
     other = Table(rig.folder / "other")
-    other.commit(1, [other.manifest("a", [0])])
+    other.commit(1, [other.write_manifest("a", [0])])
     planning = await rig.open_planning()
     view = await planning.planner.view(table.metadata, ScanRequest())
     ids = FileIds(view)
-    opened_indexes = [await planning.indexes.open(file) for file in await table.files()]
+    opened_indexes = [await planning.indexes.open(file) for file in await table.list_files()]
     files = [item for item in opened_indexes if item is not None]
     coverage = Coverage(ids, files)
     assert coverage.uncovered.tolist() == [1, 0, 1, 1, 0, 1]
@@ -306,7 +306,7 @@ async def test_index_file_covers_the_rows_of_the_files_it_describes(rig: Rig) ->
 # Plans
 
 
-async def test_plan_keeps_files_without_index_entries(rig: Rig) -> None:
+async def test_plan_keeps_files_without_index_entries(rig: IndexedPlans) -> None:
     table = await rig.create(b="bitmap(id)")
     planning = await rig.open_planning()
     assert await rig.plan_files(planning, ODD_ID_FILTER) == [1]
@@ -318,7 +318,7 @@ async def test_plan_keeps_files_without_index_entries(rig: Rig) -> None:
     assert await rig.plan_files(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(55))) == [5]
 
 
-async def test_only_bitmaps_prune_by_values_that_never_share_a_row(rig: Rig) -> None:
+async def test_only_bitmaps_prune_by_values_that_never_share_a_row(rig: IndexedPlans) -> None:
     table = await rig.create(b="bitmap(id)", l="bloom(id)", r="record(id)")
     planning = await rig.open_planning()
     never = build_and_filter(build_eq_filter(12), build_eq_filter(14))
@@ -332,7 +332,7 @@ async def test_only_bitmaps_prune_by_values_that_never_share_a_row(rig: Rig) -> 
 
 
 @pytest.mark.parametrize("kind", ["bloom", "bitmap", "record"])
-async def test_plan_reports_what_each_index_pruned(rig: Rig, kind: str) -> None:
+async def test_plan_reports_what_each_index_pruned(rig: IndexedPlans, kind: str) -> None:
     table = await rig.create(
         i=f"{kind}(id)", paused=json.dumps({"kind": "bitmap", "columns": ["id"], "state": "paused"})
     )
@@ -350,7 +350,7 @@ async def test_plan_reports_what_each_index_pruned(rig: Rig, kind: str) -> None:
     assert used.plans == 2
 
 
-async def test_plan_skips_a_late_index_and_the_next_plan_uses_it(rig: Rig) -> None:
+async def test_plan_skips_a_late_index_and_the_next_plan_uses_it(rig: IndexedPlans) -> None:
     table = await rig.create(b="bitmap(id)")
     late_index = await table.index("b", [1])
     await table.index("b", [3])
@@ -365,22 +365,24 @@ async def test_plan_skips_a_late_index_and_the_next_plan_uses_it(rig: Rig) -> No
     scan = await rig.scan(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(35)))
     assert list_file_numbers(scan) == [1]
     assert not scan.complete
-    hits = planning.planner.stats().plan_hits
+    hits = planning.planner.read_stats().plan_hits
     results = await asyncio.gather(
         *(rig.scan(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(value))) for value in (31, 33, 35, 37))
     )
     assert [list_file_numbers(result) for result in results] == [[1]] * 4
     assert stores[0].reads.count(late_index.name) == 1
     stores[0].let_go()
-    (file,) = [file for file in await table.files() if file.location == late_index.as_uri()]
-    await wait_until(lambda: planning.indexes.in_memory(file) is not None)
+    (file,) = [file for file in await table.list_files() if file.location == late_index.as_uri()]
+    await wait_until(lambda: planning.indexes.find_in_memory(file) is not None)
     scan_result = await rig.scan(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(35)))
     assert (list_file_numbers(scan_result), scan_result.complete) == ([], True)
-    assert planning.planner.stats().plan_hits == hits
+    assert planning.planner.read_stats().plan_hits == hits
     assert await rig.scan(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(35))) is scan_result
 
 
-async def test_plan_skips_an_index_that_a_bug_keeps_from_opening(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_plan_skips_an_index_that_a_bug_keeps_from_opening(
+    rig: IndexedPlans, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = await rig.create(b="bitmap(id)")
     await table.index("b", FILES)
     planning = await rig.open_planning()
@@ -395,7 +397,9 @@ async def test_plan_skips_an_index_that_a_bug_keeps_from_opening(rig: Rig, monke
     assert await rig.plan_files(planning, ODD_ID_FILTER) == []
 
 
-async def open_planner_with_remote_indexes(rig: Rig, path: Path, **options: Any) -> tuple[Planning, RecordingObjects]:
+async def open_planner_with_remote_indexes(
+    rig: IndexedPlans, path: Path, **options: Any
+) -> tuple[Planning, RecordingObjects]:
     """Return a planner that probes index files of any size by range reads, and its storage.
 
     Reads of the whole index file `path` wait.
@@ -411,7 +415,7 @@ async def open_planner_with_remote_indexes(rig: Rig, path: Path, **options: Any)
     return planning, stores[0]
 
 
-async def test_large_bloom_index_is_probed_by_range_until_it_is_local(rig: Rig) -> None:
+async def test_large_bloom_index_is_probed_by_range_until_it_is_local(rig: IndexedPlans) -> None:
     table = await rig.create(l="bloom(id)", b="bitmap(id)")
     path = await table.index("l", FILES)
     planning, storage = await open_planner_with_remote_indexes(rig, path)
@@ -424,8 +428,8 @@ async def test_large_bloom_index_is_probed_by_range_until_it_is_local(rig: Rig) 
     assert 1 <= len(storage.ranges) - opening <= 2 * 7
     assert await rig.scan(planning, ODD_ID_FILTER) is first
     storage.let_go()
-    (file,) = await table.files()
-    await wait_until(lambda: planning.indexes.in_memory(file) is not None)
+    (file,) = await table.list_files()
+    await wait_until(lambda: planning.indexes.find_in_memory(file) is not None)
     asked_before = len(storage.ranges)
     assert await rig.plan_files(planning, build_or_filter(build_eq_filter(17), build_eq_filter(36))) == [3]
     assert len(storage.ranges) == asked_before
@@ -433,7 +437,7 @@ async def test_large_bloom_index_is_probed_by_range_until_it_is_local(rig: Rig) 
 
 
 @pytest.mark.parametrize("kind", ["record", "bitmap"])
-async def test_large_index_of_each_kind_is_probed_by_range(rig: Rig, kind: str) -> None:
+async def test_large_index_of_each_kind_is_probed_by_range(rig: IndexedPlans, kind: str) -> None:
     table = await rig.create(i=f"{kind}(id)")
     path = await table.index("i", FILES)
     planning, storage = await open_planner_with_remote_indexes(rig, path)
@@ -445,14 +449,16 @@ async def test_large_index_of_each_kind_is_probed_by_range(rig: Rig, kind: str) 
     scan = await rig.scan(planning, build_eq_filter(14))
     assert (list_file_numbers(scan), scan.complete) == ([1], True)
     storage.let_go()
-    (file,) = await table.files()
-    await wait_until(lambda: planning.indexes.in_memory(file) is not None)
+    (file,) = await table.list_files()
+    await wait_until(lambda: planning.indexes.find_in_memory(file) is not None)
     before = len(storage.ranges)
     assert await rig.plan_files(planning, build_or_filter(build_eq_filter(17), build_eq_filter(36))) == [3]
     assert len(storage.ranges) == before
 
 
-async def test_remote_bitmaps_are_read_only_for_the_remaining_files(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_remote_bitmaps_are_read_only_for_the_remaining_files(
+    rig: IndexedPlans, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         cold, "_GUESS_BYTES", 64
     )  # A small guess, so that the first read does not include the sections.
@@ -471,7 +477,7 @@ async def test_remote_bitmaps_are_read_only_for_the_remaining_files(rig: Rig, mo
 
 
 async def test_plan_with_remote_bitmaps_waits_no_longer_than_its_limit(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: IndexedPlans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cold, "_GUESS_BYTES", 64)
     table = await rig.create(b="bitmap(id)")
@@ -494,7 +500,7 @@ async def test_plan_with_remote_bitmaps_waits_no_longer_than_its_limit(
     assert len(storage.ranges) == request_count + 1
 
 
-async def test_large_bloom_index_is_used_for_many_keys_once_it_is_local(rig: Rig) -> None:
+async def test_large_bloom_index_is_used_for_many_keys_once_it_is_local(rig: IndexedPlans) -> None:
     table = await rig.create(l="bloom(id)")
     path = await table.index("l", FILES)
     planning, storage = await open_planner_with_remote_indexes(rig, path, index_wait_s=0.2)
@@ -503,15 +509,15 @@ async def test_large_bloom_index_is_used_for_many_keys_once_it_is_local(rig: Rig
     assert (list_file_numbers(scan), scan.complete) == (list(FILES), False)
     assert storage.ranges == []
     storage.let_go()
-    (file,) = await table.files()
-    await wait_until(lambda: planning.indexes.in_memory(file) is not None)
+    (file,) = await table.list_files()
+    await wait_until(lambda: planning.indexes.find_in_memory(file) is not None)
     assert len(await rig.plan_files(planning, long_filter)) < 6
 
 
 @pytest.mark.few_cases(4)
 @pytest.mark.parametrize("how", ["a page", "the header", "the files table", "the footer", "missing"])
 @pytest.mark.parametrize("kind", ["bloom", "bitmap", "record"])
-async def test_damaged_remote_index_widens_the_plan_and_is_quarantined(rig: Rig, kind: str, how: str) -> None:
+async def test_damaged_remote_index_widens_the_plan_and_is_quarantined(rig: IndexedPlans, kind: str, how: str) -> None:
     table = await rig.create(l=f"{kind}(id)")
     path = await table.index("l", FILES)
     data = bytearray(path.read_bytes())
@@ -535,7 +541,7 @@ async def test_damaged_remote_index_widens_the_plan_and_is_quarantined(rig: Rig,
     await wait_until(lambda: planning.indexes.quarantined == 1)
 
 
-async def test_cached_plan_is_replaced_when_an_index_file_is_added_or_removed(rig: Rig) -> None:
+async def test_cached_plan_is_replaced_when_an_index_file_is_added_or_removed(rig: IndexedPlans) -> None:
     table = await rig.create(b="bitmap(id)")
     planning = await rig.open_planning()
     first = await table.index("b", [0])
@@ -547,30 +553,32 @@ async def test_cached_plan_is_replaced_when_an_index_file_is_added_or_removed(ri
     assert planning.indexes.failures == 0
 
 
-async def test_coverage_of_a_view_is_computed_once_and_counted_in_the_planners_memory(rig: Rig) -> None:
+async def test_coverage_of_a_view_is_computed_once_and_counted_in_the_planners_memory(rig: IndexedPlans) -> None:
     table = await rig.create(b="bitmap(id)")
     await table.index("b", FILES)
     planning = await rig.open_planning()
     plain_plan = await planning.planner.bind_and_plan(
         table.metadata, ScanRequest(filter=parse_expression(build_eq_filter(14))), None
     )
-    before = planning.planner.stats().added_bytes
+    before = planning.planner.read_stats().added_bytes
     first = await rig.scan(planning, build_eq_filter(16))
-    after = planning.planner.stats().added_bytes
+    after = planning.planner.read_stats().added_bytes
     assert after - before > 6 * (1 + 8 + 24)
     second = await rig.scan(planning, build_eq_filter(18))
     assert (list_file_numbers(plain_plan), list_file_numbers(first), list_file_numbers(second)) == ([1], [1], [1])
-    assert planning.planner.stats().added_bytes - after < after - before
-    covers, definition, entry = IndexResolver(planning.indexes), table.definitions["b"], await table.entry()
+    assert planning.planner.read_stats().added_bytes - after < after - before
+    covers, definition, entry = IndexResolver(planning.indexes), table.definitions["b"], await table.build_entry()
     size_bytes = first.view.derived.size_bytes
-    looked_up = await covers.bitmaps(first.view, definition, entry)
+    looked_up = await covers.open_bitmaps(first.view, definition, entry)
     assert first.view.derived.size_bytes == size_bytes, "lookups share what plans found"
-    assert (await covers.bitmaps(first.view, definition, entry)).coverage is looked_up.coverage
+    assert (await covers.open_bitmaps(first.view, definition, entry)).coverage is looked_up.coverage
     await table.index("b", [0])
-    assert (await covers.bitmaps(first.view, definition, await table.entry())).coverage is not looked_up.coverage
+    assert (
+        await covers.open_bitmaps(first.view, definition, await table.build_entry())
+    ).coverage is not looked_up.coverage
 
 
-async def test_index_damage_found_by_a_probe_widens_the_plan_and_quarantines_the_file(rig: Rig) -> None:
+async def test_index_damage_found_by_a_probe_widens_the_plan_and_quarantines_the_file(rig: IndexedPlans) -> None:
     table = await rig.create(b="bitmap(id)")
     path = await table.index("b", FILES)
     data = bytearray(path.read_bytes())
@@ -583,9 +591,9 @@ async def test_index_damage_found_by_a_probe_widens_the_plan_and_quarantines_the
     )
     assert 5 in list_file_numbers(scan)
     assert not scan.complete
-    (file,) = await table.files()
+    (file,) = await table.list_files()
     await wait_until(lambda: planning.indexes.quarantined == 1)
-    (file,) = await table.files()
+    (file,) = await table.list_files()
     assert file.state is IndexFileState.QUARANTINED
     assert file.reason
     assert await rig.plan_files(planning, ODD_ID_FILTER) == [1]
@@ -593,11 +601,11 @@ async def test_index_damage_found_by_a_probe_widens_the_plan_and_quarantines_the
     assert await rig.plan_files(planning, ODD_ID_FILTER) == []
 
 
-async def test_bitmap_with_a_different_row_count_is_ignored(rig: Rig) -> None:
+async def test_bitmap_with_a_different_row_count_is_ignored(rig: IndexedPlans) -> None:
     table = await rig.create(b="bitmap(id)")
     await table.index("b", FILES)
     planning = await rig.open_planning()
-    (file,) = await table.files()
+    (file,) = await table.list_files()
     opened_index = await planning.indexes.open(file)
     assert opened_index is not None
     records = opened_index.files.records.copy()
@@ -610,7 +618,7 @@ async def test_bitmap_with_a_different_row_count_is_ignored(rig: Rig) -> None:
     assert (list_file_numbers(scan), scan.complete) == ([1], False)
 
 
-async def test_diverged_tables_with_one_uuid_keep_separate_definitions(rig: Rig) -> None:
+async def test_diverged_tables_with_one_uuid_keep_separate_definitions(rig: IndexedPlans) -> None:
     table = await rig.create(b="bitmap(id)", k="bitmap(day)")
     await table.index("b", FILES)
     planning = await rig.open_planning()
@@ -620,7 +628,7 @@ async def test_diverged_tables_with_one_uuid_keep_separate_definitions(rig: Rig)
     document["schemas"][0]["fields"][0]["name"], document["schemas"][0]["fields"][1]["name"] = "day", "id"
     other = decode_table(json.dumps(document).encode(), "file:///other")
     assert isinstance(other, TableMetadata)
-    entry = await table.entry()
+    entry = await table.build_entry()
     swapped = ScanRequest(filter=parse_expression({"type": "eq", "term": "day", "value": 13}))
     for _ in range(2):
         scan = await planning.planner.bind_and_plan(other, swapped, entry)

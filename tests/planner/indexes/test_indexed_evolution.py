@@ -125,7 +125,7 @@ class EvolvedTable(IndexedTable):
 
     arrays: dict[int, dict[int, pa.Array]]
 
-    def columns(self, number: int) -> dict[int, pa.Array]:
+    def read_columns(self, number: int) -> dict[int, pa.Array]:
         return self.arrays[number]
 
 
@@ -141,7 +141,7 @@ async def create_evolved_table(
     folder: Path, store: PointerStore, before: list[dict[str, Any]], after: list[dict[str, Any]], definition: str
 ) -> EvolvedTable:
     evolved_lake = TableOfTwoSchemas(folder / "t", before, after)
-    evolved_lake.commit(1, [evolved_lake.manifest("a", range(2))])
+    evolved_lake.commit(1, [evolved_lake.write_manifest("a", range(2))])
     table = EvolvedTable(evolved_lake, store, Registry(store, SystemClock()), {"i": definition})
     await table.register()
     return table
@@ -179,7 +179,7 @@ async def _judge_promotion(promotion: Promotion, table: EvolvedTable, folder: Pa
     literals = sorted({*rows[0], *rows[1]})
     comparisons = {"eq": operator.eq, "not-eq": operator.ne, "lt": operator.lt, "lt-eq": operator.le, "gt": operator.gt}
     async with open_planning(folder, table.registry) as planning:
-        entry = await table.entry()
+        entry = await table.build_entry()
         for op, comparison in comparisons.items():
             for literal in literals:
                 rendered_literal = render(infer_result_kind("identity", promotion.after), literal, "spec")
@@ -203,7 +203,7 @@ async def test_renamed_column_keeps_its_index_and_its_old_name_has_none(tmp_path
     async with open_planning(tmp_path, table.registry) as planning:
         for name, value, expected in (("d", 11, [1]), ("d", 5, []), ("c", 11, [0, 1])):
             request = ScanRequest(filter=parse_expression({"type": "eq", "term": name, "value": value}))
-            scan = await planning.planner.bind_and_plan(table.metadata, request, await table.entry())
+            scan = await planning.planner.bind_and_plan(table.metadata, request, await table.build_entry())
             assert list_file_numbers(scan) == expected, (name, value)
 
 
@@ -218,9 +218,9 @@ async def test_column_dropped_and_added_again_does_not_reuse_the_index(tmp_path:
     async with open_planning(tmp_path, table.registry) as planning:
         request = ScanRequest(filter=parse_expression({"type": "eq", "term": "c", "value": 7}))
         assert list_file_numbers(
-            await planning.planner.bind_and_plan(table.metadata, request, await table.entry())
+            await planning.planner.bind_and_plan(table.metadata, request, await table.build_entry())
         ) == [0, 1]
         await table.index("i", [0, 1])
         assert list_file_numbers(
-            await planning.planner.bind_and_plan(table.metadata, request, await table.entry())
+            await planning.planner.bind_and_plan(table.metadata, request, await table.build_entry())
         ) == [1]

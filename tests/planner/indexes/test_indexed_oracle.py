@@ -40,7 +40,7 @@ from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.open import open_store
-from tests.planner.lakes.cases import Case, draw_cases
+from tests.planner.lakes.cases import ScanCase, draw_cases
 from tests.planner.lakes.history import write_random_lake
 from tests.planner.lakes.indexing import (
     IndexedLake,
@@ -54,7 +54,7 @@ from tests.planner.lakes.indexing import (
     open_planning,
     register_lake,
 )
-from tests.planner.lakes.judge import LAKES_AT_ONCE, Task, judge, plan_with_java, plan_with_seamark
+from tests.planner.lakes.judge import LAKES_AT_ONCE, JudgedTask, judge, plan_with_java, plan_with_seamark
 from tests.planner.lakes.lake import DataFile, Lake
 from tests.planner.lakes.literal_forms import FORMS
 from tests.planner.lakes.predicates import (
@@ -92,7 +92,7 @@ async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: 
         registry = Registry(store, clock)
         for start in range(0, len(seeds), LAKES_AT_ONCE):
             chunk = seeds[start : start + LAKES_AT_ONCE]
-            random_cases: list[Case] = []
+            random_cases: list[ScanCase] = []
             lakes: dict[int, IndexedLake] = {}
             for seed in chunk:
                 lake_cases = list(draw_cases(seed, folder, per_lake))
@@ -124,24 +124,24 @@ async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: 
     return counts
 
 
-def _replace_with_indexed_values(rng: random.Random, indexed: IndexedLake, case: Case) -> Case:
+def _replace_with_indexed_values(rng: random.Random, indexed: IndexedLake, case: ScanCase) -> ScanCase:
     """Return the case with a filter on values that the indexes contain."""
     schema = indexed.lake.schemas[case.snapshot.schema_id] if case.names_of_snapshot else indexed.lake.schema
     tree = draw_indexed_filter(rng, indexed, schema)
     return replace(case, filter=to_json(tree, rng.choice(FORMS)), java_filter=to_json(tree, "java"))
 
 
-Plans = list[dict[str, Task]]
+Plans = list[dict[str, JudgedTask]]
 
 
 async def _plan_cases(
-    planning: Planning, cases: Sequence[Case], lakes: dict[int, IndexedLake], counts: Counter[str]
+    planning: Planning, cases: Sequence[ScanCase], lakes: dict[int, IndexedLake], counts: Counter[str]
 ) -> tuple[Plans, Plans]:
     """Return the plans of each case without indexes and with them."""
     plain, indexed = [], []
     for case in cases:
         plain.append(await plan_with_seamark(planning.planner, case))
-        indexed.append(await plan_with_seamark(planning.planner, case, await lakes[case.lake.seed].entry()))
+        indexed.append(await plan_with_seamark(planning.planner, case, await lakes[case.lake.seed].build_entry()))
     for lake in lakes.values():
         for definition in lake.definitions:
             used = planning.usage.find_usage(lake.metadata.table_uuid, definition.id)
@@ -153,10 +153,10 @@ async def _plan_cases(
 
 
 async def _plan_by_ranges(
-    folder: Path, registry: Registry, cases: Sequence[Case], lakes: dict[int, IndexedLake]
+    folder: Path, registry: Registry, cases: Sequence[ScanCase], lakes: dict[int, IndexedLake]
 ) -> Plans:
     """Return the plans of a server that reads index files only by ranges."""
-    live_locations = {file.location for lake in lakes.values() for file in await lake.live()}
+    live_locations = {file.location for lake in lakes.values() for file in await lake.list_live_files()}
 
     class ObjectsWithUnreachableFiles(RecordingObjects):
         async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
@@ -170,22 +170,23 @@ async def _plan_by_ranges(
             folder, registry, wrap=ObjectsWithUnreachableFiles, index_whole_bytes=0, index_wait_s=0.5
         ) as planning:
             return [
-                await plan_with_seamark(planning.planner, case, await lakes[case.lake.seed].entry()) for case in cases
+                await plan_with_seamark(planning.planner, case, await lakes[case.lake.seed].build_entry())
+                for case in cases
             ]
 
 
 async def _plan_with_damage(
-    folder: Path, registry: Registry, cases: Sequence[Case], lakes: dict[int, IndexedLake], counts: Counter[str]
+    folder: Path, registry: Registry, cases: Sequence[ScanCase], lakes: dict[int, IndexedLake], counts: Counter[str]
 ) -> Plans:
     """Return the plans of a server for which half of the index files are damaged."""
     for seed, lake in lakes.items():
         rng = random.Random(f"damage of {seed}")
-        for file in await lake.live():
+        for file in await lake.list_live_files():
             if rng.random() < 0.5:
                 counts[f"index files {damage_file(rng, file.location)}"] += 1
     async with open_planning(folder, registry) as planning:
         results = [
-            await plan_with_seamark(planning.planner, case, await lakes[case.lake.seed].entry()) for case in cases
+            await plan_with_seamark(planning.planner, case, await lakes[case.lake.seed].build_entry()) for case in cases
         ]
         counts["quarantined"] += planning.indexes.quarantined
     return results
@@ -265,7 +266,7 @@ def find_matching_files(
         for file in files
         if any(
             all(any(matches(item, row, names, meaning) for meaning in clients) for item in drawn)
-            for row in lake.rows(file)
+            for row in lake.read_rows(file)
         )
     }
 
@@ -283,7 +284,7 @@ async def run_exact_campaign(seeds: Sequence[int], per_lake: int, folder: Path) 
                 if len(properties) > 1:
                     indexed = await register_lake(lake, store, registry, properties)
                     for definition in indexed.definitions:
-                        entries = list(indexed.entries(definition, list_data_files(lake)))
+                        entries = list(indexed.build_entries(definition, list_data_files(lake)))
                         assert len(entries) == len(list_data_files(lake))
                         half = len(entries) // 2
                         for part in (entries[:half], entries[half:]):
@@ -295,7 +296,7 @@ async def run_exact_campaign(seeds: Sequence[int], per_lake: int, folder: Path) 
 
 
 async def _judge_exactly(planning: Planning, indexed: IndexedLake, count: int, counts: Counter[str]) -> None:
-    lake, entry = indexed.lake, await indexed.entry()
+    lake, entry = indexed.lake, await indexed.build_entry()
     rng = random.Random(~lake.seed)
     for random_condition in draw_conditions(rng, lake, count):
         snapshot = rng.choice(list(lake.snapshots.values()))
@@ -333,7 +334,7 @@ async def _judge_exactly(planning: Planning, indexed: IndexedLake, count: int, c
 
 def _find_path(scan: ScanPlan, row: int) -> str:
     block, local = scan.view.locate(row)
-    path = block.text("file_path", local)
+    path = block.read_text("file_path", local)
     assert path is not None
     return path
 

@@ -59,7 +59,7 @@ async def plan_until_ended(planning: Planning, table: IndexedTable, rng: random.
     while not ended.is_set() or count <= PLANS_MIN:
         filter, expected = draw_filter(rng)
         request = ScanRequest(filter=parse_expression(filter))
-        scan = await planning.planner.bind_and_plan(table.metadata, request, await table.entry())
+        scan = await planning.planner.bind_and_plan(table.metadata, request, await table.build_entry())
         assert expected <= set(list_file_numbers(scan)), filter
         count += 1
         if rng.random() < 0.3:
@@ -75,7 +75,7 @@ async def change_index_files(table: IndexedTable, rng: random.Random, turns: int
     """Build, merge, delete and damage index files, one change after another."""
     for _ in range(turns):
         kind = rng.choice(KINDS)
-        live = [file for file in await table.files() if file.state is IndexFileState.LIVE and file.kind == kind]
+        live = [file for file in await table.list_files() if file.state is IndexFileState.LIVE and file.kind == kind]
         chosen_files = rng.sample(live, min(len(live), rng.randint(0, 3)))
         match rng.choice(["add", "add", "replace", "replace", "damage", "quarantine", "clean"]):
             case "add":
@@ -95,7 +95,7 @@ async def change_index_files(table: IndexedTable, rng: random.Random, turns: int
                 for file in chosen_files:
                     await table.registry.quarantine(file.uuid, file.location, "said so")
             case "clean":
-                for file in await table.files():
+                for file in await table.list_files():
                     if file.state is not IndexFileState.LIVE:
                         await table.registry.forget(file.uuid, file.location)
                         get_path(file).unlink(missing_ok=True)
@@ -123,7 +123,8 @@ async def _run_race(seed: int, folder: Path, turns: int) -> None:
         await create_namespace(store)
         new_table = Table(folder / "t")
         new_table.commit(
-            1, [new_table.manifest("a", range(FILES // 2)), new_table.manifest("b", range(FILES // 2, FILES))]
+            1,
+            [new_table.write_manifest("a", range(FILES // 2)), new_table.write_manifest("b", range(FILES // 2, FILES))],
         )
         table = IndexedTable(new_table, store, Registry(store, clock), {kind: f"{kind}(id)" for kind in KINDS})
         await table.register()
@@ -151,7 +152,7 @@ async def _run_race(seed: int, folder: Path, turns: int) -> None:
         for _ in range(50):
             filter, expected = draw_filter(rng)
             scan = await workers[0].planner.bind_and_plan(
-                table.metadata, ScanRequest(filter=parse_expression(filter)), await table.entry()
+                table.metadata, ScanRequest(filter=parse_expression(filter)), await table.build_entry()
             )
             assert expected <= set(list_file_numbers(scan))
             workers[0].planner.check_invariants()

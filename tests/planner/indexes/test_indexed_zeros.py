@@ -87,7 +87,7 @@ async def test_filter_with_both_zeros_probes_an_index_for_both(kind: str, tmp_pa
             for filter in FILTERS:
                 request = ScanRequest(filter=parse_expression(filter))
                 numbers = list_file_numbers(
-                    await planning.planner.bind_and_plan(table.metadata, request, await table.entry())
+                    await planning.planner.bind_and_plan(table.metadata, request, await table.build_entry())
                 )
                 expected = {
                     number for number in PRICES if holds(filter, PRICES[number][0], ComparisonSemantics.POSSIBLE)
@@ -104,7 +104,7 @@ async def test_filter_with_both_zeros_locates_the_rows_of_both(semantics: Compar
         async with open_planning(tmp_path, table.registry) as planning:
             view = await planning.planner.view(table.metadata, ScanRequest())
             covers = IndexResolver(planning.indexes)
-            index = await covers.bitmaps(view, table.definitions["i"], await table.entry())
+            index = await covers.open_bitmaps(view, table.definitions["i"], await table.build_entry())
             for filter in FILTERS:
                 marks = PredicateMatcher({(3, "identity"): index}, semantics, from_sql=False)
                 schema = table.metadata.current_schema

@@ -23,7 +23,7 @@ from tests.planner.lakes.kinds import FLOATS
 from tests.planner.lakes.manifests import PartitionField
 from tests.planner.lakes.stars import Col, Row, StarTable
 from tests.seeds import first_seed
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 DAY_US = 86_400_000_000
 DAYS = [-400, -1, 0, 1, 30, 31, 59, 365, 366, 18_262, 18_292, 18_293, 18_322, 18_628]
@@ -112,7 +112,7 @@ async def create_table(rng: random.Random, api: Api, name: str, columns: dict[st
         rows = [draw_row(rng, columns) for _ in range(rng.randint(1, 3))]
         for item in rows if parts else ():
             item["d"] = rows[0]["d"]
-        results.append(table.file(rows))
+        results.append(table.make_file(rows))
     await table.commit(results)
     for file in results if rng.random() < 0.3 else ():
         numbers = [number for number in range(len(table.rows[file.path])) if rng.random() < 0.5]
@@ -248,7 +248,7 @@ async def judge_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, count
 
 async def run_campaign(seed: int, stars: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: Counter[str] = Counter()
-    async with running(folder) as server:
+    async with run_server(folder) as server:
         for number in range(stars):
             await judge_star(f"{seed}/{number}", Api(server), monkeypatch, counts)
     assert counts["wanted"] > 0
@@ -271,16 +271,16 @@ async def test_plans_keep_the_rows_that_duckdb_joins_in_many_cases(
 
 async def test_an_extreme_of_some_rows_is_limited_by_files_whose_rows_all_count(tmp_path: Path) -> None:
     """The greatest `k` with x = 3 is 5, though a file with x from 1 to 6 has greater values."""
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         api = Api(server)
         facts = [{**dict.fromkeys(FACT), "c": number} for number in range(10)]
         fact = await StarTable.create(api, "fact", [Col(number, *one) for number, one in enumerate(FACT.items(), 1)])
-        await fact.commit([fact.file([item]) for item in facts])
+        await fact.commit([fact.make_file([item]) for item in facts])
         lake = await StarTable.create(
             api, "one", [Col(number, *each) for number, each in enumerate(DIMENSIONS["one"].items(), 1)]
         )
         rows = [[(4, 3), (5, 3)], [(7, 1), (8, 6)], [(2, 3)]]
-        files = [lake.file([{"k": k, "x": x, "until": None} for k, x in row]) for row in rows]
+        files = [lake.make_file([{"k": k, "x": x, "until": None} for k, x in row]) for row in rows]
         await lake.commit(files)
 
         async def plan_files(op: str, extreme: str, value: int, *, exact: bool = True) -> list[int]:
@@ -331,7 +331,7 @@ async def test_an_extreme_of_some_rows_is_limited_by_files_whose_rows_all_count(
     ],
 )
 async def test_invalid_join_is_rejected(tmp_path: Path, join: dict[str, Any], message: str) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         api, rng = Api(server), random.Random(1)
         await create_table(rng, api, "fact", FACT, 2)
         await create_table(rng, api, "days", DIMENSIONS["days"], 1)
@@ -341,11 +341,11 @@ async def test_invalid_join_is_rejected(tmp_path: Path, join: dict[str, Any], me
 
 
 async def test_unreadable_join_alternative_disables_pruning_by_the_others(tmp_path: Path) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         api, rng = Api(server), random.Random(2)
         fact = await create_table(rng, api, "fact", FACT, 5)
         days = await create_table(rng, api, "days", DIMENSIONS["days"], 1)
-        far_day = days.file([{**dict.fromkeys(DIMENSIONS["days"]), "day": 2**31 - 1, "x": 0}])  # DuckDB's infinity
+        far_day = days.make_file([{**dict.fromkeys(DIMENSIONS["days"]), "day": 2**31 - 1, "x": 0}])  # DuckDB's infinity
         await days.commit([far_day])
         queries = [
             {"table": ["db", "days"], "on": {"ts": "day"}, "transform": "day", "any-of": 1},
@@ -359,11 +359,11 @@ async def test_unreadable_join_alternative_disables_pruning_by_the_others(tmp_pa
 
 async def test_join_on_years_beyond_four_digits_prunes_no_file(tmp_path: Path) -> None:
     """Timestamps reach the year 294247, and every engine computes a year for them."""
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         api, rng = Api(server), random.Random(3)
         fact = await create_table(rng, api, "fact", FACT, 5)
         days = await create_table(rng, api, "days", DIMENSIONS["days"], 0)
-        await days.commit([days.file([{**dict.fromkeys(DIMENSIONS["days"]), "year": 10_000, "x": 0}])])
+        await days.commit([days.make_file([{**dict.fromkeys(DIMENSIONS["days"]), "year": 10_000, "x": 0}])])
         queries = [{"table": ["db", "days"], "on": {"ts": "year"}, "transform": "year"}]
         answer = await api("POST", "/api/v1/tables/db/fact/explain", {"joins": queries, "files": True})
         assert not answer.json["joins"][0]["used"]

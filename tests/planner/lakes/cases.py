@@ -11,14 +11,14 @@ from typing import Any
 
 from tests.planner.lakes.history import write_random_lake
 from tests.planner.lakes.kinds import FLOATS
-from tests.planner.lakes.lake import DataFile, Lake, Snapshot
+from tests.planner.lakes.lake import DataFile, Lake, LakeSnapshot
 from tests.planner.lakes.literal_forms import FORMS
 from tests.planner.lakes.predicates import IEEE, Meaning, Names, draw_filter, matches, to_json
 from tests.services.java_planner import PlanRequest
 
 
 @dataclass(frozen=True)
-class Case:
+class ScanCase:
     """One scan of one lake.
 
     `filter` is the filter for our planner, and `java_filter` is the same filter in Java's form.
@@ -26,7 +26,7 @@ class Case:
 
     lake: Lake
     number: int
-    snapshot: Snapshot
+    snapshot: LakeSnapshot
     implicit: bool
     names_of_snapshot: bool
     case_sensitive: bool
@@ -70,7 +70,7 @@ class Case:
     def match_rows(self, file: DataFile, expression: Any, meaning: Meaning = IEEE) -> list[bool]:
         """Return for each row of a file whether it satisfies an expression in this case's names."""
         names = self.names
-        return [matches(expression, row, names, meaning) for row in self.lake.rows(file)]
+        return [matches(expression, row, names, meaning) for row in self.lake.read_rows(file)]
 
     def __str__(self) -> str:
         context = f"seed {self.lake.seed} case {self.number}: format version {self.lake.version}, "
@@ -95,7 +95,7 @@ def _is_zero_compared(expression: Any, names: Names) -> bool:
     return any(_is_zero_compared(child, names) for child in expression.values())
 
 
-def draw_cases(seed: int, folder: Path, count: int) -> Iterator[Case]:
+def draw_cases(seed: int, folder: Path, count: int) -> Iterator[ScanCase]:
     """Yield `count` cases on the lake of `seed`, which is written below `folder`."""
     lake = write_random_lake(seed, folder / str(seed))
     rng = random.Random(~seed)
@@ -105,7 +105,7 @@ def draw_cases(seed: int, folder: Path, count: int) -> Iterator[Case]:
         names_of_snapshot = not implicit and rng.random() < 0.25
         schema = lake.schemas[snapshot.schema_id] if names_of_snapshot else lake.schema
         tree = draw_filter(rng, lake, schema)
-        yield Case(
+        yield ScanCase(
             lake=lake,
             number=number,
             snapshot=snapshot,

@@ -22,7 +22,7 @@ from tests.planner.lakes.lake import (
 )
 from tests.planner.lakes.manifests import PartitionField
 from tests.planner.lakes.metrics import ColumnMetrics, draw_metrics, truncate_upper
-from tests.planner.lakes.schemas import Column, Field, Schema
+from tests.planner.lakes.schemas import Field, LakeColumn, Schema
 
 Spec = tuple[PartitionField, ...]
 
@@ -48,12 +48,12 @@ class FileMaker:
         self._pools = pools
         self._made = 0
 
-    def data(
+    def make_data_file(
         self, schema: Schema, spec_id: int, fields: Spec, kinds: dict[int, str], *, like: DataFile | None = None
     ) -> DataFile:
         """Return a data file in the partition of `like`, or in the partition of a random first row."""
         rng = self._rng
-        columns = schema.columns()
+        columns = schema.list_columns()
         draw = self._build_drawer(schema)
         first = like.rows[0] if like is not None and like.rows else self._build_row(schema.fields, draw)
         partition = tuple(partitioning.apply(p.transform, kinds[p.source], first.get(p.source)) for p in fields)
@@ -88,7 +88,7 @@ class FileMaker:
     def _build_drawer(self, schema: Schema) -> _Draw:
         rng = self._rng
         draw = _Draw({}, {}, {}, set(), set())
-        for column in schema.columns().values():
+        for column in schema.list_columns().values():
             draw.nulls[column.id] = 0.0 if column.required else rng.choice([0, 0, 0, 0.3, 1])
             if column.kind == "struct":
                 draw.nulls[column.id] = 0.0 if column.required else rng.choice([0, 0, 0.3])
@@ -102,7 +102,9 @@ class FileMaker:
             draw.nans[column.id] = rng.choice([0, 0, 0.3, 1]) if column.kind in FLOATS else 0.0
         return draw
 
-    def _hold(self, draw: _Draw, first: Row, fields: Spec, kinds: dict[int, str], columns: dict[int, Column]) -> None:
+    def _hold(
+        self, draw: _Draw, first: Row, fields: Spec, kinds: dict[int, str], columns: dict[int, LakeColumn]
+    ) -> None:
         """Limit `draw` to rows of the partition that the first row belongs to."""
         for source in {part.source for part in fields}:
             value = first.get(source)
@@ -149,7 +151,7 @@ class FileMaker:
 
     # Delete files
 
-    def equality(
+    def make_equality_deletes(
         self, schema: Schema, specs: dict[int, Spec], live: list[DataFile], kinds: dict[int, str]
     ) -> list[DeleteFile]:
         """Return an equality delete file in the partition of a live file, or a global one.
@@ -184,14 +186,14 @@ class FileMaker:
         kept_metrics = {key: of for key, of in metrics.items() if of != ColumnMetrics()}
         return [replace(delete, equality_ids=ids, keys=tuple(ordered), metrics=kept_metrics)]
 
-    def _choose_key(self, column: Column, row: Row) -> Any:
+    def _choose_key(self, column: LakeColumn, row: Row) -> Any:
         if column.id in row:
             return row[column.id]
         if not column.required and self._rng.random() < 0.2:
             return None
         return self._rng.choice(self._pools[column.id])
 
-    def positions(self, files: list[DataFile]) -> list[DeleteFile]:
+    def make_position_deletes(self, files: list[DataFile]) -> list[DeleteFile]:
         """Return a position delete file for one data file, or for several data files of one partition."""
         rng = self._rng
         chosen_file = rng.choice(files)

@@ -15,7 +15,7 @@ from typing import Any
 from tests.planner.lakes import partitioning
 from tests.planner.lakes.files import FileMaker
 from tests.planner.lakes.kinds import compute_sort_key, draw_pool, get_limits, strip_parameters, to_bytes
-from tests.planner.lakes.lake import DATA, ContentFile, DataFile, DeleteFile, Lake, Snapshot
+from tests.planner.lakes.lake import DATA, ContentFile, DataFile, DeleteFile, Lake, LakeSnapshot
 from tests.planner.lakes.manifests import (
     ADDED,
     DELETED,
@@ -59,8 +59,8 @@ class _History:
         self.style = Style.draw_style(rng)
         self.sequence = 0
         self.next_row_id = 0
-        self.snapshots: dict[int, Snapshot] = {}
-        self.heads: dict[str, Snapshot] = {}
+        self.snapshots: dict[int, LakeSnapshot] = {}
+        self.heads: dict[str, LakeSnapshot] = {}
         self.log: list[dict[str, int]] = []
         self.refs: dict[str, tuple[str, int]] = {}
         self.files = FileMaker(rng, self.location, self.pools)
@@ -163,7 +163,7 @@ class _History:
         self.default_spec = len(self.specs)
         self.specs[self.default_spec] = results
 
-    def _kinds(self) -> dict[int, str]:
+    def _find_kinds(self) -> dict[int, str]:
         """Return the current types of the columns that specs partition by."""
         return {column.id: column.kind for column in self.schema.leaves().values()}
 
@@ -177,7 +177,7 @@ class _History:
         results = []
         for _ in range(count):
             spec_id = self.default_spec if self.rng.random() < 0.9 else self.rng.choice(list(self.specs))
-            results.append(self.files.data(self.schema, spec_id, self.specs[spec_id], self._kinds()))
+            results.append(self.files.make_data_file(self.schema, spec_id, self.specs[spec_id], self._find_kinds()))
         return results
 
     def _group(self, files: list[Any]) -> list[list[Entry]]:
@@ -215,8 +215,8 @@ class _History:
         rng = self.rng
         chosen_file = rng.choice(files)
         group = [file for file in files if file.partition_key == chosen_file.partition_key]
-        data = self.files.data(
-            self.schema, chosen_file.spec_id, self.specs[chosen_file.spec_id], self._kinds(), like=chosen_file
+        data = self.files.make_data_file(
+            self.schema, chosen_file.spec_id, self.specs[chosen_file.spec_id], self._find_kinds(), like=chosen_file
         )
         oldest = max(file.sequence for file in group) if self.version > 1 else None
         return self._replace(branch, "replace", {id(file) for file in group}, [[self._make_added_entry(data, oldest)]])
@@ -263,7 +263,7 @@ class _History:
         for _ in range(rng.randint(1, 3)):
             equality = rng.random() < 0.5 or not live
             if equality:
-                delete_files += self.files.equality(self.schema, self.specs, live, self._kinds())
+                delete_files += self.files.make_equality_deletes(self.schema, self.specs, live, self._find_kinds())
             elif self.version >= 3:
                 referenceds = {vector.referenced for vector in delete_files}
                 targets = [file for file in live + data if file.path not in referenceds]
@@ -272,7 +272,7 @@ class _History:
                 delete_files += new_vectors
                 removed_ids |= {id(delete) for delete in replaced}
             else:
-                delete_files += self.files.positions(live + data)
+                delete_files += self.files.make_position_deletes(live + data)
         self._replace(branch, "overwrite", removed_ids, self._group([*data, *delete_files]))
 
     def _commit(self, branch: str, operation: str, kept_manifests: list[Manifest], groups: list[list[Entry]]) -> None:
@@ -313,7 +313,7 @@ class _History:
             document["sequence-number"] = sequence
         if self.version >= 3:
             document |= {"first-row-id": first_row_id, "added-rows": self.next_row_id - first_row_id}
-        snapshot = Snapshot(
+        snapshot = LakeSnapshot(
             snapshot_id, parent.id if parent else None, sequence, self.schema.id, tuple(manifests), document
         )
         self.snapshots[snapshot_id] = self.heads[branch] = snapshot
@@ -334,7 +334,7 @@ class _History:
             if explicit is None and (self.version == 1 or entry.status == DELETED or rng.random() < 0.3):
                 explicit = snapshot_id
             written_rows.append(Entry(entry.status, explicit, entry.sequence, entry.file_sequence, file))
-        fields, kinds = self.specs[spec_id], self._kinds()
+        fields, kinds = self.specs[spec_id], self._find_kinds()
         style = self.style if rng.random() < 0.8 else Style.draw_style(rng)
         data = build_manifest_bytes(
             written_rows,
@@ -344,7 +344,7 @@ class _History:
             spec_id=spec_id,
             fields=fields,
             kinds=kinds,
-            schema=self.schema.json(),
+            schema=self.schema.build_json(),
         )
         path = self.folder / "metadata" / f"{snapshot_id}-m{rng.getrandbits(40)}.avro"
         path.write_bytes(data)
@@ -369,7 +369,9 @@ class _History:
         )
 
     def _build_metadata(self) -> dict[str, Any]:
-        specs = [{"spec-id": key, "fields": [part.json() for part in fields]} for key, fields in self.specs.items()]
+        specs = [
+            {"spec-id": key, "fields": [part.build_json() for part in fields]} for key, fields in self.specs.items()
+        ]
         document: dict[str, Any] = {
             "format-version": self.version,
             "table-uuid": str(uuid.UUID(int=self.seed)),
@@ -377,7 +379,7 @@ class _History:
             "last-updated-ms": NOW_MS + 1000 * len(self.snapshots),
             "last-column-id": self.maker.last_id,
             "current-schema-id": self.schema.id,
-            "schemas": [schema.json() for schema in self.schemas.values()],
+            "schemas": [schema.build_json() for schema in self.schemas.values()],
             "default-spec-id": self.default_spec,
             "partition-specs": specs,
             "last-partition-id": self.last_partition_id,
@@ -391,7 +393,7 @@ class _History:
             "metadata-log": [],
         }
         if self.version == 1:
-            document |= {"schema": self.schema.json(), "partition-spec": specs[self.default_spec]["fields"]}
+            document |= {"schema": self.schema.build_json(), "partition-spec": specs[self.default_spec]["fields"]}
         else:
             document["last-sequence-number"] = self.sequence
         if self.version >= 3:

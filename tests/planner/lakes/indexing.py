@@ -110,7 +110,7 @@ def draw_definitions(rng: random.Random, lake: Lake) -> dict[str, str]:
         ]
         texts = [format_term(transform, one.name) for transform, one in terms]
         fpp = rng.choice([None, 0.001, 0.3]) if kind == "bloom" else None
-        if rng.random() < 0.3 and all(item.id in lake.schema.columns() for item in chosen_columns):
+        if rng.random() < 0.3 and all(item.id in lake.schema.list_columns() for item in chosen_columns):
             options = [] if fpp is None else [f"fpp={fpp}"]
             document[f"{PREFIX}i{number}"] = f"{kind}({', '.join(texts + options)})"
         else:
@@ -134,7 +134,7 @@ def draw_indexed_filter(rng: random.Random, indexed: IndexedLake, schema: TableS
         return {"type": rng.choice(["and", "and", "or"]), "left": left, "right": right}
     if depth < 2 and shape < 0.55:
         return {"type": "not", "child": draw_indexed_filter(rng, indexed, schema, depth + 1)}
-    columns = schema.columns()
+    columns = schema.list_columns()
     usable = [
         definition for definition in indexed.definitions if all(term.column_id in columns for term in definition.terms)
     ]
@@ -176,7 +176,7 @@ def build_keys(lake: Lake, file: DataFile, term: Term, *, as_written: bool) -> K
         if column.default is not None:
             return None
         return compute_term_keys(term, pa.chunked_array([pa.nulls(file.record_count)]))
-    kind = lake.schemas[file.schema_id].columns()[column.id].kind
+    kind = lake.schemas[file.schema_id].list_columns()[column.id].kind
     values = [row[column.id] for row in file.rows]
     try:
         return compute_term_keys(term, pa.chunked_array([build_array(kind if as_written else term.source, values)]))
@@ -221,12 +221,12 @@ class IndexedLake:
     def folder(self) -> Path:
         return self.lake.folder / "_seamark" / "index"
 
-    async def entry(self) -> Entry:
-        entry = await self.store.entry(TABLE, NS, self.name)
+    async def build_entry(self) -> Entry:
+        entry = await self.store.load_entry(TABLE, NS, self.name)
         assert entry is not None
         return entry
 
-    async def live(self) -> list[RegisteredIndexFile]:
+    async def list_live_files(self) -> list[RegisteredIndexFile]:
         """Return the live index files in the order of their creation, because the names of merged files are random."""
         files = await self.store.index_files(self.metadata.table_uuid)
         return sorted((file for file in files if file.state is IndexFileState.LIVE), key=lambda file: file.created_ms)
@@ -292,7 +292,7 @@ class IndexedLake:
             remove=locations,
         )
 
-    def entries(
+    def build_entries(
         self, definition: IndexDefinition, files: Iterable[DataFile], *, as_written: bool = False
     ) -> Iterator[tuple[ListedFile, Any]]:
         """Yield the entries that can be built for these files."""
@@ -342,14 +342,14 @@ async def _index_some_files(
     ids = {term.column_id for term in definition.terms}
     known_numbers: set[int] = set()
     choices: list[Schema] = []
-    for schema in sorted(metadata.schemas, key=lambda one: one.id):
-        known_numbers |= ids & set(indexed.lake.schemas[schema.id].columns())
+    for schema in sorted(metadata.schemas, key=lambda schema_version: schema_version.id):
+        known_numbers |= ids & set(indexed.lake.schemas[schema.id].list_columns())
         if known_numbers == ids and schema.id >= newest:
             choices.append(schema)
     # Most indexes are built by readers of the newest schema.
     schema = rng.choice([*choices, choices[-1], choices[-1]]) if choices else metadata.current_schema
     old_definition = build_definition_as_of(definition, metadata, schema)
-    entries = list(indexed.entries(old_definition, dict.fromkeys(files), as_written=rng.random() < 0.5))
+    entries = list(indexed.build_entries(old_definition, dict.fromkeys(files), as_written=rng.random() < 0.5))
     entries += _build_entries_of_replaced_files(rng, old_definition, entries)
     rng.shuffle(entries)
     return (old_definition, await indexed.add(old_definition, entries)) if entries else None
@@ -452,19 +452,19 @@ class IndexedTable:
     def definitions(self) -> dict[str, IndexDefinition]:
         return dict(read_definitions(self.metadata).by_name)
 
-    async def entry(self) -> Entry:
-        entry = await self.store.entry(TABLE, NS, "t")
+    async def build_entry(self) -> Entry:
+        entry = await self.store.load_entry(TABLE, NS, "t")
         assert entry is not None
         return entry
 
-    async def files(self) -> list[RegisteredIndexFile]:
+    async def list_files(self) -> list[RegisteredIndexFile]:
         return await self.store.index_files(self.metadata.table_uuid)
 
     async def register(self) -> None:
         entry = make_entry("t", uuid=self.metadata.table_uuid, metadata_location=self.metadata.location)
         await self.store.transact([CreateEntry(entry)])
 
-    def columns(self, number: int) -> dict[int, pa.Array]:
+    def read_columns(self, number: int) -> dict[int, pa.Array]:
         """Return the columns of the data file with this number, by column id."""
         return {1: pa.array([10 * number + 2 * (row // 2) for row in range(10)], pa.int64())}
 
@@ -475,9 +475,9 @@ class IndexedTable:
         definition = self.definitions[index] if isinstance(index, str) else index
         entries = []
         for number in numbers:
-            columns = self.columns(number)
+            columns = self.read_columns(number)
             keys = [compute_term_keys(term, pa.chunked_array([columns[term.column_id]])) for term in definition.terms]
-            file = self.table.file(number, 0)
+            file = self.table.make_file(number, 0)
             entries.append((ListedFile(file.path, file.size, file.record_count), build_part(definition, keys)))
         self.written += 1
         path = self.table.folder / "_seamark" / "index" / f"{self.written:04d}.puffin"

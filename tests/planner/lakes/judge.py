@@ -42,7 +42,7 @@ from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Entry
-from tests.planner.lakes.cases import Case, draw_cases
+from tests.planner.lakes.cases import ScanCase, draw_cases
 from tests.planner.lakes.kinds import FLOATS, LONG_MIN
 from tests.planner.lakes.lake import ContentFile, DataFile, DeleteFile
 from tests.planner.lakes.predicates import (
@@ -59,14 +59,14 @@ CLIENTS = (IEEE, JAVA_MEANING, SPARK_MEANING)
 
 
 @dataclass(frozen=True)
-class Task:
+class JudgedTask:
     """One file of our plan: the names of its delete files, and the residual's JSON, or None if it is omitted."""
 
     deletes: list[str]
     residual: Any
 
 
-async def plan_with_seamark(planner: Planner, case: Case, entry: Entry | None = None) -> dict[str, Task]:
+async def plan_with_seamark(planner: Planner, case: ScanCase, entry: Entry | None = None) -> dict[str, JudgedTask]:
     """Return our planned tasks by file path.
 
     If `entry` is given, the plan uses the indexes of the table.
@@ -84,17 +84,17 @@ async def plan_with_seamark(planner: Planner, case: Case, entry: Entry | None = 
     plan, report = {}, {}
     for row in scan.entry_ids.tolist():
         block, local = scan.view.locate(row)
-        path = block.text("file_path", local)
+        path = block.read_text("file_path", local)
         assert path is not None
         assert path not in plan, f"{path} twice\n{case}"
         deletes = [_delete_name(*scan.view.locate_delete(delete)) for delete in scan.deletes(row)]
-        residual = scan.residual(row)
+        residual = scan.compute_residual(row)
         if residual == FALSE:
             continue  # This filter is not answered.
-        plan[path] = Task(deletes, encode_expression(residual))
+        plan[path] = JudgedTask(deletes, encode_expression(residual))
         # A residual that cannot be bound by name is omitted: the client uses the filter (REST spec, `FileScanTask`).
         is_named = make_bindable(residual, metadata.current_schema) == residual
-        report[path] = Task(deletes, encode_expression(residual) if is_named else None)
+        report[path] = JudgedTask(deletes, encode_expression(residual) if is_named else None)
     try:
         parsed_answer = _parse_answer(scan)
     except NotAcceptable:
@@ -115,32 +115,32 @@ def _is_tautology(residual: Any) -> bool:
 
 
 def _delete_name(block: Block, row: int) -> str:
-    path, offset = block.text("file_path", row), block.long("content_offset", row)
+    path, offset = block.read_text("file_path", row), block.read_long("content_offset", row)
     assert path is not None
     return path if offset is None else f"{path}#{offset}"
 
 
-def _parse_answer(scan: ScanPlan) -> dict[str, Task]:
+def _parse_answer(scan: ScanPlan) -> dict[str, JudgedTask]:
     """Return the plan as parsed from its JSON.
 
     Raises:
         NotAcceptable: JSON cannot express the plan.
     """
     answer = ScanTaskWriter(scan)
-    tasks = json.loads(b"[" + b"".join(answer.tasks(scan.entry_ids)) + b"]")
+    tasks = json.loads(b"[" + b"".join(answer.write_tasks(scan.entry_ids)) + b"]")
     deletes = []
     for delete in json.loads(b"[" + b"".join(answer.delete_files()) + b"]"):
         offset = delete.get("content-offset")
         deletes.append(delete["file-path"] if offset is None else f"{delete['file-path']}#{offset}")
     return {
-        task["data-file"]["file-path"]: Task(
+        task["data-file"]["file-path"]: JudgedTask(
             [deletes[at] for at in task.get("delete-file-references", ())], task.get("residual-filter")
         )
         for task in tasks
     }
 
 
-def judge(case: Case, tasks: dict[str, Task], java: JavaPlan, unfiltered: JavaPlan) -> Counter[str]:
+def judge(case: ScanCase, tasks: dict[str, JudgedTask], java: JavaPlan, unfiltered: JavaPlan) -> Counter[str]:
     """Check a plan, and return counts of the situations that occurred.
 
     `java` and `unfiltered` are Java's plans with the case's filter and without a filter.
@@ -184,7 +184,7 @@ def judge(case: Case, tasks: dict[str, Task], java: JavaPlan, unfiltered: JavaPl
 
 
 def judge_deletes(
-    case: Case, file: DataFile, task: Task, expected: list[bool], java: JavaPlan, counts: Counter[str]
+    case: ScanCase, file: DataFile, task: JudgedTask, expected: list[bool], java: JavaPlan, counts: Counter[str]
 ) -> None:
     """Check the delete files of a planned file. `java` is Java's plan of the snapshot without a filter."""
     lake = case.lake
@@ -205,14 +205,14 @@ def judge_deletes(
         )
 
 
-def _is_removing(case: Case, delete: DeleteFile, file: DataFile, expected: list[bool]) -> bool:
+def _is_removing(case: ScanCase, delete: DeleteFile, file: DataFile, expected: list[bool]) -> bool:
     """Return whether a delete file removes a row that matches the filter."""
     return any(
         expected[position] for position in case.lake.find_removed_positions(delete, file) if position < len(expected)
     )
 
 
-def _is_nan_possible(case: Case, file: DataFile) -> bool:
+def _is_nan_possible(case: ScanCase, file: DataFile) -> bool:
     """Return whether a float column may have NaN in the file, by the file's metrics."""
     floats = [column.id for column in case.lake.all_columns.values() if column.kind in FLOATS]
     return any(file.metrics[item].nans != 0 if item in file.metrics else True for item in floats)
@@ -231,7 +231,7 @@ def _is_bounded_by_the_least_long(file: ContentFile) -> bool:
     return any(minimum in (column.lower, column.upper) for column in file.metrics.values())
 
 
-def _is_misrounding_possible(case: Case, file: DataFile) -> bool:
+def _is_misrounding_possible(case: ScanCase, file: DataFile) -> bool:
     """Return whether Java up to 0.10 may have rounded a time before 1970 wrongly, one too high.
 
     Java's readers do not correct this for predicates on the transform.
@@ -244,14 +244,14 @@ def _is_misrounding_possible(case: Case, file: DataFile) -> bool:
     )
 
 
-def _is_beyond_java(case: Case, delete: DeleteFile) -> bool:
+def _is_beyond_java(case: ScanCase, delete: DeleteFile) -> bool:
     """Return whether Java may omit an equality delete file that we cannot or must not omit.
 
     Java compares bounds of UUIDs in its own order. It uses statistics of dropped columns, which a later manifest has
     without the column in its schema. It assumes that a required column of an optional struct has no nulls. And it uses
     the one bound that we do not represent.
     """
-    columns, current = case.lake.all_columns, case.lake.schema.columns()
+    columns, current = case.lake.all_columns, case.lake.schema.list_columns()
     return _is_bounded_by_the_least_long(delete) or any(
         columns[key].kind == "uuid"
         or key not in current
@@ -282,7 +282,7 @@ async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: 
     return counts
 
 
-def plan_with_java(java: JavaPlanner, cases: Sequence[Case]) -> list[tuple[JavaPlan, JavaPlan]]:
+def plan_with_java(java: JavaPlanner, cases: Sequence[ScanCase]) -> list[tuple[JavaPlan, JavaPlan]]:
     """Return Java's plans of each case, with its filter and without; cases of one snapshot share the latter."""
     requests: dict[PlanRequest, None] = {}
     for case in cases:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.planner.lakes.manifests import DELETED, Manifest, PartitionField
 from tests.planner.lakes.metrics import ColumnMetrics
-from tests.planner.lakes.schemas import Column, Schema
+from tests.planner.lakes.schemas import LakeColumn, Schema
 
 Row = dict[int, Any]
 """Values by column id. A struct's own id has True if the struct is present and None if it is null."""
@@ -51,8 +51,9 @@ class ContentFile:
 
 @dataclass(eq=False)
 class DataFile(ContentFile):
-    """A data file. `rows` hold values as written under the schema `schema_id`, without columns that were added
-    later.
+    """A data file.
+
+    `rows` hold values as written under the schema `schema_id`, without columns that were added later.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -79,7 +80,7 @@ class DeleteFile(ContentFile):
 
 
 @dataclass(frozen=True, eq=False)
-class Snapshot:
+class LakeSnapshot:
     id: int
     parent: int | None
     sequence: int
@@ -112,20 +113,20 @@ class Lake:
     schemas: dict[int, Schema]
     schema: Schema
     specs: dict[int, tuple[PartitionField, ...]]
-    snapshots: dict[int, Snapshot]
-    current: Snapshot
+    snapshots: dict[int, LakeSnapshot]
+    current: LakeSnapshot
     refs: dict[str, tuple[str, int]]
     pools: dict[int, list[Any]]
 
     @cached_property
-    def all_columns(self) -> dict[int, Column]:
+    def all_columns(self) -> dict[int, LakeColumn]:
         """Return every column of all schemas by id, each from the newest schema that has it."""
-        columns: dict[int, Column] = {}
+        columns: dict[int, LakeColumn] = {}
         for schema in sorted(self.schemas.values(), key=lambda schema: schema.id):
-            columns |= schema.columns()
+            columns |= schema.list_columns()
         return columns
 
-    def rows(self, file: DataFile) -> list[Row]:
+    def read_rows(self, file: DataFile) -> list[Row]:
         """Return the rows of the file with all columns of the table.
 
         A column that was not written has its default or null.
@@ -140,7 +141,7 @@ class Lake:
                 new_row[column.id] = None if absent else column.default
         return new_row
 
-    def find_applicable_deletes(self, snapshot: Snapshot, file: DataFile) -> list[DeleteFile]:
+    def find_applicable_deletes(self, snapshot: LakeSnapshot, file: DataFile) -> list[DeleteFile]:
         """Return the delete files that apply to a data file, by the specification's three rules."""
         deletes = snapshot.delete_files
         positional = [
@@ -174,4 +175,4 @@ class Lake:
             return {position for path, position in delete.positions if path == file.path}
         ids = delete.equality_ids or []
         keys = set(delete.keys)
-        return {at for at, row in enumerate(self.rows(file)) if tuple(row[column] for column in ids) in keys}
+        return {at for at, row in enumerate(self.read_rows(file)) if tuple(row[column] for column in ids) in keys}

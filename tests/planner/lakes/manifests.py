@@ -31,7 +31,7 @@ class PartitionField:
     source: int
     transform: str
 
-    def json(self) -> dict[str, Any]:
+    def build_json(self) -> dict[str, Any]:
         return {"source-id": self.source, "field-id": self.id, "name": self.name, "transform": self.transform}
 
 
@@ -217,7 +217,7 @@ def build_manifest_bytes(
     """Return the bytes of a manifest file."""
     header = {
         "schema": json.dumps(schema),
-        "partition-spec": json.dumps([part.json() for part in fields]),
+        "partition-spec": json.dumps([part.build_json() for part in fields]),
         "partition-spec-id": str(spec_id),
         "format-version": str(version),
     }

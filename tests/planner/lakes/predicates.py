@@ -19,7 +19,7 @@ from tests.planner.lakes import partitioning
 from tests.planner.lakes.kinds import FLOATS, INT_MAX, INT_MIN, V3_ONLY, compute_sort_key, get_limits, strip_parameters
 from tests.planner.lakes.lake import Lake
 from tests.planner.lakes.literal_forms import parse, render
-from tests.planner.lakes.schemas import Column, Schema
+from tests.planner.lakes.schemas import LakeColumn, Schema
 
 NEGATED_OPERATORS = {
     "is-null": "not-null",
@@ -61,15 +61,15 @@ class Names:
 
     def __init__(self, schema: Schema, schemas: Sequence[Schema] = (), *, case_sensitive: bool = True) -> None:
         self._folded = not case_sensitive
-        self._columns: dict[str, Column] = {}
+        self._columns: dict[str, LakeColumn] = {}
         for known_schema in [*sorted(schemas, key=lambda other: other.id), schema]:
-            self._columns |= {self._key(column.name): column for column in known_schema.columns().values()}
+            self._columns |= {self._fold_name(column.name): column for column in known_schema.list_columns().values()}
 
-    def _key(self, name: str) -> str:
+    def _fold_name(self, name: str) -> str:
         return name.lower() if self._folded else name
 
-    def __getitem__(self, name: str) -> Column:
-        return self._columns[self._key(name)]
+    def __getitem__(self, name: str) -> LakeColumn:
+        return self._columns[self._fold_name(name)]
 
 
 def matches(expression: Any, row: Mapping[int, Any], names: Names, meaning: Meaning = IEEE) -> bool:
@@ -171,11 +171,11 @@ def draw_filter(rng: random.Random, lake: Lake, schema: Schema, depth: int = 0) 
 
 
 def _draw_predicate(rng: random.Random, lake: Lake, schema: Schema) -> Any:
-    columns = list(schema.columns().values())
+    columns = list(schema.list_columns().values())
     column = rng.choice(columns)
     sources = [part.source for fields in lake.specs.values() for part in fields]
     if sources and rng.random() < 0.4:
-        column = schema.columns().get(rng.choice(sources), column)
+        column = schema.list_columns().get(rng.choice(sources), column)
     if column.kind == "struct":
         return {"type": rng.choice(["is-null", "not-null"]), "term": column.name}
     transform = "identity"
@@ -189,7 +189,7 @@ def _draw_predicate(rng: random.Random, lake: Lake, schema: Schema) -> Any:
 
 
 def draw_predicate_on(
-    rng: random.Random, lake: Lake, column: Column, transform: str, ops: Sequence[str] | None = None
+    rng: random.Random, lake: Lake, column: LakeColumn, transform: str, ops: Sequence[str] | None = None
 ) -> Any:
     """Return a predicate on a transform of a column, with literals near the data.
 
@@ -232,7 +232,9 @@ def _draw_op(rng: random.Random, kind: str) -> str:
     return rng.choice(ops)
 
 
-def _draw_literal(rng: random.Random, lake: Lake, column: Column, transform: str, *, prefix: bool = False) -> Literal:
+def _draw_literal(
+    rng: random.Random, lake: Lake, column: LakeColumn, transform: str, *, prefix: bool = False
+) -> Literal:
     kind = partitioning.infer_result_kind(transform, column.kind)
     value = partitioning.apply(transform, column.kind, rng.choice(lake.pools[column.id]))
     if prefix:

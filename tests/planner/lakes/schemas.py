@@ -25,10 +25,10 @@ class Field:
     kind: str | tuple[Field, ...] | dict[str, Any]
     default: Value | None = None
 
-    def json(self) -> dict[str, Any]:
+    def build_json(self) -> dict[str, Any]:
         kind: Any = self.kind
         if isinstance(kind, tuple):
-            kind = {"type": "struct", "fields": [child.json() for child in kind]}
+            kind = {"type": "struct", "fields": [child.build_json() for child in kind]}
         document = {"id": self.id, "name": self.name, "required": self.required, "type": kind}
         if self.default is not None and isinstance(self.kind, str):
             written_default_json = to_default_json(self.kind, self.default)
@@ -37,7 +37,7 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Column:
+class LakeColumn:
     """A field as predicates see it: by its full name, within the structs `parents`.
 
     A struct's kind is "struct".
@@ -56,25 +56,25 @@ class Schema:
     id: int
     fields: tuple[Field, ...]
 
-    def json(self) -> dict[str, Any]:
-        return {"type": "struct", "schema-id": self.id, "fields": [field.json() for field in self.fields]}
+    def build_json(self) -> dict[str, Any]:
+        return {"type": "struct", "schema-id": self.id, "fields": [field.build_json() for field in self.fields]}
 
-    def columns(self) -> dict[int, Column]:
+    def list_columns(self) -> dict[int, LakeColumn]:
         """Return primitive columns and structs by id, without fields in lists and maps, which predicates cannot use."""
         return {column.id: column for column in _list_columns(self.fields, "", ())}
 
-    def leaves(self) -> dict[int, Column]:
-        return {column.id: column for column in self.columns().values() if column.kind != "struct"}
+    def leaves(self) -> dict[int, LakeColumn]:
+        return {column.id: column for column in self.list_columns().values() if column.kind != "struct"}
 
 
-def _list_columns(fields: tuple[Field, ...], prefix: str, parents: tuple[int, ...]) -> Iterator[Column]:
+def _list_columns(fields: tuple[Field, ...], prefix: str, parents: tuple[int, ...]) -> Iterator[LakeColumn]:
     for field in fields:
         name = prefix + field.name
         if isinstance(field.kind, tuple):
-            yield Column(field.id, name, "struct", field.required, parents, None)
+            yield LakeColumn(field.id, name, "struct", field.required, parents, None)
             yield from _list_columns(field.kind, name + ".", (*parents, field.id))
         elif isinstance(field.kind, str):
-            yield Column(field.id, name, field.kind, field.required, parents, field.default)
+            yield LakeColumn(field.id, name, field.kind, field.required, parents, field.default)
 
 
 class SchemaMaker:

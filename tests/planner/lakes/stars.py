@@ -17,7 +17,7 @@ from seamark.connector.index.files import DataFile as Indexed
 from seamark.connector.index.files import IndexTask, index_data_files
 from seamark.connector.parquet.columns import Projection
 from seamark.formats.iceberg.metadata.table_json import decode_table
-from seamark.formats.index.definitions import of_id
+from seamark.formats.index.definitions import parse_definition
 from tests.api.client import Api
 from tests.api.live import LiveTable
 from tests.api.rest.stored import PATH_ID, POSITION_ID, write
@@ -39,7 +39,7 @@ class Col:
     default: Any = None
     """The default value in JSON, for files that were written before the column was added."""
 
-    def json(self) -> dict[str, Any]:
+    def build_json(self) -> dict[str, Any]:
         document = {"id": self.id, "name": self.name, "required": False, "type": self.kind}
         return document if self.default is None else {**document, "initial-default": self.default}
 
@@ -66,12 +66,12 @@ class StarTable(LiveTable):
             {"action": "add-schema", "schema": self.schema}, {"action": "set-current-schema", "schema-id": -1}
         )
 
-    def file(self, rows: Sequence[Row], *, rng: random.Random | None = None) -> DataFile:
+    def make_file(self, rows: Sequence[Row], *, rng: random.Random | None = None) -> DataFile:
         """Return a data file of these rows with the columns of the current schema.
 
         With `rng` it has metrics in the style of a random writer, else complete metrics.
         """
-        path = self.path(".parquet")
+        path = self.make_path(".parquet")
         write(
             path,
             {
@@ -92,7 +92,7 @@ class StarTable(LiveTable):
 
     def write_position_deletes(self, file: DataFile, positions: Iterable[int]) -> DeleteFile:
         listed_positions = sorted(positions)
-        path = self.path("-deletes.parquet")
+        path = self.make_path("-deletes.parquet")
         spots = {PATH_ID: ("file_path", pa.array([file.path] * len(listed_positions), pa.string()))}
         write(path, {**spots, POSITION_ID: ("pos", pa.array(listed_positions, pa.int64()))})
         self.deleted.setdefault(file.path, set()).update(listed_positions)
@@ -109,7 +109,7 @@ class StarTable(LiveTable):
         build = (await self.api("POST", f"{route}/builds")).json
         location = (await self.api("GET", f"/v1/namespaces/db/tables/{self.name}")).json["metadata-location"]
         schema = decode_table(Path(location.removeprefix("file://")).read_bytes(), location).current_schema
-        definition = of_id(build["definition-id"], schema)
+        definition = parse_definition(build["definition-id"], schema)
         task = IndexTask(build["table-uuid"], definition, Projection(schema), build["folder"])
         written_index_data_files = index_data_files(
             task, [Indexed(file.path, file.size, file.record_count) for file in files]
@@ -124,7 +124,7 @@ class StarTable(LiveTable):
 
 
 def _build_schema(number: int, columns: Sequence[Col]) -> dict[str, Any]:
-    return {"type": "struct", "schema-id": number, "fields": [column.json() for column in columns]}
+    return {"type": "struct", "schema-id": number, "fields": [column.build_json() for column in columns]}
 
 
 def make_whole_metrics(kind: str, values: Sequence[Any]) -> ColumnMetrics:

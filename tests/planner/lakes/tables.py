@@ -69,9 +69,9 @@ class Table:
         self._uuid = uuid.UUID(int=random.Random(str(folder)).getrandbits(128))
         (folder / "metadata").mkdir(parents=True)
 
-    def manifest(self, name: str, numbers: Iterable[int], *, day: int = 0, snapshot_id: int = 1) -> Manifest:
+    def write_manifest(self, name: str, numbers: Iterable[int], *, day: int = 0, snapshot_id: int = 1) -> Manifest:
         """Write a manifest of the data files with these numbers, all of one day."""
-        return self._write_manifest(name, [self.file(number, day) for number in numbers], 0, day, snapshot_id)
+        return self._write_manifest(name, [self.make_file(number, day) for number in numbers], 0, day, snapshot_id)
 
     def deletes(self, name: str, numbers: Iterable[int], *, day: int = 0, snapshot_id: int = 1) -> Manifest:
         """Return a position delete file for each of these data files."""
@@ -85,13 +85,13 @@ class Table:
                 1,
                 500,
                 {},
-                referenced=self.file(number, day).path,
+                referenced=self.make_file(number, day).path,
             )
             for number in numbers
         ]
         return self._write_manifest(name, files, 1, day, snapshot_id)
 
-    def file(self, number: int, day: int) -> DataFile:
+    def make_file(self, number: int, day: int) -> DataFile:
         metrics = {
             1: ColumnMetrics(10, 0, None, to_bytes("long", 10 * number), to_bytes("long", 10 * number + 9)),
             2: ColumnMetrics(10, 0, None, to_bytes("int", day), to_bytes("int", day)),
@@ -148,7 +148,7 @@ class Table:
             "current-schema-id": 0,
             "schemas": [SCHEMA],
             "default-spec-id": 0,
-            "partition-specs": [{"spec-id": 0, "fields": [DAY.json()]}],
+            "partition-specs": [{"spec-id": 0, "fields": [DAY.build_json()]}],
             "last-partition-id": 1000,
             "default-sort-order-id": 0,
             "sort-orders": [{"order-id": 0, "fields": []}],
@@ -250,14 +250,14 @@ async def plan_file_numbers(planner: Planner, metadata: TableMetadata, filter: A
 async def _list_planned_numbers(planner: Planner, metadata: TableMetadata, filter: Any, **request: Any) -> list[int]:
     scan = await planner.bind_and_plan(metadata, ScanRequest(filter=parse_expression(filter), **request))
     numbers = list_file_numbers(scan)
-    tasks = json.loads(b"[" + b"".join(ScanTaskWriter(scan).tasks(scan.entry_ids)) + b"]")
+    tasks = json.loads(b"[" + b"".join(ScanTaskWriter(scan).write_tasks(scan.entry_ids)) + b"]")
     assert [_parse_number(task["data-file"]["file-path"]) for task in tasks] == numbers
     return numbers
 
 
 def list_file_numbers(scan: ScanPlan) -> list[int]:
     located = (scan.view.locate(row) for row in scan.entry_ids.tolist())
-    return [_parse_number(block.text("file_path", row) or "") for block, row in located]
+    return [_parse_number(block.read_text("file_path", row) or "") for block, row in located]
 
 
 def _parse_number(path: str) -> int:

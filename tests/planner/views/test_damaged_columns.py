@@ -29,7 +29,7 @@ from tests.planner.lakes.tables import (
     open_test_planner,
     plan_file_numbers,
 )
-from tests.server.rig import running
+from tests.server.rig import run_server
 from tests.waits import until
 
 FOLDER_BYTES = 64 << 20
@@ -60,7 +60,7 @@ def table_in_folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tab
     """
     folder = tmp_path_factory.mktemp("damaged")
     table = Table(folder / "t")
-    table.commit(1, [table.manifest("m", range(FILES))])
+    table.commit(1, [table.write_manifest("m", range(FILES))])
     return folder, table
 
 
@@ -95,7 +95,7 @@ async def test_damage_in_any_column_changes_no_answer_and_is_detected_by_readers
                 packed
             )
             assert await plan_file_numbers(planner, table.metadata) == list(range(FILES)), packed
-            decoded_blocks += planner.stats().decoded
+            decoded_blocks += planner.read_stats().decoded
         path.write_bytes(content)
     assert decoded_blocks == len(packed_columns) > 3, "each damage makes a reader decode the manifest again"
 
@@ -104,10 +104,10 @@ async def test_only_the_columns_that_plans_read_of_a_mapped_block_count_as_memor
     file_bytes = find_block_file(folder / "home").stat().st_size
     async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
         scan = await planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(make_between(700, 900))))
-        live_bytes = planner.stats().live_bytes
+        live_bytes = planner.read_stats().live_bytes
         assert live_bytes < file_bytes / 2
         assert len(list_file_numbers(scan)) == 201
-        assert live_bytes < planner.stats().live_bytes < 1.2 * file_bytes, "the objects of a block count as well"
+        assert live_bytes < planner.read_stats().live_bytes < 1.2 * file_bytes, "the objects of a block count as well"
         planner.check_invariants()
 
 
@@ -117,11 +117,11 @@ async def test_decoded_block_counts_in_full_until_it_is_mapped(folder: Path, tab
         scan = await planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(make_between(700, 900))))
         await until(lambda: any((folder / "home").rglob("*.block")))
         path = find_block_file(folder / "home")
-        await until(lambda: planner.stats().live_bytes < path.stat().st_size / 2)
+        await until(lambda: planner.read_stats().live_bytes < path.stat().st_size / 2)
         path.unlink()
         assert list_file_numbers(scan) == list(range(700, 901)), "the mapping outlives the file's name"
         assert await plan_file_numbers(planner, table.metadata) == list(range(FILES))
-        assert planner.stats().decoded == 1
+        assert planner.read_stats().decoded == 1
 
 
 async def test_damaged_directory_is_rejected_when_the_block_is_opened(folder: Path, table: Table) -> None:
@@ -134,7 +134,7 @@ async def test_damaged_directory_is_rejected_when_the_block_is_opened(folder: Pa
         path.write_bytes(data)
         async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
             assert await plan_file_numbers(planner, table.metadata, make_between(3, 5)) == [3, 4, 5]
-            assert planner.stats().decoded == 1, place
+            assert planner.read_stats().decoded == 1, place
 
 
 async def test_damaged_file_is_deleted_when_no_view_uses_the_block(folder: Path, table: Table) -> None:
@@ -169,7 +169,7 @@ async def test_plans_during_the_detection_of_damage_are_right(folder: Path, tabl
         ]
         counts = [len(scan.entry_ids) for scan in await asyncio.gather(*plans)]
         assert counts == [11] * len(expected)
-        assert planner.stats().decoded == 1
+        assert planner.read_stats().decoded == 1
         planner.check_invariants()
 
 
@@ -177,7 +177,7 @@ async def test_plans_during_the_detection_of_damage_are_right(folder: Path, tabl
 async def test_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_path: Path) -> None:
     """The view refers to the damaged block, but another block has replaced it by the time the view is loaded."""
     table = Table(tmp_path / "t")
-    table.commit(1, [first := table.manifest("m", range(FILES))])
+    table.commit(1, [first := table.write_manifest("m", range(FILES))])
     async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
         await planner.bind_and_plan(table.metadata, ScanRequest())
     path = find_block_file(tmp_path / "home")
@@ -186,7 +186,7 @@ async def test_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_p
     for packed in packed_columns:
         data[arrays_offset + packed.start] ^= 1
     path.write_bytes(data)
-    table.commit(2, [first, table.manifest("n", range(FILES, FILES + 10), snapshot_id=2)])
+    table.commit(2, [first, table.write_manifest("n", range(FILES, FILES + 10), snapshot_id=2)])
     recorders: list[RecordingObjects] = []
 
     def watch(inner: ObjectStore) -> ObjectStore:
@@ -214,7 +214,7 @@ async def test_server_repeats_an_answer_that_finds_damage(tmp_path: Path) -> Non
     """The test plans and looks up over HTTP; each request finds a damaged file in its own run of the server."""
     options = {"plan_disk_bytes": FOLDER_BYTES, "plan_inline_limit": 10}
     files = [build_data_file(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(FILES)]
-    async with running(tmp_path, **options) as server:
+    async with run_server(tmp_path, **options) as server:
         api = Api(server)
         await api.table()
         await append(api, "t", files, snapshot_id=1)
@@ -233,7 +233,7 @@ async def test_server_repeats_an_answer_that_finds_damage(tmp_path: Path) -> Non
         ("GET", FILES_PAGE, None),
     ):
         path.write_bytes(data)
-        async with running(tmp_path, **options) as server:
+        async with run_server(tmp_path, **options) as server:
             answer = await Api(server)(method, url, body)
             assert answer.status == 200, answer.raw
             if url == FILES_PAGE:

@@ -36,7 +36,7 @@ from tests.planner.lakes.tables import (
     to_path,
 )
 from tests.seeds import first_seed
-from tests.server.rig import RunningServer, running
+from tests.server.rig import RunningServer, run_server
 from tests.support.wrapper_capture import WrapperCapture
 from tests.waits import until
 
@@ -57,10 +57,10 @@ async def plan_table(planner: Planner, metadata: TableMetadata, filter: Any = Tr
 
 
 def encode_tasks(scan: ScanPlan) -> Any:
-    return json.loads(b"[" + b"".join(ScanTaskWriter(scan).tasks(scan.entry_ids)) + b"]")
+    return json.loads(b"[" + b"".join(ScanTaskWriter(scan).write_tasks(scan.entry_ids)) + b"]")
 
 
-class Lake:
+class SnapshotTable:
     """A table with random snapshots.
 
     `states` has for each snapshot its metadata and the days of its files, by file number.
@@ -80,7 +80,7 @@ class Lake:
         day, first = self.rng.randrange(DAYS), self.files
         self.files += self.rng.randrange(1, 5)
         new_files = range(first, self.files)
-        manifest = self.table.manifest(f"m{first}", new_files, day=day, snapshot_id=len(self.states) + 1)
+        manifest = self.table.write_manifest(f"m{first}", new_files, day=day, snapshot_id=len(self.states) + 1)
         self.manifests.insert(0, (manifest, dict.fromkeys(new_files, day)))
 
     def commit(self) -> TableMetadata:
@@ -122,7 +122,7 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
     """Meanwhile views are prepared, cancelled and evicted, and plans of these and other snapshots run."""
     seed = first_seed() * 1000 + round_number
     rng = random.Random(seed)
-    lake = Lake(tmp_path / "t", rng)
+    lake = SnapshotTable(tmp_path / "t", rng)
     memory = rng.choice([1 << 30, 1 << 30, 120_000])
     async with open_test_planner(tmp_path, plan_memory_bytes=memory) as planner, open_test_planner(tmp_path) as other:
 
@@ -167,11 +167,11 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
                 await plan_table(planner, state[0])
             planner.check_invariants()
             last_state = state
-        assert planner.stats().prepared or memory < 1 << 30, f"seed {seed}"
+        assert planner.read_stats().prepared or memory < 1 << 30, f"seed {seed}"
 
 
 async def test_plan_after_a_prepared_commit_reads_nothing_from_storage(tmp_path: Path) -> None:
-    lake = Lake(tmp_path / "t", random.Random(1))
+    lake = SnapshotTable(tmp_path / "t", random.Random(1))
     capture = WrapperCapture(RecordingObjects)
     async with open_test_planner(tmp_path, capture) as planner:
         before = lake.states[-1][0]
@@ -186,7 +186,7 @@ async def test_plan_after_a_prepared_commit_reads_nothing_from_storage(tmp_path:
 
 
 async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Path) -> None:
-    lake, cold = Lake(tmp_path / "t", random.Random(1)), Lake(tmp_path / "cold", random.Random(2))
+    lake, cold = SnapshotTable(tmp_path / "t", random.Random(1)), SnapshotTable(tmp_path / "cold", random.Random(2))
     before = lake.states[-1][0]
     lake.append()
     after = lake.commit()
@@ -196,29 +196,29 @@ async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Pat
             "nobody has planned it"
         )
         await plan_table(planner, before)
-        decoded_count = planner.stats().decoded
+        decoded_count = planner.read_stats().decoded
         assert await planner.prepare(after, make_planned_table(before), limit_bytes=size - 1) is None
         # The view of another table does not count for this table.
         assert (
             await planner.prepare(cold.states[-1][0], make_planned_table(cold.states[-1][0]), limit_bytes=LIMIT) is None
         )
-        assert planner.stats().decoded == decoded_count
+        assert planner.read_stats().decoded == decoded_count
         assert await planner.prepare(after, make_planned_table(before), limit_bytes=size) == build_view_key(after)
-        assert planner.stats().decoded == decoded_count + 1
-        needed_bytes = planner.stats().live_bytes + planner.stats().added_bytes
+        assert planner.read_stats().decoded == decoded_count + 1
+        needed_bytes = planner.read_stats().live_bytes + planner.read_stats().added_bytes
     for share in (0.5, 0.9, 1.0):
         async with open_test_planner(tmp_path, plan_memory_bytes=int(needed_bytes * share)) as planner:
             await plan_table(planner, before)
-            views = planner.stats().views
+            views = planner.read_stats().views
             assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) is None, (
                 "there is no room"
             )
-            assert planner.stats().views == views
+            assert planner.read_stats().views == views
             planner.check_invariants()
 
 
 async def test_unused_prepared_view_is_replaced_by_the_next(tmp_path: Path) -> None:
-    lake = Lake(tmp_path / "t", random.Random(1))
+    lake = SnapshotTable(tmp_path / "t", random.Random(1))
     async with open_test_planner(tmp_path) as planner:
         before = lake.states[-1][0]
         await plan_table(planner, before, make_between(1, 2))
@@ -228,15 +228,15 @@ async def test_unused_prepared_view_is_replaced_by_the_next(tmp_path: Path) -> N
             key = await planner.prepare(lake.commit(), latest, limit_bytes=LIMIT)
             assert key is not None
             latest = PlannedTable(key, 0.0, prepared=True)
-            assert planner.stats().views == 2
-        decoded_count = planner.stats().decoded
+            assert planner.read_stats().views == 2
+        decoded_count = planner.read_stats().decoded
         assert sorted(list_file_numbers(await plan_table(planner, lake.states[-1][0]))) == sorted(lake.states[-1][1])
-        assert planner.stats().decoded == decoded_count
+        assert planner.read_stats().decoded == decoded_count
         planner.check_invariants()
 
 
 async def test_failed_preparation_is_reported_by_the_plan(tmp_path: Path) -> None:
-    lake = Lake(tmp_path / "t", random.Random(1))
+    lake = SnapshotTable(tmp_path / "t", random.Random(1))
     async with open_test_planner(tmp_path) as planner:
         before = lake.states[-1][0]
         await plan_table(planner, before)
@@ -290,23 +290,23 @@ def test_table_counts_as_planned_for_minutes_and_plans_count_more_than_prepared_
 
 
 async def count_decoded_after(server: RunningServer, prepared: int) -> int:
-    await until(lambda: server.components.planner.stats().prepared == prepared)
-    return server.components.planner.stats().decoded
+    await until(lambda: server.components.planner.read_stats().prepared == prepared)
+    return server.components.planner.read_stats().decoded
 
 
 async def test_commits_to_planned_tables_are_decoded_before_the_next_plan(tmp_path: Path) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         api = Api(server)
         for name in ("t", "never"):
             await api.table(name)
             await append(api, name, build_ten_id_files(3), snapshot_id=1)
         assert list_planned_numbers(await api("POST", f"{T}/plan", {})) == [0, 1, 2]
-        assert server.components.planner.stats().decoded == 1
+        assert server.components.planner.read_stats().decoded == 1
         await append(api, "never", build_ten_id_files(4), snapshot_id=2, parent=1)
         await append(api, "t", build_ten_id_files(5)[3:], snapshot_id=2, parent=1)
         assert await count_decoded_after(server, 1) == 2, "nobody plans the other table"
         assert sorted(list_planned_numbers(await api("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
-        assert server.components.planner.stats().decoded == 2
+        assert server.components.planner.read_stats().decoded == 2
         # A new table with an old name is a different table: its first plan reads from storage.
         assert (await api("DELETE", T)).status == 204
         await api.table("t")
@@ -323,30 +323,30 @@ async def test_commits_to_planned_tables_are_decoded_before_the_next_plan(tmp_pa
         await append(api, "never", build_ten_id_files(6)[5:], snapshot_id=3, parent=2)
         assert await count_decoded_after(server, 2) == 5, "two manifests of the other table, and one that was prepared"
         assert list_planned_numbers(await api("POST", f"{T}/plan", {})) == [7, 8]
-        assert server.components.planner.stats().decoded == 6
+        assert server.components.planner.read_stats().decoded == 6
 
 
 async def test_commits_of_another_replica_are_decoded_too(tmp_path: Path) -> None:
     shared: dict[str, Any] = {"database": f"sqlite:///{tmp_path}/shared.db", "warehouse": f"file://{tmp_path}/w"}
-    async with running(tmp_path / "a", **shared) as first, running(tmp_path / "b", **shared) as second:
+    async with run_server(tmp_path / "a", **shared) as first, run_server(tmp_path / "b", **shared) as second:
         writer, reader = Api(first), Api(second)
         await writer.table("t")
         await append(writer, "t", build_ten_id_files(3), snapshot_id=1)
         assert list_planned_numbers(await reader("POST", f"{T}/plan", {})) == [0, 1, 2]
         await append(writer, "t", build_ten_id_files(5)[3:], snapshot_id=2, parent=1)
         assert await count_decoded_after(second, 1) == 2
-        assert first.components.planner.stats().prepared == 0
+        assert first.components.planner.read_stats().prepared == 0
         assert sorted(list_planned_numbers(await reader("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
-        assert second.components.planner.stats().decoded == 2
+        assert second.components.planner.read_stats().decoded == 2
 
 
 async def test_setting_disables_preparation(tmp_path: Path) -> None:
-    async with running(tmp_path, plan_prepare_bytes=0) as server:
+    async with run_server(tmp_path, plan_prepare_bytes=0) as server:
         api = Api(server)
         await api.table("t")
         await append(api, "t", build_ten_id_files(3), snapshot_id=1)
         assert list_planned_numbers(await api("POST", f"{T}/plan", {})) == [0, 1, 2]
         await append(api, "t", build_ten_id_files(5)[3:], snapshot_id=2, parent=1)
         assert sorted(list_planned_numbers(await api("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
-        assert server.components.planner.stats().prepared == 0
+        assert server.components.planner.read_stats().prepared == 0
         assert not any(task.get_name() == "preparation" for task in asyncio.all_tasks())

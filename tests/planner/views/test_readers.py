@@ -13,7 +13,7 @@ from seamark.metaserver.planner.plan.reader_quirks import misread_deletes
 
 
 def build_block(spec_id: int, content: int, ids: list[int] | None) -> Any:
-    return SimpleNamespace(spec_id=spec_id, longs=lambda _: np.array([content]), read_lists=lambda _: [ids])
+    return SimpleNamespace(spec_id=spec_id, read_longs=lambda _: np.array([content]), read_lists=lambda _: [ids])
 
 
 @pytest.mark.parametrize(

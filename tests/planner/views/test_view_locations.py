@@ -42,7 +42,7 @@ ODD = [
 ]
 
 
-class Claims:
+class ClaimStore:
     """The part of a pointer store that the check uses."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ def holds(location: str, key: str) -> bool:
     return key == location or key.startswith(location + "/")
 
 
-def is_rejected(claims: Claims, paths: Sequence[str]) -> bool:
+def is_rejected(claims: ClaimStore, paths: Sequence[str]) -> bool:
     """Return whether the folder of a path is in a location of another table and in no location of the table."""
     for path in paths:
         folder = path.rpartition("/")[0]
@@ -126,7 +126,7 @@ async def compare_histories(seed: int) -> set[bool]:
     """
     rng = random.Random(seed)
     odd_share = rng.choice([0.0, 0.0, 0.1])
-    claims: Any = Claims()
+    claims: Any = ClaimStore()
     checker = LocationChecker(claims, Warehouse("file:///"))
     metadata = build_table(location=TABLE)
     pool = [make_manifest(f"{number}", rng, 0, odd_share) for number in range(5)]

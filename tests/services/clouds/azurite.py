@@ -32,17 +32,17 @@ class Azurite:
     process: ManagedProcess
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def client(self) -> BlobServiceClient:
+    def make_client(self) -> BlobServiceClient:
         return BlobServiceClient(self.endpoint, credential=ACCOUNT_KEY, retry_total=0)
 
     def create_container(self) -> str:
         """Create an empty container, and return its location."""
         name = f"seamark-{next(self._numbers)}"
-        with self.client() as client:
+        with self.make_client() as client:
             client.create_container(name)
         return f"abfss://{name}@{HOST}"
 
-    def connection_string(self) -> str:
+    def make_connection_string(self) -> str:
         """Return the text with which clients of Azure connect to the account."""
         scheme = self.endpoint.partition(":")[0]
         return (
@@ -50,7 +50,7 @@ class Azurite:
             f"BlobEndpoint={self.endpoint};"
         )
 
-    def settings(self) -> dict[str, str]:
+    def make_settings(self) -> dict[str, str]:
         """Return the settings with which a server uses this account."""
         return {"azure_endpoint": self.endpoint, "azure_account_key": ACCOUNT_KEY}
 

@@ -38,12 +38,12 @@ class GoogleStorage:
         requests.post(f"{self.endpoint}/storage/v1/b", json={"name": name}, timeout=10).raise_for_status()
         return f"gs://{name}"
 
-    def settings(self) -> dict[str, str]:
+    def make_settings(self) -> dict[str, str]:
         """Return the settings with which a server uses the emulator."""
         key = {"disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
         return {"gcs_endpoint": self.endpoint, "gcs_service_account_key": json.dumps(key)}
 
-    def client_properties(self) -> dict[str, str]:
+    def make_client_properties(self) -> dict[str, str]:
         """Return the properties with which PyIceberg and Seamark's client use the emulator."""
         expires = datetime.now(UTC) + timedelta(hours=1)
         return {

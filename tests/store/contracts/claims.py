@@ -85,7 +85,7 @@ class ClaimsContract(StorePair):
         await store.transact([build_claim("u", "s3://b/t")])
         with pytest.raises(BadRequest):
             await store.transact([build_claim("uuid-of-t", "s3://b/t/x"), CreateEntry(make_entry("t"))])
-        assert await store.entry(TABLE, NS, "t") is None
+        assert await store.load_entry(TABLE, NS, "t") is None
 
     async def test_claims_stay_with_the_uuid_until_its_last_name_is_gone(self, store: GeneratorStore) -> None:
         uuid = "uuid-of-t"

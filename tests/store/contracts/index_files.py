@@ -56,7 +56,7 @@ async def read_states(store: GeneratorStore, uuid: str = UUID) -> dict[str, Inde
 
 
 async def read_index_version(store: GeneratorStore, name: str = "t") -> int:
-    entry = await store.entry(TABLE, NS, name)
+    entry = await store.load_entry(TABLE, NS, name)
     assert entry is not None
     return entry.index_version
 
@@ -92,7 +92,9 @@ class IndexFilesContract(StorePair):
         ):
             (index_version,) = await store_with_table.transact([change])
             assert await read_index_version(other_store) == index_version
-            assert [entry.index_version for entry in await other_store.entries(TABLE, NS, None, 9)] == [index_version]
+            assert [entry.index_version for entry in await other_store.list_entries(TABLE, NS, None, 9)] == [
+                index_version
+            ]
             versions.append(index_version)
         assert versions == sorted(set(versions))
 

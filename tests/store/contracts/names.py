@@ -51,14 +51,14 @@ class NamesContract(StorePair):
     async def test_namespace_is_read_with_its_properties(self, store: GeneratorStore) -> None:
         properties = {"owner": "ann", "empty": "", "odd ' \" key": "värde\n\U0001f600"}
         assert await store.transact([CreateNamespace(("a",), properties)]) == [None]
-        assert await store.namespace(("a",)) == Namespace(("a",), properties, 1)
-        assert await store.namespace(("A",)) is None
-        assert await store.namespace(()) is None
+        assert await store.load_namespace(("a",)) == Namespace(("a",), properties, 1)
+        assert await store.load_namespace(("A",)) is None
+        assert await store.load_namespace(()) is None
 
     async def test_second_namespace_of_one_name_is_rejected(self, store: GeneratorStore) -> None:
         with pytest.raises(AlreadyExists, match=r"^Namespace already exists: ns$"):
             await store.transact([CreateNamespace(NS, {"other": "1"})])
-        assert (await store.namespace(NS)) == Namespace(NS, {}, 1)
+        assert (await store.load_namespace(NS)) == Namespace(NS, {}, 1)
 
     async def test_namespace_requires_its_parent(self, store: GeneratorStore) -> None:
         with pytest.raises(NoSuchNamespace, match=r"^Namespace does not exist: no\.such$"):
@@ -70,12 +70,12 @@ class NamesContract(StorePair):
             await store.transact([CreateNamespace((*NS, leaf), {"leaf": leaf})])
         await store.transact([CreateNamespace((*NS, "a", "deep"), {}), CreateNamespace(("ns2",), {})])
         listed_ids: list[str] = []
-        while page := await store.namespaces(NS, listed_ids[-1] if listed_ids else None, 3):
+        while page := await store.list_namespaces(NS, listed_ids[-1] if listed_ids else None, 3):
             listed_ids += [child[-1] for child in page]
         assert listed_ids == sorted(leaves)
-        assert await store.namespaces((), None, 10) == [NS, ("ns2",)]
-        assert await store.namespaces((), "ns", 10) == [("ns2",)]
-        assert await store.namespaces(("nowhere",), None, 10) == []
+        assert await store.list_namespaces((), None, 10) == [NS, ("ns2",)]
+        assert await store.list_namespaces((), "ns", 10) == [("ns2",)]
+        assert await store.list_namespaces(("nowhere",), None, 10) == []
         namespaces = await store.find_namespaces(NS, ["none", *reversed(leaves), "deep", "a"])
         assert [child[-1] for child in namespaces] == sorted(leaves)
         assert await store.find_namespaces((), ["ns2", "a"]) == [("ns2",)]
@@ -84,12 +84,12 @@ class NamesContract(StorePair):
 
     async def test_properties_are_replaced_only_at_the_expected_version(self, store: GeneratorStore) -> None:
         await store.transact([ReplaceNamespaceProperties(NS, 1, {"a": "1"})])
-        assert await store.namespace(NS) == Namespace(NS, {"a": "1"}, 2)
+        assert await store.load_namespace(NS) == Namespace(NS, {"a": "1"}, 2)
         with pytest.raises(CommitConflict):
             await store.transact([ReplaceNamespaceProperties(NS, 1, {"a": "2"})])
         with pytest.raises(NoSuchNamespace, match="Namespace does not exist: gone"):
             await store.transact([ReplaceNamespaceProperties(("gone",), 1, {})])
-        assert await store.namespace(NS) == Namespace(NS, {"a": "1"}, 2)
+        assert await store.load_namespace(NS) == Namespace(NS, {"a": "1"}, 2)
 
     @pytest.mark.parametrize("content", [TABLE, VIEW, FUNCTION, None])
     async def test_namespace_with_contents_cannot_be_dropped(
@@ -101,7 +101,7 @@ class NamesContract(StorePair):
             await store.transact([DropNamespace(NS)])
         await store.transact([DropEntry(content, NS, "x") if content else DropNamespace((*NS, "child"))])
         await store.transact([DropNamespace(NS)])
-        assert await store.namespace(NS) is None
+        assert await store.load_namespace(NS) is None
         with pytest.raises(NoSuchNamespace):
             await store.transact([DropNamespace(NS)])
 
@@ -110,9 +110,9 @@ class NamesContract(StorePair):
     async def test_stored_entry_equals_the_written_entry(self, store: GeneratorStore) -> None:
         entry = make_entry("t", previous_location="file:///w/p", version=3, created_ms=5, updated_ms=2**53)
         await store.transact([CreateEntry(entry)])
-        assert await store.entry(TABLE, NS, "t") == entry
-        assert await store.entry(VIEW, NS, "t") is None
-        assert await store.entry(TABLE, NS, "T") is None
+        assert await store.load_entry(TABLE, NS, "t") == entry
+        assert await store.load_entry(VIEW, NS, "t") is None
+        assert await store.load_entry(TABLE, NS, "T") is None
 
     async def test_tables_and_views_share_names_and_functions_do_not(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t")), CreateEntry(make_entry("v", VIEW))])
@@ -139,16 +139,16 @@ class NamesContract(StorePair):
             await store.transact([CreateEntry(make_entry(name))])
         await store.transact([CreateEntry(make_entry("view", VIEW)), CreateEntry(make_entry("f", FUNCTION))])
         listed_ids: list[str] = []
-        while page := await store.entries(TABLE, NS, listed_ids[-1] if listed_ids else None, 3):
+        while page := await store.list_entries(TABLE, NS, listed_ids[-1] if listed_ids else None, 3):
             listed_ids += [entry.name for entry in page]
         assert listed_ids == sorted(names)
-        assert [entry.name for entry in await store.entries(VIEW, NS, None, 9)] == ["view"]
+        assert [entry.name for entry in await store.list_entries(VIEW, NS, None, 9)] == ["view"]
 
     async def test_swap_moves_the_pointer_once(self, store: GeneratorStore) -> None:
         before = make_entry("t")
         await store.transact([CreateEntry(before)])
         await store.transact([make_swap("t", before.metadata_location, "file:///1", now_ms=99)])
-        after = await store.entry(TABLE, NS, "t")
+        after = await store.load_entry(TABLE, NS, "t")
         assert after == make_entry(
             "t",
             metadata_location="file:///1",
@@ -160,7 +160,7 @@ class NamesContract(StorePair):
             await store.transact([make_swap("t", before.metadata_location, "file:///2")])
         with pytest.raises(CommitConflict, match="created again"):
             await store.transact([make_swap("t", "file:///1", "file:///2", uuid="of another")])
-        assert await store.entry(TABLE, NS, "t") == after
+        assert await store.load_entry(TABLE, NS, "t") == after
 
     async def test_missing_object_is_named_by_its_kind(self, store: GeneratorStore) -> None:
         for kind, error, title in [
@@ -183,14 +183,14 @@ class NamesContract(StorePair):
         await store.transact(
             [CreateEntry(entry), CreateNamespace(("b",), {}), RenameEntry(TABLE, NS, "t", ("b",), "u")]
         )
-        assert await store.entry(TABLE, NS, "t") is None
+        assert await store.load_entry(TABLE, NS, "t") is None
         moved_entry = make_entry("u", namespace=("b",), uuid=entry.uuid, metadata_location=entry.metadata_location)
-        assert await store.entry(TABLE, ("b",), "u") == Entry(
+        assert await store.load_entry(TABLE, ("b",), "u") == Entry(
             **{f: getattr(moved_entry, f) for f in moved_entry.__struct_fields__}
             | {"version": 4, "previous_location": "file:///p"}
         )
         await store.transact([RenameEntry(TABLE, ("b",), "u", ("b",), "u")])
-        assert await store.entry(TABLE, ("b",), "u") is not None
+        assert await store.load_entry(TABLE, ("b",), "u") is not None
 
     async def test_impossible_rename_changes_nothing(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t")), CreateEntry(make_entry("v", VIEW))])
@@ -205,7 +205,7 @@ class NamesContract(StorePair):
             assert error.value.message == message
         with pytest.raises(NoSuchNamespace, match=r"^Namespace does not exist: non_existing$"):
             await store.transact([RenameEntry(TABLE, NS, "t", ("non_existing",), "t")])
-        assert [entry.name for entry in await store.entries(TABLE, NS, None, 9)] == ["t", "t2"]
+        assert [entry.name for entry in await store.list_entries(TABLE, NS, None, 9)] == ["t", "t2"]
 
     async def test_only_the_process_with_priority_moves_the_pointer(
         self, store: GeneratorStore, other_store: GeneratorStore
@@ -235,7 +235,7 @@ class NamesContract(StorePair):
         with pytest.raises(CommitConflict):
             await store.transact([DropEntry(TABLE, NS, "t", "file:///elsewhere")])
         await store.transact([DropEntry(TABLE, NS, "t", make_entry("t").metadata_location)])
-        assert await store.entry(TABLE, NS, "t") is None
+        assert await store.load_entry(TABLE, NS, "t") is None
         assert await store.list_dropped(None, None, 9) == []
 
     async def test_lease_of_rewrites_ends_with_the_last_name(
@@ -263,13 +263,13 @@ class NamesContract(StorePair):
         assert await store.list_dropped(None, None, 9) == [dropped_entry]
         assert await store.list_dropped(NS, None, 9) == [dropped_entry]
         assert await store.list_dropped(("other",), None, 9) == []
-        counts = [await store.names_of(entry.uuid, namespace=where) for where in (None, NS, ("other",))]
-        live = [await store.names_of(entry.uuid, dropped=False, namespace=where) for where in (None, NS)]
+        counts = [await store.count_names(entry.uuid, namespace=where) for where in (None, NS, ("other",))]
+        live = [await store.count_names(entry.uuid, dropped=False, namespace=where) for where in (None, NS)]
         assert (counts, live) == ([1, 1, 0], [0, 0])
         await store.transact([RestoreEntry("d1", NS, "t")])
-        live = [await store.names_of(entry.uuid, dropped=False, namespace=where) for where in (None, NS, ("other",))]
+        live = [await store.count_names(entry.uuid, dropped=False, namespace=where) for where in (None, NS, ("other",))]
         assert live == [1, 1, 0]
-        assert await store.entry(TABLE, NS, "t") == entry
+        assert await store.load_entry(TABLE, NS, "t") == entry
         assert await store.find_dropped("d1") is None
         with pytest.raises(NotFound, match="d1"):
             await store.transact([RestoreEntry("d1", NS, "t2")])
@@ -285,7 +285,7 @@ class NamesContract(StorePair):
         with pytest.raises(NoSuchNamespace):
             await store.transact([RestoreEntry("d1", ("gone",), "t")])
         await store.transact([RestoreEntry("d1", NS, "t_again")])
-        restored = await store.entry(TABLE, NS, "t_again")
+        restored = await store.load_entry(TABLE, NS, "t_again")
         assert restored is not None
         assert restored.uuid == "uuid-of-t"
 

@@ -49,26 +49,26 @@ class ProducersContract(StorePair):
     async def test_stored_producer_equals_the_last_advance(
         self, store_with_tables: GeneratorStore, other_store: GeneratorStore
     ) -> None:
-        assert await store_with_tables.producer(UUID, "p") is None
+        assert await store_with_tables.load_producer(UUID, "p") is None
         await store_with_tables.transact([advance(-3, 2**62, now_ms=1)])
-        assert await other_store.producer(UUID, "p") == ProducerState(-3, 2**62, 1)
+        assert await other_store.load_producer(UUID, "p") == ProducerState(-3, 2**62, 1)
         await store_with_tables.transact([advance(2**63 - 1, None, now_ms=2)])
-        assert await other_store.producer(UUID, "p") == ProducerState(2**63 - 1, None, 2)
+        assert await other_store.load_producer(UUID, "p") == ProducerState(2**63 - 1, None, 2)
 
     async def test_only_a_higher_sequence_advances_a_producer(self, store_with_tables: GeneratorStore) -> None:
         await store_with_tables.transact([advance(5, 50)])
         for sequence in (5, 4, -1):
             with pytest.raises(CommitConflict, match=f"producer p has already committed sequence {sequence}"):
                 await store_with_tables.transact([advance(sequence, 60)])
-        assert await store_with_tables.producer(UUID, "p") == ProducerState(5, 50, 9)
+        assert await store_with_tables.load_producer(UUID, "p") == ProducerState(5, 50, 9)
         await store_with_tables.transact([advance(9, 90)])
-        assert await store_with_tables.producer(UUID, "p") == ProducerState(9, 90, 9)
+        assert await store_with_tables.load_producer(UUID, "p") == ProducerState(9, 90, 9)
 
     async def test_producers_and_tables_count_separately(self, store_with_tables: GeneratorStore) -> None:
         await store_with_tables.transact([advance(5, 1), advance(3, 2, producer="P"), advance(1, 3, uuid="uuid-of-u")])
-        assert await store_with_tables.producer(UUID, "P") == ProducerState(3, 2, 9)
-        assert await store_with_tables.producer("uuid-of-u", "p") == ProducerState(1, 3, 9)
-        assert await store_with_tables.producer("uuid-of-u", "P") is None
+        assert await store_with_tables.load_producer(UUID, "P") == ProducerState(3, 2, 9)
+        assert await store_with_tables.load_producer("uuid-of-u", "p") == ProducerState(1, 3, 9)
+        assert await store_with_tables.load_producer("uuid-of-u", "P") is None
 
     async def test_committed_sequence_undoes_the_pointer_swap_of_its_repeat(
         self, store_with_tables: GeneratorStore
@@ -78,13 +78,13 @@ class ProducersContract(StorePair):
         second_swap = make_swap("t", "file:///w/t/1.json", "file:///w/t/2.json")
         with pytest.raises(CommitConflict):
             await store_with_tables.transact([second_swap, advance(2, 20, producer="q"), advance(1, 20)])
-        entry = await store_with_tables.entry(TABLE, NS, "t")
+        entry = await store_with_tables.load_entry(TABLE, NS, "t")
         assert entry is not None
         assert entry.metadata_location == "file:///w/t/1.json"
-        assert await store_with_tables.producer(UUID, "q") is None
+        assert await store_with_tables.load_producer(UUID, "q") is None
         with pytest.raises(CommitConflict):
             await store_with_tables.transact([advance(2, 20), swap])
-        assert await store_with_tables.producer(UUID, "p") == ProducerState(1, 10, 9)
+        assert await store_with_tables.load_producer(UUID, "p") == ProducerState(1, 10, 9)
 
     async def test_only_one_of_two_commits_of_a_sequence_succeeds(
         self, store_with_tables: GeneratorStore, other_store: GeneratorStore
@@ -95,7 +95,7 @@ class ProducersContract(StorePair):
                 get_outcome(other_store.transact([advance(sequence, 2)])),
             )
             assert sorted(results) == ["commit_conflict", "won"]
-            state = await store_with_tables.producer(UUID, "p")
+            state = await store_with_tables.load_producer(UUID, "p")
             assert state is not None
             assert (state.sequence, state.snapshot_id) == (sequence, 1 if results[0] == "won" else 2)
 
@@ -114,20 +114,20 @@ class ProducersContract(StorePair):
         await store_with_tables.transact([advance(4, 40), advance(1, 2, uuid="uuid-of-u")])
         producer_state = ProducerState(4, 40, 9)
         await store_with_tables.transact([RenameEntry(TABLE, NS, "t", NS, "moved")])
-        assert await store_with_tables.producer(UUID, "p") == producer_state
+        assert await store_with_tables.load_producer(UUID, "p") == producer_state
         await store_with_tables.transact([CreateEntry(make_entry("twin", uuid=UUID)), DropEntry(TABLE, NS, "moved")])
-        assert await store_with_tables.producer(UUID, "p") == producer_state
+        assert await store_with_tables.load_producer(UUID, "p") == producer_state
         await store_with_tables.transact([DropEntry(TABLE, NS, "twin", keep=_build_dropped_entry(clock))])
-        assert await store_with_tables.producer(UUID, "p") == producer_state
+        assert await store_with_tables.load_producer(UUID, "p") == producer_state
         await store_with_tables.transact([RestoreEntry("kept", NS, "back")])
-        assert await store_with_tables.producer(UUID, "p") == producer_state
+        assert await store_with_tables.load_producer(UUID, "p") == producer_state
         await store_with_tables.transact(
             [DropEntry(TABLE, NS, "back", keep=_build_dropped_entry(clock)), ForgetDropped("kept")]
         )
-        assert await store_with_tables.producer(UUID, "p") is None
-        assert await store_with_tables.producer("uuid-of-u", "p") == ProducerState(1, 2, 9)
+        assert await store_with_tables.load_producer(UUID, "p") is None
+        assert await store_with_tables.load_producer("uuid-of-u", "p") == ProducerState(1, 2, 9)
         await store_with_tables.transact([DropEntry(TABLE, NS, "u")])
-        assert await store_with_tables.producer("uuid-of-u", "p") is None
+        assert await store_with_tables.load_producer("uuid-of-u", "p") is None
 
     async def test_concurrent_drop_and_commit_leave_no_producer_without_a_table(
         self, store_with_tables: GeneratorStore, other_store: GeneratorStore
@@ -141,7 +141,7 @@ class ProducersContract(StorePair):
             )
             assert dropped == "won"
             assert advanced in ("won", "no_such_table")
-            assert await store_with_tables.producer(f"uuid-of-{name}", "p") is None
+            assert await store_with_tables.load_producer(f"uuid-of-{name}", "p") is None
 
 
 def _build_dropped_entry(clock: SimulatedClock) -> DroppedEntry:
@@ -153,9 +153,9 @@ def move(*ranges: tuple[int, int, int], uuid: str = UUID) -> MoveFlushedOffsets:
 
 
 async def read_offsets(store: GeneratorStore) -> dict[int, int]:
-    entry = await store.entry(TABLE, NS, "t")
+    entry = await store.load_entry(TABLE, NS, "t")
     assert entry is not None
-    (same,) = await store.entries_of(UUID)
+    (same,) = await store.list_entries_by_uuid(UUID)
     assert same == entry
     return entry.parse_flushed_offsets()
 
@@ -169,7 +169,7 @@ class StreamsContract(StorePair):
         await store.transact([OpenStream(UUID, 2)])
         await store.transact([move((1, 0, 7)), OpenStream(UUID, 3)])
         assert await read_offsets(other_store) == {0: 0, 1: 7, 2: 0}
-        entry = await store.entry(TABLE, NS, "u")
+        entry = await store.load_entry(TABLE, NS, "u")
         assert entry is not None
         assert entry.flushed == ""
         with pytest.raises(NoSuchTable):
@@ -198,7 +198,7 @@ class StreamsContract(StorePair):
             await store.transact([move((0, 0, 4)), lost])
         assert await read_offsets(store) == {0: 0}
         await store.transact([swap, move((0, 0, 4))])
-        moved_entry = await store.entry(TABLE, NS, "t")
+        moved_entry = await store.load_entry(TABLE, NS, "t")
         assert moved_entry is not None
         assert (moved_entry.metadata_location, moved_entry.flushed) == ("file:///next", "0:4")
 
@@ -228,6 +228,6 @@ class StreamsContract(StorePair):
     async def test_offsets_go_with_the_last_name_of_the_table(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t")), OpenStream(UUID, 1), move((0, 0, 4))])
         await store.transact([DropEntry(TABLE, NS, "t")])
-        assert await store.entries_of(UUID) == []
+        assert await store.list_entries_by_uuid(UUID) == []
         await store.transact([CreateEntry(make_entry("t"))])
         assert await read_offsets(store) == {}

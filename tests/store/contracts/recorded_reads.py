@@ -47,12 +47,12 @@ class ColumnReadsContract(StorePair):
             [AddColumnReads(UUID, 5, ((1, 10, 3),)), AddColumnReads("uuid-of-u", 5, ((1, 99, 1),))]
         )
         await store.transact([AddColumnReads(UUID, 6, ((1, 30, 1), (-1, 0, 2**40))), AddColumnReads(UUID, 7, ())])
-        assert await other_store.column_reads(UUID, 0, 10) == [
+        assert await other_store.list_column_reads(UUID, 0, 10) == [
             ColumnReads(-1, 0, 2**40, 6, 6),
             ColumnReads(1, 30, 6, 5, 6),
             ColumnReads(2, ALL_AGES, 1, 5, 5),
         ]
-        assert await other_store.column_reads(UUID, 6, 1) == [ColumnReads(-1, 0, 2**40, 6, 6)]
+        assert await other_store.list_column_reads(UUID, 6, 1) == [ColumnReads(-1, 0, 2**40, 6, 6)]
 
     async def test_many_columns_are_added_together(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
@@ -60,7 +60,7 @@ class ColumnReadsContract(StorePair):
         for _ in range(2):
             await store.transact([AddColumnReads(UUID, 1, reads)])
         assert {
-            (column_read.column_id, column_read.reads) for column_read in await store.column_reads(UUID, 0, 1000)
+            (column_read.column_id, column_read.reads) for column_read in await store.list_column_reads(UUID, 0, 1000)
         } == {(column, 2) for column in range(1, 301)}
 
     async def test_old_days_are_pruned_within_the_limit(self, store: GeneratorStore) -> None:
@@ -70,12 +70,12 @@ class ColumnReadsContract(StorePair):
         assert await store.prune_column_reads(4, 3) == 3
         assert await store.prune_column_reads(4, 3) == 1
         assert await store.prune_column_reads(4, 3) == 0
-        assert await store.column_reads(UUID, 0, 10) == [ColumnReads(1, 0, 2, 4, 5)]
+        assert await store.list_column_reads(UUID, 0, 10) == [ColumnReads(1, 0, 2, 4, 5)]
 
     async def test_reads_are_deleted_with_the_last_name_of_the_table(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t")), AddColumnReads(UUID, 1, ((1, 0, 1),))])
         await store.transact([DropEntry(TABLE, NS, "t")])
-        assert await store.column_reads(UUID, 0, 10) == []
+        assert await store.list_column_reads(UUID, 0, 10) == []
         with pytest.raises(NoSuchTable):
             await store.transact([AddColumnReads(UUID, 1, ((1, 0, 1),))])
 
@@ -204,7 +204,7 @@ class QueryHistoryContract(StorePair):
         paths = {"a": ("db",), "b": ("db", "x"), "c": ("db2",), "d": ("dc",)}
         for name, path in paths.items():
             for depth in range(1, len(path) + 1):
-                if await store.namespace(path[:depth]) is None:
+                if await store.load_namespace(path[:depth]) is None:
                     await store.transact([CreateNamespace(path[:depth], {})])
             entry = make_entry(name, namespace=path)
             sums = QuerySums(1 + len(path), 10, 2, 1, 1000, 200, 5)

@@ -47,22 +47,22 @@ class RecordsContract(StorePair):
     ) -> None:
         record = make_idempotency("k", clock.now_ms() + 100)
         await store.transact([SaveIdempotency(record)])
-        assert await store.idempotency("k", clock.now_ms()) == record
+        assert await store.find_idempotency_record("k", clock.now_ms()) == record
         with pytest.raises(IdempotencyTaken):
             await store.transact(
                 [CreateEntry(make_entry("t")), SaveIdempotency(make_idempotency("k", clock.now_ms() + 900))]
             )
-        assert await store.entry(TABLE, NS, "t") is None
-        assert await store.idempotency("k", clock.now_ms()) == record
-        assert await store.idempotency("other", clock.now_ms()) is None
+        assert await store.load_entry(TABLE, NS, "t") is None
+        assert await store.find_idempotency_record("k", clock.now_ms()) == record
+        assert await store.find_idempotency_record("other", clock.now_ms()) is None
 
     async def test_expired_key_can_be_used_again(self, store: GeneratorStore, clock: SimulatedClock) -> None:
         await store.transact([SaveIdempotency(make_idempotency("k", clock.now_ms() + 100))])
         clock.advance(100)
-        assert await store.idempotency("k", clock.now_ms()) is None
+        assert await store.find_idempotency_record("k", clock.now_ms()) is None
         second = make_idempotency("k", clock.now_ms() + 100, status=404, body=None, metadata_location="file:///m")
         await store.transact([SaveIdempotency(second)])
-        assert await store.idempotency("k", clock.now_ms()) == second
+        assert await store.find_idempotency_record("k", clock.now_ms()) == second
 
     async def test_only_one_of_concurrent_requests_with_a_key_is_recorded(
         self, store: GeneratorStore, other_store: GeneratorStore, clock: SimulatedClock
@@ -78,10 +78,10 @@ class RecordsContract(StorePair):
 
         won = await asyncio.gather(*(attempt(number) for number in range(20)))
         assert won.count(True) == 1
-        record = await store.idempotency("k", clock.now_ms())
+        record = await store.find_idempotency_record("k", clock.now_ms())
         assert record is not None
         assert record.status == 200 + won.index(True)
-        assert [e.name for e in await store.entries(TABLE, NS, None, 99)] == [f"t{won.index(True)}"]
+        assert [e.name for e in await store.list_entries(TABLE, NS, None, 99)] == [f"t{won.index(True)}"]
 
     # Metrics, audit, tokens, grants, cursors, leases, secrets
 
@@ -91,10 +91,10 @@ class RecordsContract(StorePair):
             for n in range(6)
         ]
         await store.transact([SaveMetricsReport(report) for report in reports])
-        assert await store.metrics_reports(None, None, 99) == reports
-        assert await store.metrics_reports(None, "m2", 2) == reports[3:5]
-        assert await store.metrics_reports("x", None, 99) == reports[::2]
-        assert await store.metrics_reports("x", "m0", 1) == [reports[2]]
+        assert await store.list_metrics_reports(None, None, 99) == reports
+        assert await store.list_metrics_reports(None, "m2", 2) == reports[3:5]
+        assert await store.list_metrics_reports("x", None, 99) == reports[::2]
+        assert await store.list_metrics_reports("x", "m0", 1) == [reports[2]]
 
     async def test_audit_records_are_stored_in_batches_of_any_size(self, store: GeneratorStore) -> None:
         records = tuple(
@@ -113,10 +113,10 @@ class RecordsContract(StorePair):
         await store.transact([SaveMetricsReport(MetricsReport("m1", "u", NS, "t", "r", None, 5, "w", {}))])
         assert await store.prune(now, audit_before_ms=5, metrics_before_ms=5, limit=2) == 2
         assert await store.prune(now, audit_before_ms=5, metrics_before_ms=5, limit=9) == 1
-        assert [await store.idempotency(f"k{n}", 0) is None for n in range(5)] == [True] * 3 + [False] * 2
+        assert [await store.find_idempotency_record(f"k{n}", 0) is None for n in range(5)] == [True] * 3 + [False] * 2
         assert await store.prune(now, audit_before_ms=6, metrics_before_ms=6, limit=9) == 2
         assert await store.audit(None, 9) == []
-        assert await store.metrics_reports(None, None, 9) == []
+        assert await store.list_metrics_reports(None, None, 9) == []
 
     async def test_token_keeps_its_name_until_it_is_revoked_or_expires(
         self, store: GeneratorStore, clock: SimulatedClock
@@ -124,16 +124,16 @@ class RecordsContract(StorePair):
         now = clock.now_ms()
         first = AccessToken("1", "ann", "digest1", now, None)
         await store.transact([SaveToken(first)])
-        assert await store.token_by_digest("digest1") == first
-        assert await store.token_by_digest("digest2") is None
-        assert (await store.token_named("ann"), await store.token_named("an")) == (first, None)
+        assert await store.find_token_by_digest("digest1") == first
+        assert await store.find_token_by_digest("digest2") is None
+        assert (await store.find_token_by_name("ann"), await store.find_token_by_name("an")) == (first, None)
         with pytest.raises(AlreadyExists, match="ann"):
             await store.transact([SaveToken(AccessToken("2", "ann", "digest2", now))])
         await store.transact([RevokeToken("ann", now + 1)])
-        revoked = await store.token_by_digest("digest1")
+        revoked = await store.find_token_by_digest("digest1")
         assert revoked is not None
         assert revoked.revoked_ms == now + 1
-        assert await store.token_named("ann") is None
+        assert await store.find_token_by_name("ann") is None
         with pytest.raises(NotFound):
             await store.transact([RevokeToken("ann", now + 2)])
         await store.transact([SaveToken(AccessToken("3", "ann", "digest3", now, expires_ms=now + 10))])
@@ -143,7 +143,7 @@ class RecordsContract(StorePair):
         with pytest.raises(NotFound):
             await store.transact([RevokeToken("ann", clock.now_ms())])
         await store.transact([SaveToken(AccessToken("4", "ann", "digest4", now))])
-        assert list_ids(await store.tokens()) == ["1", "3", "4"]
+        assert list_ids(await store.list_tokens()) == ["1", "3", "4"]
 
     async def test_grants_are_saved_once_and_removed(self, store: GeneratorStore) -> None:
         server_grant, part = Grant("ann", "admin"), Grant("ann", "reader", ("a", "b"))
@@ -217,7 +217,7 @@ class RecordsContract(StorePair):
     async def test_cursor_moves_only_from_the_position_that_was_read(
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
-        assert await store.cursor("hook") is None
+        assert await store.load_cursor("hook") is None
         with pytest.raises(CommitConflict):
             await store.transact([SaveCursor("hook", "5", "6")])
         await store.transact([SaveCursor("hook", None, "5")])
@@ -227,7 +227,7 @@ class RecordsContract(StorePair):
             *(get_outcome(s.transact([SaveCursor("hook", "5", f"6{n}")])) for n, s in enumerate((store, other_store)))
         )
         assert sorted(outcomes) == ["commit_conflict", "won"]
-        assert await store.cursor("hook") == f"6{outcomes.index('won')}"
+        assert await store.load_cursor("hook") == f"6{outcomes.index('won')}"
 
     async def test_lease_has_one_holder_and_a_rising_fencing_number(
         self, store: GeneratorStore, other_store: GeneratorStore
@@ -252,8 +252,8 @@ class RecordsContract(StorePair):
         )
         assert len(set(results)) == 1
         assert await other_store.swap_secret("signing", None, b"late") == results[0]
-        assert await store.secret("signing") == results[0]
-        assert await store.secret("another") is None
+        assert await store.load_secret("signing") == results[0]
+        assert await store.load_secret("another") is None
 
     async def test_secret_is_replaced_only_by_a_caller_who_knows_the_old_one(
         self, store: GeneratorStore, other_store: GeneratorStore
@@ -261,6 +261,6 @@ class RecordsContract(StorePair):
         await store.swap_secret("signing", None, b"first")
         assert await other_store.swap_secret("signing", b"first", b"second") == b"second"
         assert await store.swap_secret("signing", b"first", b"third") == b"second"
-        assert await store.secret("signing") == b"second"
+        assert await store.load_secret("signing") == b"second"
         assert await store.swap_secret("gone", b"first", b"third") == b""
-        assert await store.secret("gone") is None
+        assert await store.load_secret("gone") is None

@@ -37,24 +37,24 @@ class TimelineContract(StorePair):
             summary={"added-files": 3, "nested": {"ä": [1, None, True]}},
         )
         await store.transact([RecordInstant(instant)])
-        (read_instant,) = await store.instants(InstantFilter(), 9)
+        (read_instant,) = await store.list_instants(InstantFilter(), 9)
         assert read_instant.position != ""
         assert read_instant == move_instant(instant, read_instant.position)
-        assert await store.instant("i1") == read_instant
-        assert await store.instant_by_fingerprint("uuid-of-t", "f") == read_instant
-        assert await store.instant_by_fingerprint("uuid-of-t", "g") is None
+        assert await store.load_instant("i1") == read_instant
+        assert await store.find_instant_by_fingerprint("uuid-of-t", "f") == read_instant
+        assert await store.find_instant_by_fingerprint("uuid-of-t", "g") is None
         with pytest.raises(AlreadyExists, match="i1"):
             await store.transact([RecordInstant(instant)])
 
     async def test_timeline_is_read_from_any_position_in_both_directions(self, store: GeneratorStore) -> None:
         for number in range(10):
             await store.transact([RecordInstant(make_instant(f"i{9 - number}"))])
-        all_instants = await store.instants(InstantFilter(), 99)
+        all_instants = await store.list_instants(InstantFilter(), 99)
         assert list_ids(all_instants) == [f"i{9 - number}" for number in range(10)]
         assert [i.position for i in all_instants] == sorted(i.position for i in all_instants)
         for newest_first in (False, True):
             instants: list[Instant] = []
-            while page := await store.instants(
+            while page := await store.list_instants(
                 InstantFilter(since=instants[-1].position if instants else None, newest_first=newest_first), 3
             ):
                 instants += page
@@ -80,7 +80,7 @@ class TimelineContract(StorePair):
             (InstantFilter(state=InstantState.COMPLETED, name="t"), ["a", "b", "c", "e"]),
             (InstantFilter(action="drop", uuid="other"), []),
         ]:
-            assert list_ids(await store.instants(where, 9)) == expected, where
+            assert list_ids(await store.list_instants(where, 9)) == expected, where
 
     async def test_instant_changes_only_from_the_expected_state_and_gets_a_new_position(
         self, store: GeneratorStore
@@ -88,16 +88,16 @@ class TimelineContract(StorePair):
         requested, inflight, completed = InstantState.REQUESTED, InstantState.INFLIGHT, InstantState.COMPLETED
         await store.transact([RecordInstant(make_instant("p", state=requested, completed_ms=None))])
         await store.transact([RecordInstant(make_instant("q"))])
-        last_position = (await store.instants(InstantFilter(), 9))[-1].position
+        last_position = (await store.list_instants(InstantFilter(), 9))[-1].position
         await store.transact([MoveInstant("p", requested, inflight, 50)])
-        (moved_instant,) = await store.instants(InstantFilter(since=last_position), 9)
+        (moved_instant,) = await store.list_instants(InstantFilter(since=last_position), 9)
         assert (moved_instant.id, moved_instant.state, moved_instant.completed_ms) == ("p", inflight, None)
         with pytest.raises(CommitConflict, match="inflight"):
             await store.transact([MoveInstant("p", requested, inflight, 51)])
         await store.transact([MoveInstant("p", inflight, completed, 60, snapshot_id=8, summary={"x": 1})])
-        (final,) = await store.instants(InstantFilter(since=moved_instant.position), 9)
+        (final,) = await store.list_instants(InstantFilter(since=moved_instant.position), 9)
         assert (final.state, final.completed_ms, final.snapshot_id, final.summary) == (completed, 60, 8, {"x": 1})
-        assert list_ids(await store.instants(InstantFilter(), 9)) == ["q", "p"]
+        assert list_ids(await store.list_instants(InstantFilter(), 9)) == ["q", "p"]
         with pytest.raises(NotFound):
             await store.transact([MoveInstant("nobody", requested, inflight, 1)])
 
@@ -105,7 +105,7 @@ class TimelineContract(StorePair):
         undone = InstantState.ROLLED_BACK
         for name, state in [("a", InstantState.COMPLETED), ("b", InstantState.COMPLETED), ("c", undone)]:
             await store.transact([RecordInstant(make_instant(name, fingerprint="f", state=state))])
-        instant = await store.instant_by_fingerprint("uuid-of-t", "f")
+        instant = await store.find_instant_by_fingerprint("uuid-of-t", "f")
         assert instant is not None
         assert instant.id == "b"
 
@@ -115,32 +115,38 @@ class TimelineContract(StorePair):
             await store.transact([RecordInstant(make_instant(f"i{number:02}", uuid=uuid, fingerprint=f"f{number}"))])
         unfinished = make_instant("open", uuid="x", state=InstantState.REQUESTED, completed_ms=None)
         await store.transact([RecordInstant(unfinished)])
-        instants = await store.instants(InstantFilter(), 99)
+        instants = await store.list_instants(InstantFilter(), 99)
         assert await store.archive_instants(keep=2, limit=5) == 5
         assert await store.archive_instants(keep=2, limit=5) == 3
         assert await store.archive_instants(keep=2, limit=5) == 0
-        assert await store.instants(InstantFilter(), 99) == instants
-        assert await store.instants(InstantFilter(newest_first=True), 99) == instants[::-1]
-        assert await store.instants(InstantFilter(since=instants[3].position), 4) == instants[4:8]
-        assert list_ids(await store.instants(InstantFilter(archived=False), 99)) == ["i08", "i09", "i10", "i11", "open"]
-        assert list_ids(await store.instants(InstantFilter(uuid="x"), 99))[:3] == ["i00", "i02", "i04"]
-        assert await store.instant("i00") == instants[0]
-        assert await store.instant_by_fingerprint("x", "f0") == instants[0]
+        assert await store.list_instants(InstantFilter(), 99) == instants
+        assert await store.list_instants(InstantFilter(newest_first=True), 99) == instants[::-1]
+        assert await store.list_instants(InstantFilter(since=instants[3].position), 4) == instants[4:8]
+        assert list_ids(await store.list_instants(InstantFilter(archived=False), 99)) == [
+            "i08",
+            "i09",
+            "i10",
+            "i11",
+            "open",
+        ]
+        assert list_ids(await store.list_instants(InstantFilter(uuid="x"), 99))[:3] == ["i00", "i02", "i04"]
+        assert await store.load_instant("i00") == instants[0]
+        assert await store.find_instant_by_fingerprint("x", "f0") == instants[0]
         await store.archive_instants(keep=0, limit=99)
         await store.transact([RecordInstant(make_instant("later"))])
-        assert list_ids(await store.instants(InstantFilter(since=instants[-1].position), 9)) == ["later"]
+        assert list_ids(await store.list_instants(InstantFilter(since=instants[-1].position), 9)) == ["later"]
 
     async def test_two_replicas_archive_each_instant_once(
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         for number in range(30):
             await store.transact([RecordInstant(make_instant(f"i{number:02}"))])
-        instants = await store.instants(InstantFilter(), 99)
+        instants = await store.list_instants(InstantFilter(), 99)
         await asyncio.gather(*((store, other_store)[n % 2].archive_instants(keep=5, limit=7) for n in range(8)))
         while await store.archive_instants(keep=5, limit=7):
             pass
-        assert await other_store.instants(InstantFilter(), 99) == instants
-        assert len(await other_store.instants(InstantFilter(archived=False), 99)) == 5
+        assert await other_store.list_instants(InstantFilter(), 99) == instants
+        assert len(await other_store.list_instants(InstantFilter(archived=False), 99)) == 5
 
     async def test_reader_of_the_timeline_misses_nothing_during_concurrent_writes(
         self, store: GeneratorStore, other_store: GeneratorStore
@@ -156,7 +162,7 @@ class TimelineContract(StorePair):
         since = None
         while True:
             all_written = writers.done()
-            page = await store.instants(InstantFilter(since=since), 7)
+            page = await store.list_instants(InstantFilter(since=since), 7)
             listed_ids += list_ids(page)
             since = page[-1].position if page else since
             if all_written and not page:

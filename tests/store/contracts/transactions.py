@@ -46,9 +46,9 @@ class TransactionsContract(StorePair):
                     make_swap("missing", "x", "y"),
                 ]
             )
-        assert await store.namespace(("b",)) is None
-        assert await store.entry(TABLE, NS, "t") == make_entry("t")
-        assert await store.instant("i1") is None
+        assert await store.load_namespace(("b",)) is None
+        assert await store.load_entry(TABLE, NS, "t") == make_entry("t")
+        assert await store.load_instant("i1") is None
 
     async def test_each_operation_has_its_result_in_order(self, store: GeneratorStore) -> None:
         results = await store.transact([CreateEntry(make_entry("t")), TakeLease("l", "me", 0, 10), SaveAudit(())])
@@ -64,10 +64,10 @@ class TransactionsContract(StorePair):
             writer, reader = (store, other_store) if step % 2 else (other_store, store)
             await writer.transact([make_swap("t", location, f"file:///{step}")])
             location = f"file:///{step}"
-            entry_read = await reader.entry(TABLE, NS, "t")
+            entry_read = await reader.load_entry(TABLE, NS, "t")
             assert entry_read is not None
             assert entry_read.metadata_location == location
-            assert [entry.metadata_location for entry in await reader.entries(TABLE, NS, None, 9)] == [location]
+            assert [entry.metadata_location for entry in await reader.list_entries(TABLE, NS, None, 9)] == [location]
 
     async def test_fifty_creates_of_one_name_have_one_winner(
         self, store: GeneratorStore, other_store: GeneratorStore
@@ -98,10 +98,10 @@ class TransactionsContract(StorePair):
             )
         )
         assert sorted(outcomes) == ["commit_conflict"] * 19 + ["won"]
-        after = await store.entry(TABLE, NS, "t")
+        after = await store.load_entry(TABLE, NS, "t")
         assert after is not None
         assert after.version == 2
-        assert [n for n in range(20) if await store.instant(f"i{n}")] == [outcomes.index("won")]
+        assert [n for n in range(20) if await store.load_instant(f"i{n}")] == [outcomes.index("won")]
 
     async def test_namespace_is_dropped_or_filled_and_never_both(
         self, store: GeneratorStore, other_store: GeneratorStore
@@ -133,7 +133,7 @@ class TransactionsContract(StorePair):
             assert sorted(outcomes) == ["commit_conflict", "won"]
             winner = f"{new_location}/{('one', 'two')[outcomes.index('won')]}"
             for name in locations:
-                entry = await store.entry(TABLE, NS, name)
+                entry = await store.load_entry(TABLE, NS, name)
                 assert entry is not None
                 assert entry.metadata_location == winner
                 locations[name] = winner
@@ -152,14 +152,14 @@ class TransactionsContract(StorePair):
             with pytest.raises(BadRequest):
                 await store.transact([bad])
         with pytest.raises(BadRequest):
-            await store.entry(TABLE, NS, "t\ud800")
+            await store.load_entry(TABLE, NS, "t\ud800")
         with pytest.raises(BadRequest):
-            await store.entries(TABLE, NS, "t\ud800", 10)
+            await store.list_entries(TABLE, NS, "t\ud800", 10)
         await store.transact([CreateEntry(make_entry("t"))])
 
     async def test_names_are_data_and_never_sql(self, store: GeneratorStore) -> None:
         names = ["'; DROP TABLE entries; --", '"', "$1", "?1", "{visible}", "%", "\\", "\\x00"]
         for name in names:
             await store.transact([CreateEntry(make_entry(name))])
-            assert await store.entry(TABLE, NS, name) == make_entry(name)
-        assert len(await store.entries(TABLE, NS, None, 99)) == len(names)
+            assert await store.load_entry(TABLE, NS, name) == make_entry(name)
+        assert len(await store.list_entries(TABLE, NS, None, 99)) == len(names)

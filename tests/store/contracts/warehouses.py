@@ -45,11 +45,11 @@ class WarehousesContract(StorePair):
             build_warehouse("stock", "s3://b/stock", credentials=None),
         )
         await store.transact([CreateWarehouse(stock, LIMIT), CreateWarehouse(sales, LIMIT)])
-        assert await other_store.warehouses() == [sales, stock]
-        assert await other_store.warehouse("sales") == sales
-        assert await other_store.warehouse("none") is None
+        assert await other_store.list_warehouses() == [sales, stock]
+        assert await other_store.load_warehouse("sales") == sales
+        assert await other_store.load_warehouse("none") is None
         await other_store.transact([RemoveWarehouse(sales.id)])
-        assert await store.warehouses() == [stock]
+        assert await store.list_warehouses() == [stock]
         with pytest.raises(NoSuchWarehouse):
             await store.transact([RemoveWarehouse(sales.id)])
 
@@ -70,12 +70,12 @@ class WarehousesContract(StorePair):
         await store.transact([CreateWarehouse(sales, LIMIT)])
         changed = msgspec.structs.replace(sales, settings={}, credentials=None, version=2)
         await store.transact([ChangeWarehouse(changed, expected_version=1)])
-        assert await other_store.warehouse("sales") == changed
+        assert await other_store.load_warehouse("sales") == changed
         with pytest.raises(CommitConflict):
             await other_store.transact([ChangeWarehouse(changed, expected_version=1)])
 
     async def test_database_belongs_to_one_warehouse(self, store: GeneratorStore, other_store: GeneratorStore) -> None:
-        assert await store.catalog_id() == ""
+        assert await store.load_catalog_id() == ""
         with pytest.raises(CommitConflict, match="has namespaces"):
             await store.transact([NameCatalog("one")])
         await store.transact([DropNamespace(NS)])
@@ -86,7 +86,7 @@ class WarehousesContract(StorePair):
         await store.transact([RemoveWarehouse(sales.id)])
         for _ in range(2):
             await store.transact([NameCatalog("one")])
-        assert await other_store.catalog_id() == "one"
+        assert await other_store.load_catalog_id() == "one"
         with pytest.raises(CommitConflict):
             await other_store.transact([NameCatalog("two")])
 

@@ -24,16 +24,16 @@ from pyiceberg.types import LongType, NestedField, StringType
 from seamark.connector.duckdb.session import load_extensions
 from seamark.metaserver.streams.stream_properties import ENABLED, SHARDS
 from tests.faults.rigs.disk import SmallDisk, mount_small_disk
-from tests.peers.fault_proxy import fault_proxy
-from tests.peers.networks import Network, network
-from tests.services.kafka import Kafka, kafka_broker
+from tests.peers.fault_proxy import run_fault_proxy
+from tests.peers.networks import Network, open_network
+from tests.services.kafka import Kafka, run_kafka_broker
 from tests.services.postgres import Postgres
 from tests.services.process import free_port
 from tests.services.seamark import Seamark
-from tests.streams.chaos.faults import Faults
-from tests.streams.chaos.load import Load
-from tests.streams.chaos.model import Model
-from tests.streams.chaos.readers import Readers, Scan, scan_by_pyiceberg
+from tests.streams.chaos.faults import ServerFaults
+from tests.streams.chaos.load import WriterLoad
+from tests.streams.chaos.model import AcknowledgedRows
+from tests.streams.chaos.readers import Scan, StreamReaders, scan_by_pyiceberg
 from tests.waits import block_until
 
 ROWS_SCHEMA = Schema(
@@ -65,7 +65,7 @@ SERVICES = {"seamark.compaction.enabled": "true", "seamark.compaction.min-files"
 
 
 @dataclass
-class Rig:
+class ChaosRig:
     """Servers over one log, and what a campaign may break.
 
     Attributes:
@@ -86,26 +86,26 @@ class Rig:
 
 
 @contextmanager
-def open_files_rig(folder: Path) -> Iterator[Rig]:
+def open_files_rig(folder: Path) -> Iterator[ChaosRig]:
     """Run one server. Its home, with the log and the database, is on a small disk."""
     with mount_small_disk(folder / "disk", DISK_SIZE) as disk:
         warehouse = f"file://{folder / 'warehouse'}"
         with Seamark(disk.root / "home", warehouse=warehouse, env=SETTINGS) as server:
-            yield Rig([server], disk=disk)
+            yield ChaosRig([server], disk=disk)
 
 
 @contextmanager
-def open_kafka_rig(folder: Path, postgres: Postgres) -> Iterator[Rig]:
+def open_kafka_rig(folder: Path, postgres: Postgres) -> Iterator[ChaosRig]:
     """Run two servers with two workers each, on hosts of a separate network, over one broker and one database."""
     with ExitStack() as stack:
-        hosts = stack.enter_context(network(SERVERS))
-        kafka = stack.enter_context(kafka_broker(folder / "broker", host=hosts.address))
-        way = stack.enter_context(fault_proxy("127.0.0.1", postgres.port, hosts.address))
+        hosts = stack.enter_context(open_network(SERVERS))
+        kafka = stack.enter_context(run_kafka_broker(folder / "broker", host=hosts.address))
+        way = stack.enter_context(run_fault_proxy("127.0.0.1", postgres.port, hosts.address))
         database = postgres.create_database().replace(f"127.0.0.1:{postgres.port}", way.address)
         servers = []
         for host in hosts.hosts:
             port = free_port()
-            door = stack.enter_context(fault_proxy("", port, connect=partial(host.connect, port)))
+            door = stack.enter_context(run_fault_proxy("", port, connect=partial(host.connect, port)))
             server = Seamark(
                 folder / host.name,
                 warehouse=f"file://{folder / 'warehouse'}",
@@ -117,11 +117,11 @@ def open_kafka_rig(folder: Path, postgres: Postgres) -> Iterator[Rig]:
                 prefix=host.command,
             )
             servers.append(stack.enter_context(server))
-        yield Rig(servers, kafka=kafka, network=hosts)
+        yield ChaosRig(servers, kafka=kafka, network=hosts)
 
 
 @dataclass
-class Outcome:
+class CampaignOutcome:
     """The faults, reads and rows of a campaign."""
 
     seconds: float
@@ -143,7 +143,7 @@ class Outcome:
         return "\n".join(lines + [f"{name}: {dict(counter.most_common(12))}" for name, counter in counters.items()])
 
 
-def run_campaign(rig: Rig, seed: int, seconds: float, scans: dict[str, Scan] | None = None) -> Outcome:
+def run_campaign(rig: ChaosRig, seed: int, seconds: float, scans: dict[str, Scan] | None = None) -> CampaignOutcome:
     """Run writers, readers and faults for a time, then check the contents of both tables by each reader.
 
     Args:
@@ -155,10 +155,10 @@ def run_campaign(rig: Rig, seed: int, seconds: float, scans: dict[str, Scan] | N
     Raises:
         AssertionError: A reader has returned wrong rows, or rows are lost or repeated in the end.
     """
-    rng, model = random.Random(seed), Model()
+    rng, model = random.Random(seed), AcknowledgedRows()
     create_tables(rig.urls[0])
-    load, readers = Load(rig.urls, model, rng), Readers(rig.urls, model, rng, READERS, scans)
-    faults = Faults(rig.servers, readers, rng, disk=rig.disk, kafka=rig.kafka, network=rig.network)
+    load, readers = WriterLoad(rig.urls, model, rng), StreamReaders(rig.urls, model, rng, READERS, scans)
+    faults = ServerFaults(rig.servers, readers, rng, disk=rig.disk, kafka=rig.kafka, network=rig.network)
     errors: list[BaseException] = []
 
     def write() -> None:
@@ -185,7 +185,7 @@ def run_campaign(rig: Rig, seed: int, seconds: float, scans: dict[str, Scan] | N
     assert not errors, f"{errors}; {note}"
     assert not writer.is_alive(), f"a request was not acknowledged in {_SETTLE_S:g} s after the last fault; {note}"
     check_contents(rig, model, {"pyiceberg": scan_by_pyiceberg, **(scans or {})})
-    return Outcome(
+    return CampaignOutcome(
         seconds,
         faults.counts,
         load.statuses,
@@ -207,7 +207,7 @@ def create_tables(url: str) -> None:
             table.append(table.schema().as_arrow().empty_table())
 
 
-def check_contents(rig: Rig, model: Model, scans: dict[str, Scan]) -> None:
+def check_contents(rig: ChaosRig, model: AcknowledgedRows, scans: dict[str, Scan]) -> None:
     """Check that each reader returns exactly the model: before and after a last flush, and from the files alone."""
     bounds = model.snapshot()
     assert bounds.numbers == dict(model.sent)
@@ -246,7 +246,7 @@ def _flush(url: str, table: str) -> bool:
         return False
 
 
-def scan_files_by_duckdb(rig: Rig, url: str, table: str) -> Counter[tuple[Any, ...]]:
+def scan_files_by_duckdb(rig: ChaosRig, url: str, table: str) -> Counter[tuple[Any, ...]]:
     """Return the rows of the files of the last flush, which DuckDB reads without a server."""
     with RestCatalog("chaos", uri=url) as catalog:
         location = catalog.load_table(f"db.{table}").metadata_location
@@ -258,7 +258,7 @@ def scan_files_by_duckdb(rig: Rig, url: str, table: str) -> Counter[tuple[Any, .
 
 
 @contextmanager
-def open_temporary_rig(log: str, postgres: Postgres | None) -> Iterator[Rig]:
+def open_temporary_rig(log: str, postgres: Postgres | None) -> Iterator[ChaosRig]:
     """Run servers over a log, `files` or `kafka`, in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="seamark-chaos-") as name:
         if log == "files":

@@ -16,16 +16,16 @@ from tests.faults.rigs.disk import SmallDisk
 from tests.peers.networks import Network
 from tests.services.kafka import Kafka
 from tests.services.seamark import Seamark
-from tests.streams.chaos.readers import Readers
+from tests.streams.chaos.readers import StreamReaders
 
 
-class Faults:
+class ServerFaults:
     """The faults that a rig allows."""
 
     def __init__(
         self,
         servers: Sequence[Seamark],
-        readers: Readers,
+        readers: StreamReaders,
         rng: random.Random,
         *,
         disk: SmallDisk | None = None,

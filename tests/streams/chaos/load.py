@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from tests.streams.chaos.model import ABSENT, Model
+from tests.streams.chaos.model import ABSENT, AcknowledgedRows
 
 WRITERS, KEY_WRITERS, KEYS = 4, 2, 40
 _LARGE_REQUESTS = 0.15
@@ -24,10 +24,10 @@ _UNKNOWN = "CommitStateUnknownException"
 _ANSWER_S = 40.0
 
 
-class Load:
+class WriterLoad:
     """Writers of `db.t` and of `db.k`."""
 
-    def __init__(self, urls: Sequence[str], model: Model, rng: random.Random) -> None:
+    def __init__(self, urls: Sequence[str], model: AcknowledgedRows, rng: random.Random) -> None:
         self._urls = urls
         self._model = model
         self._rng = rng

@@ -33,7 +33,7 @@ class Bounds(NamedTuple):
 
 
 @dataclass
-class Model:
+class AcknowledgedRows:
     """The rows of both tables. Any number of threads may use it."""
 
     sent: Counter[str] = field(default_factory=Counter)

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from tests.streams.chaos.model import Model, WrongRows
+from tests.streams.chaos.model import AcknowledgedRows, WrongRows
 
 Scan = Callable[[str, str], "Counter[tuple[Any, ...]]"]
 """Returns the rows of a table: of `t` pairs of producer and number, of `k` pairs of key and value."""
@@ -48,11 +48,16 @@ class ReaderKilled(Exception):
     """Raised if the process of a reader has ended."""
 
 
-class Readers:
+class StreamReaders:
     """Threads that read and check. `scans` are further ways to read, by name, such as engines."""
 
     def __init__(
-        self, urls: Sequence[str], model: Model, rng: random.Random, count: int, scans: dict[str, Scan] | None = None
+        self,
+        urls: Sequence[str],
+        model: AcknowledgedRows,
+        rng: random.Random,
+        count: int,
+        scans: dict[str, Scan] | None = None,
     ) -> None:
         self._urls = urls
         self._model = model

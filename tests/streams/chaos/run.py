@@ -22,7 +22,7 @@ from tests.seeds import first_seed
 from tests.services.postgres import Postgres, postgres_server
 from tests.services.spark import new_catalog, spark_session
 from tests.services.trino import Trino, trino_server
-from tests.streams.chaos.campaign import Rig, open_temporary_rig, run_campaign
+from tests.streams.chaos.campaign import ChaosRig, open_temporary_rig, run_campaign
 from tests.streams.chaos.readers import Scan
 
 LOGS, ENGINES = ("files", "kafka"), ("spark", "trino")
@@ -47,7 +47,7 @@ def main() -> None:
     print("every reader returned the model in the end")
 
 
-def open_engines(rig: Rig, engines: Sequence[str], stack: ExitStack) -> dict[str, Scan]:
+def open_engines(rig: ChaosRig, engines: Sequence[str], stack: ExitStack) -> dict[str, Scan]:
     """Start engines; return how they read."""
     scans: dict[str, Scan] = {}
     if "spark" in engines:

@@ -12,13 +12,13 @@ import pytest
 
 from tests.seeds import first_seed
 from tests.services.postgres import Postgres
-from tests.streams.chaos.campaign import Outcome, open_files_rig, open_kafka_rig, run_campaign
+from tests.streams.chaos.campaign import CampaignOutcome, open_files_rig, open_kafka_rig, run_campaign
 
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "90"))
 READS_MIN = 20
 
 
-def check_outcome(outcome: Outcome) -> None:
+def check_outcome(outcome: CampaignOutcome) -> None:
     """Check that the campaign had load and reads."""
     assert outcome.reads.total() >= READS_MIN, outcome.describe()
     assert outcome.rows > 1_000, outcome.describe()

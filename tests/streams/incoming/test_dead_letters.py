@@ -22,8 +22,17 @@ from seamark.metaserver.store.open import open_store
 from seamark.metaserver.streams.incoming import prepared_rows
 from seamark.metaserver.streams.incoming.dead_letters import DEAD_LETTER_TABLE
 from seamark.metaserver.streams.stream_properties import ENABLED
-from tests.server.rig import build_settings, running
-from tests.streams.test_rows_over_http import ARROW, LINES, NEVER_MS, SCHEMA, Stream, create, encode_arrow, streaming
+from tests.server.rig import build_settings, run_server
+from tests.streams.test_rows_over_http import (
+    ARROW,
+    LINES,
+    NEVER_MS,
+    SCHEMA,
+    StreamServer,
+    create,
+    encode_arrow,
+    streaming,
+)
 
 LETTERS = Schema(
     NestedField(1, "raw", StringType(), required=True),
@@ -35,23 +44,23 @@ LETTERS = Schema(
 
 
 @pytest.fixture
-async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
+async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
     async with streaming(tmp_path) as stream:
         await create(stream, properties={DEAD_LETTER_TABLE: "db.t_errors"})
         yield stream
 
 
-async def create_letters(stream: Stream, schema: Schema = LETTERS, **properties: str) -> None:
+async def create_letters(stream: StreamServer, schema: Schema = LETTERS, **properties: str) -> None:
     await asyncio.to_thread(
         stream.catalog.create_table, "db.t_errors", schema, properties={ENABLED: "true", **properties}
     )
 
 
-async def read_letters(stream: Stream) -> list[dict[str, Any]]:
+async def read_letters(stream: StreamServer) -> list[dict[str, Any]]:
     return await asyncio.to_thread(lambda: stream.catalog.load_table("db.t_errors").scan().to_arrow().to_pylist())
 
 
-async def test_row_that_does_not_fit_goes_to_dead_letter_table_with_reason(stream: Stream) -> None:
+async def test_row_that_does_not_fit_goes_to_dead_letter_table_with_reason(stream: StreamServer) -> None:
     await create_letters(stream)
     lines = [b'{"id": 1}', b'{"id": "x"}', b"{", b'{"id": 2, "town": 1}', b"[3]", b'{"name": "a"}', b'{"id": 4}']
     status, answer = await stream.send(b"\n".join(lines), LINES, "?producer=p&sequence=0")
@@ -70,7 +79,9 @@ async def test_row_that_does_not_fit_goes_to_dead_letter_table_with_reason(strea
     assert len(await read_letters(stream)) == 5
 
 
-async def test_request_with_too_many_unfit_rows_is_refused(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_with_too_many_unfit_rows_is_refused(
+    stream: StreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await create_letters(stream)
     monkeypatch.setattr(prepared_rows, "REJECTED_ROWS_MAX", 3)
     status, text = await stream.send_refused(json.dumps([{"id": 1}, *[{"id": "x"}] * 4]).encode())
@@ -80,7 +91,7 @@ async def test_request_with_too_many_unfit_rows_is_refused(stream: Stream, monke
     assert (await stream.ids(), len(await read_letters(stream))) == ([1], 3)
 
 
-async def test_arrow_row_that_does_not_fit_goes_to_dead_letter_table(stream: Stream) -> None:
+async def test_arrow_row_that_does_not_fit_goes_to_dead_letter_table(stream: StreamServer) -> None:
     await create_letters(stream)
     ids = pa.array([1, None, 3], pa.int64())
     status, answer = await stream.send(encode_arrow(id=ids, name=["a", "b", "c"]), ARROW)
@@ -89,7 +100,7 @@ async def test_arrow_row_that_does_not_fit_goes_to_dead_letter_table(stream: Str
     assert [json.loads(letter["raw"]) for letter in await read_letters(stream)] == [{"id": None, "name": "b"}]
 
 
-async def test_arrow_value_that_python_does_not_have_is_a_dead_letter(stream: Stream) -> None:
+async def test_arrow_value_that_python_does_not_have_is_a_dead_letter(stream: StreamServer) -> None:
     await create_letters(stream)
     days = pa.array([0, 1 << 30], pa.int32()).view(pa.date32())
     body = encode_arrow(id=pa.array([1, None], pa.int64()), name=["a", "b"], day=days)
@@ -99,7 +110,7 @@ async def test_arrow_value_that_python_does_not_have_is_a_dead_letter(stream: St
     assert json.loads(letter["raw"]).keys() == {"id", "name", "day"}
 
 
-async def test_request_is_refused_if_dead_letter_table_cannot_store_rows(stream: Stream) -> None:
+async def test_request_is_refused_if_dead_letter_table_cannot_store_rows(stream: StreamServer) -> None:
     async def read_reason() -> str:
         status, text = await stream.send_refused(b'[{"id": 1}, {"id": "x"}]')
         assert status == 400
@@ -124,10 +135,10 @@ async def test_request_is_refused_if_dead_letter_table_cannot_store_rows(stream:
 async def test_dead_letter_table_needs_the_right_to_write_there(tmp_path: Path) -> None:
     grants = [Grant("ann", "writer", ("db",))]
     clock = SystemClock()
-    async with open_store(build_settings(tmp_path).database_url(), clock=clock) as store:
+    async with open_store(build_settings(tmp_path).make_database_url(), clock=clock) as store:
         secret = await create_token(store, clock, "ann", 3600, grants)
         root = await create_token(store, clock, "root", 3600, [Grant("root", "admin", ())])
-    async with running(tmp_path, auth="token", stream_flush_interval_ms=NEVER_MS) as server:
+    async with run_server(tmp_path, auth="token", stream_flush_interval_ms=NEVER_MS) as server:
 
         def open_catalog(token: str) -> RestCatalog:
             return RestCatalog("streams", uri=server.url, token=token)

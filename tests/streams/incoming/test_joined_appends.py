@@ -19,7 +19,7 @@ from seamark.metaserver.log.port import Acknowledgement, Batch, Shard
 from seamark.metaserver.log.segments import SegmentLog
 from seamark.metaserver.streams.incoming.prepared_rows import JoinedRows, PreparedRows, RowPreparation
 from seamark.metaserver.streams.stream_properties import ENABLED
-from tests.streams.test_rows_over_http import ARROW, LINES, Stream, create, encode_arrow, streaming
+from tests.streams.test_rows_over_http import ARROW, LINES, StreamServer, create, encode_arrow, streaming
 from tests.streams.test_rows_over_http import stream as stream
 from tests.waits import until
 
@@ -41,7 +41,7 @@ def held_appends(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 
 
 async def send_together(
-    stream: Stream, held_appends: asyncio.Event, requests: Sequence[Any], waiting: int | None = None
+    stream: StreamServer, held_appends: asyncio.Event, requests: Sequence[Any], waiting: int | None = None
 ) -> list[tuple[int, Any]]:
     """Send requests at the same time; return their answers.
 
@@ -57,16 +57,16 @@ async def send_together(
     return list(await asyncio.gather(*sent))
 
 
-async def wait_for_requests(stream: Stream, count: int) -> None:
+async def wait_for_requests(stream: StreamServer, count: int) -> None:
     """Wait until so many requests that may be joined have no answer."""
     joined = stream.server.components.streams.joined_appends
     await until(lambda: joined.request_count == count)
 
 
-async def read_log(stream: Stream) -> list[list[int]]:
+async def read_log(stream: StreamServer) -> list[list[int]]:
     """Return the ids in the log, as a list for each batch."""
     components = stream.server.components
-    entry = await components.catalog.tables.entry(("db",), "t")
+    entry = await components.catalog.tables.load_entry(("db",), "t")
     metadata = await components.catalog.documents.table(entry.metadata_location)
     log = await components.streams.open_log(entry, metadata)
     records = await log.read(Shard(entry.uuid, 0), 0, limit_bytes=1 << 30)
@@ -75,7 +75,7 @@ async def read_log(stream: Stream) -> list[list[int]]:
 
 
 async def test_each_of_the_joined_requests_gets_the_offsets_of_its_rows(
-    stream: Stream, held_appends: asyncio.Event
+    stream: StreamServer, held_appends: asyncio.Event
 ) -> None:
     rows = [[{"id": 100 * number + place} for place in range(number % 5 + 1)] for number in range(REQUESTS)]
     answers = await send_together(
@@ -92,7 +92,7 @@ async def test_each_of_the_joined_requests_gets_the_offsets_of_its_rows(
     assert await stream.ids() == sorted(ids)
 
 
-async def test_a_request_that_does_not_fit_is_refused_alone(stream: Stream, held_appends: asyncio.Event) -> None:
+async def test_a_request_that_does_not_fit_is_refused_alone(stream: StreamServer, held_appends: asyncio.Event) -> None:
     bodies = [[{"id": 1}], [{"id": 2}], [{"id": 3}, {"id": "x"}], [{"id": 4}], [{"name": "no id"}], [{"id": 5}]]
     requests = [partial(stream.send, json.dumps(body).encode()) for body in bodies]
     answers = await send_together(stream, held_appends, requests, waiting=4)
@@ -104,7 +104,7 @@ async def test_a_request_that_does_not_fit_is_refused_alone(stream: Stream, held
 
 @pytest.mark.slow
 async def test_any_error_of_the_preparation_concerns_only_its_own_request(
-    stream: Stream, held_appends: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+    stream: StreamServer, held_appends: asyncio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare_joined = RowPreparation.prepare_joined
 
@@ -123,7 +123,7 @@ async def test_any_error_of_the_preparation_concerns_only_its_own_request(
 
 
 async def test_json_and_arrow_requests_of_all_forms_are_appended_together(
-    stream: Stream, held_appends: asyncio.Event
+    stream: StreamServer, held_appends: asyncio.Event
 ) -> None:
     requests = [
         partial(stream.send, b'[{"id": 1, "name": "a"}]'),
@@ -178,7 +178,7 @@ async def test_rows_of_a_keyed_table_replace_each_other_within_a_batch(
 
 
 async def test_an_unknown_outcome_is_the_answer_to_all_joined_requests(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch
+    stream: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_fail = asyncio.Event()
 
@@ -194,7 +194,7 @@ async def test_an_unknown_outcome_is_the_answer_to_all_joined_requests(
 
 
 async def test_no_request_waits_after_an_unexpected_error_of_a_joined_append(
-    stream: Stream, held_appends: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+    stream: StreamServer, held_appends: asyncio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append = SegmentLog.append
 

@@ -13,20 +13,20 @@ import pytest
 
 from seamark.metaserver.streams.incoming.json_members import find_repeated_key, has_repeated_key
 from tests.seeds import first_seed, quick
-from tests.streams.test_rows_over_http import LINES, Stream, create, streaming
+from tests.streams.test_rows_over_http import LINES, StreamServer, create, streaming
 
 _KEYS = ("a", "b", "a:", '\\"', "\\u0061", "d{", "é")
 _TEXTS = ("a", "a:b", ":x", '\\":', "\\\\", " : ", "{", "}", "\\u003a", "")
 
 
 @pytest.fixture
-async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
+async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
     async with streaming(tmp_path) as stream:
         await create(stream)
         yield stream
 
 
-async def test_key_that_an_object_has_twice_is_refused_in_each_format(stream: Stream) -> None:
+async def test_key_that_an_object_has_twice_is_refused_in_each_format(stream: StreamServer) -> None:
     twice = b'{"id": 1, "name": "a:b", "id": 2}'
     status, message = await stream.send_refused(b"[" + twice + b"]")
     assert (status, message) == (400, "The body has an object with the key 'id' twice; send each key once")

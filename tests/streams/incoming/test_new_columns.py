@@ -22,17 +22,17 @@ from seamark.metaserver.streams.incoming.dead_letters import DEAD_LETTER_TABLE
 from seamark.metaserver.streams.incoming.new_columns import NEW_COLUMNS
 from tests.seeds import first_seed, quick
 from tests.streams.incoming.test_dead_letters import create_letters, read_letters
-from tests.streams.test_rows_over_http import ARROW, LINES, Stream, create, encode_arrow, streaming
+from tests.streams.test_rows_over_http import ARROW, LINES, StreamServer, create, encode_arrow, streaming
 
 
 @pytest.fixture
-async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
+async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
     async with streaming(tmp_path) as stream:
         await create(stream, properties={NEW_COLUMNS: "add"})
         yield stream
 
 
-async def read(stream: Stream) -> list[dict[str, Any]]:
+async def read(stream: StreamServer) -> list[dict[str, Any]]:
     """Return the rows that stock PyIceberg reads, by id."""
 
     def scan_rows() -> list[dict[str, Any]]:
@@ -42,12 +42,12 @@ async def read(stream: Stream) -> list[dict[str, Any]]:
     return await asyncio.to_thread(scan_rows)
 
 
-async def read_columns(stream: Stream) -> dict[str, str]:
+async def read_columns(stream: StreamServer) -> dict[str, str]:
     table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
     return {field.name: str(field.field_type) for field in table.schema().fields}
 
 
-async def test_table_gets_the_columns_of_json_rows_with_their_types(stream: Stream) -> None:
+async def test_table_gets_the_columns_of_json_rows_with_their_types(stream: StreamServer) -> None:
     await stream.post({"id": 1, "name": "a"})
     await stream.post(
         {"id": 2, "town": "Ulm", "size": 3, "ratio": 1, "is_new": True, "later": None}, {"id": 3, "ratio": 1.5}
@@ -69,7 +69,7 @@ async def test_table_gets_the_columns_of_json_rows_with_their_types(stream: Stre
     assert (status, 'the value "large" is not a valid long' in message) == (400, True)
 
 
-async def test_table_gets_the_columns_of_arrow_rows_with_their_types(stream: Stream) -> None:
+async def test_table_gets_the_columns_of_arrow_rows_with_their_types(stream: StreamServer) -> None:
     day, timestamp = datetime.date(2026, 1, 31), datetime.datetime(2026, 1, 31, 12)
     body = encode_arrow(
         id=[1],
@@ -88,7 +88,7 @@ async def test_table_gets_the_columns_of_arrow_rows_with_their_types(stream: Str
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("name", ["id", "town"])
-async def test_arrow_rows_with_a_column_twice_are_refused(stream: Stream, name: str) -> None:
+async def test_arrow_rows_with_a_column_twice_are_refused(stream: StreamServer, name: str) -> None:
     columns = [pa.array([1]), pa.nulls(1), pa.nulls(1)]
     batch = pa.RecordBatch.from_arrays(columns, names=["id", name, name])
     sink = pa.BufferOutputStream()
@@ -98,7 +98,7 @@ async def test_arrow_rows_with_a_column_twice_are_refused(stream: Stream, name: 
     assert (status, f"the column '{name}' twice" in message) == (400, True), message
 
 
-async def test_requests_that_add_columns_at_once_all_succeed(stream: Stream) -> None:
+async def test_requests_that_add_columns_at_once_all_succeed(stream: StreamServer) -> None:
     rows = [{"id": number, "shared": number, f"own{number % 3}": "x"} for number in range(12)]
     await asyncio.gather(*(stream.post(row) for row in rows))
     assert {"shared", "own0", "own1", "own2"} <= (await read_columns(stream)).keys()
@@ -120,7 +120,7 @@ async def test_requests_that_add_columns_at_once_all_succeed(stream: Stream) -> 
     ],
 )
 async def test_rows_whose_columns_cannot_be_added_are_refused(
-    stream: Stream, rows: list[dict[str, Any]], message: str
+    stream: StreamServer, rows: list[dict[str, Any]], message: str
 ) -> None:
     status, answer = await stream.send_refused(json.dumps(rows).encode())
     assert (status, message in answer) == (400, True), answer
@@ -137,12 +137,12 @@ def build_envelope(after: dict[str, Any], *fields: dict[str, Any], op: str = "c"
     return {"schema": {"fields": [{"field": "after", "fields": stated}]}, "payload": payload}
 
 
-async def send_envelopes(stream: Stream, *messages: Any) -> tuple[int, Any]:
+async def send_envelopes(stream: StreamServer, *messages: Any) -> tuple[int, Any]:
     lines = b"\n".join(json.dumps(message).encode() for message in messages)
     return await stream.send(lines, LINES, "?envelope=debezium")
 
 
-async def test_table_gets_the_columns_of_debezium_messages_with_the_types_of_their_schema(stream: Stream) -> None:
+async def test_table_gets_the_columns_of_debezium_messages_with_the_types_of_their_schema(stream: StreamServer) -> None:
     fields = [
         {"field": "small", "type": "int32"},
         {"field": "ratio", "type": "float"},
@@ -177,7 +177,7 @@ async def test_table_gets_the_columns_of_debezium_messages_with_the_types_of_the
         await stream.flush()
 
 
-async def test_table_gets_the_columns_of_debezium_messages_without_schema(stream: Stream) -> None:
+async def test_table_gets_the_columns_of_debezium_messages_without_schema(stream: StreamServer) -> None:
     status, answer = await send_envelopes(
         stream,
         build_envelope({"id": 1, "town": "Ulm", "size": 3}),
@@ -201,7 +201,7 @@ async def test_table_gets_the_columns_of_debezium_messages_without_schema(stream
         assert (status, message in str(answer)) == (400, True), answer
 
 
-async def test_unavailable_debezium_value_adds_no_column(stream: Stream) -> None:
+async def test_unavailable_debezium_value_adds_no_column(stream: StreamServer) -> None:
     status, answer = await send_envelopes(stream, build_envelope({"id": 1, "text": "__debezium_unavailable_value"}))
     assert (status, "replica identity" in str(answer)) == (400, True)
     assert "text" not in await read_columns(stream)

@@ -14,29 +14,29 @@ from seamark.metaserver.streams.incoming.dead_letters import DEAD_LETTER_TABLE
 from seamark.metaserver.streams.incoming.new_columns import NEW_COLUMNS
 from seamark.metaserver.streams.stream_properties import ENABLED
 from tests.streams.incoming.test_dead_letters import create_letters, read_letters
-from tests.streams.test_rows_over_http import SCHEMA, Stream, streaming
+from tests.streams.test_rows_over_http import SCHEMA, StreamServer, streaming
 
 
 @pytest.fixture
-async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
+async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
     async with streaming(tmp_path) as stream:
         for name in ("t", "u"):
             await asyncio.to_thread(stream.catalog.create_table, f"db.{name}", SCHEMA, properties={ENABLED: "true"})
         yield stream
 
 
-async def send(stream: Stream, query: str = "", **rows: list[Any]) -> tuple[int, Any]:
+async def send(stream: StreamServer, query: str = "", **rows: list[Any]) -> tuple[int, Any]:
     tables = [{"namespace": ["db"], "name": name, "rows": values} for name, values in rows.items()]
     async with stream.server.http.post(f"{stream.server.url}/api/v1/rows{query}", json={"tables": tables}) as answer:
         return answer.status, await answer.json()
 
 
-async def read_ids(stream: Stream, name: str) -> list[int]:
+async def read_ids(stream: StreamServer, name: str) -> list[int]:
     rows = await asyncio.to_thread(lambda: stream.catalog.load_table(f"db.{name}").scan().to_arrow())
     return sorted(rows.column("id").to_pylist())
 
 
-async def test_rows_of_several_tables_are_appended_once(stream: Stream) -> None:
+async def test_rows_of_several_tables_are_appended_once(stream: StreamServer) -> None:
     for is_repeated in (False, True):
         status, answer = await send(stream, "?producer=p&sequence=0", t=[{"id": 1}], u=[{"id": 2}, {"id": 3}])
         assert status == 200
@@ -47,7 +47,7 @@ async def test_rows_of_several_tables_are_appended_once(stream: Stream) -> None:
     assert (await read_ids(stream, "t"), await read_ids(stream, "u")) == ([1], [2, 3])
 
 
-async def test_row_that_does_not_fit_refuses_the_rows_of_all_tables(stream: Stream) -> None:
+async def test_row_that_does_not_fit_refuses_the_rows_of_all_tables(stream: StreamServer) -> None:
     status, answer = await send(stream, t=[{"id": 1}], u=[{"id": "x"}])
     assert (status, "Row 0, column id" in answer["error"]["message"]) == (400, True)
     status, answer = await send(stream, t=[{"id": 1}], missing=[{"id": 1}])
@@ -60,7 +60,7 @@ async def test_row_that_does_not_fit_refuses_the_rows_of_all_tables(stream: Stre
     assert (await read_ids(stream, "t"), await read_ids(stream, "u")) == ([], [])
 
 
-async def test_tables_share_a_dead_letter_table(stream: Stream) -> None:
+async def test_tables_share_a_dead_letter_table(stream: StreamServer) -> None:
     await create_letters(stream)
 
     def set_property(name: str) -> None:
@@ -76,7 +76,7 @@ async def test_tables_share_a_dead_letter_table(stream: Stream) -> None:
     assert (status, "db.t_errors is a dead-letter table" in answer["error"]["message"]) == (400, True)
 
 
-async def test_tables_get_the_columns_of_their_rows_if_all_rows_fit(stream: Stream) -> None:
+async def test_tables_get_the_columns_of_their_rows_if_all_rows_fit(stream: StreamServer) -> None:
     def set_rule(name: str, rule: str) -> None:
         with stream.catalog.load_table(f"db.{name}").transaction() as change:
             change.set_properties({NEW_COLUMNS: rule})
@@ -105,7 +105,9 @@ async def test_tables_get_the_columns_of_their_rows_if_all_rows_fit(stream: Stre
     assert (t.column("town").to_pylist(), sorted(u.column("size").to_pylist(), key=str)) == (["Ulm"], [3, None])
 
 
-async def test_rows_of_all_tables_have_one_limit_of_bytes(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rows_of_all_tables_have_one_limit_of_bytes(
+    stream: StreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(several_tables, "DECODED_BYTES_MAX", 3_000)
     status, answer = await send(stream, t=[{"id": 1}] * 100, u=[{"id": 2}] * 100)
     assert (status, "more than 3,000 bytes" in answer["error"]["message"]) == (413, True)

@@ -28,13 +28,13 @@ from seamark.metaserver.streams.incoming.prepared_rows import RowPreparation
 from seamark.metaserver.streams.keys import KEY
 from seamark.metaserver.streams.stream_properties import SHARDS
 from tests.seeds import examples, first_seed
-from tests.streams.test_rows_over_http import ARROW, Stream, create, encode_arrow, streaming
+from tests.streams.test_rows_over_http import ARROW, StreamServer, create, encode_arrow, streaming
 
 HOSTILE = ("a-b", "a_x2Db", "a b", "1x")
 """Names of columns that differ in files. Two of them would have the same name there."""
 
 
-async def read(stream: Stream) -> list[dict[str, Any]]:
+async def read(stream: StreamServer) -> list[dict[str, Any]]:
     """Return the rows that stock PyIceberg reads."""
     rows: list[dict[str, Any]] = await asyncio.to_thread(
         lambda: stream.catalog.load_table("db.t").scan().to_arrow().to_pylist()
@@ -42,17 +42,17 @@ async def read(stream: Stream) -> list[dict[str, Any]]:
     return rows
 
 
-async def commit(stream: Stream, *updates: dict[str, Any]) -> int:
+async def commit(stream: StreamServer, *updates: dict[str, Any]) -> int:
     url = f"{stream.server.url}/v1/namespaces/db/tables/t"
     async with stream.server.http.post(url, json={"requirements": [], "updates": list(updates)}) as answer:
         return answer.status
 
 
-async def set_key(stream: Stream, names: str, action: str = "set-properties") -> None:
+async def set_key(stream: StreamServer, names: str, action: str = "set-properties") -> None:
     assert await commit(stream, {"action": action, "updates": {KEY: names}}) == 200
 
 
-async def promote(stream: Stream, name: str) -> None:
+async def promote(stream: StreamServer, name: str) -> None:
     def update() -> None:
         with stream.catalog.load_table("db.t").update_schema() as change:
             change.update_column(name, DecimalType(20, 2))
@@ -256,7 +256,7 @@ async def test_rows_are_replaced_while_the_key_changes_and_appends_run(tmp_path:
     schema = Schema(*fields, NestedField(5, "v", StringType(), required=True))
     model: dict[int, str] = {}
 
-    async def write(stream: Stream, keys: Sequence[int], rounds: int) -> None:
+    async def write(stream: StreamServer, keys: Sequence[int], rounds: int) -> None:
         for number in range(rounds):
             rows = []
             for key in rng.sample(keys, rng.randint(1, len(keys))):
@@ -272,7 +272,7 @@ async def test_rows_are_replaced_while_the_key_changes_and_appends_run(tmp_path:
                 pass
             assert answer[0] == 200, answer
 
-    async def change(stream: Stream) -> None:
+    async def change(stream: StreamServer) -> None:
         for _ in range(4):
             if rng.random() < 0.6:
                 await set_key(stream, rng.choice((*HOSTILE, "1x, a b")))
@@ -280,7 +280,7 @@ async def test_rows_are_replaced_while_the_key_changes_and_appends_run(tmp_path:
                 with suppress(CommitFailedException):  # A flush was faster.
                     await promote(stream, rng.choice(HOSTILE))
 
-    async def check(stream: Stream) -> None:
+    async def check(stream: StreamServer) -> None:
         rows = await read(stream)
         assert sorted((int(row["a-b"]), row["v"]) for row in rows) == sorted(model.items())
 

@@ -20,7 +20,7 @@ from seamark.formats.iceberg.metadata.updates import apply_updates, read_updates
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.log.port import Batch
 from seamark.metaserver.streams.incoming.prepared_rows import RowPreparation
-from seamark.metaserver.streams.keys import KEY, AcceptedKeys, identify_key, key_of
+from seamark.metaserver.streams.keys import KEY, AcceptedKeys, find_key_columns, identify_key
 from seamark.metaserver.streams.row_files import ImportedRowFiles, RowSlice
 from tests.seeds import examples, first_seed
 
@@ -84,7 +84,7 @@ class Log:
 
     def begin_group(self, metadata: TableMetadata) -> None:
         ids = {each.name: each.id for each in metadata.current_schema.fields}
-        self.groups.append((tuple(ids[name] for name in key_of(metadata)), []))
+        self.groups.append((tuple(ids[name] for name in find_key_columns(metadata)), []))
 
     def append(self, metadata: TableMetadata, group: int, rows: list[dict[int, Any]], deletes: list[bool]) -> None:
         names = {each.id: each.name for each in metadata.current_schema.fields}
@@ -132,7 +132,7 @@ def read_values(files: list[Any]) -> list[str]:
 def encode(log: Log, metadata: TableMetadata) -> list[str]:
     """Return the values in the files of a flush."""
     try:
-        key = key_of(metadata)
+        key = find_key_columns(metadata)
     except BadRequest:
         key = ()
     slices = log.list_slices()
@@ -192,7 +192,7 @@ def test_rows_replace_others_by_the_key_that_they_came_with(seed: int) -> None:
                 rows = [row | {DAY: LATE_DAY if rng.random() < 0.2 else row[DAY]} for row in rows]
             if day_type != "date":
                 rows = [row | {DAY: f"{row[DAY]}T00:00:00"} for row in rows]
-            deletes = [bool(key_of(used)) and rng.random() < 0.2 for _ in rows]
+            deletes = [bool(find_key_columns(used)) and rng.random() < 0.2 for _ in rows]
             log.append(used, group, rows, deletes)
         if identify_key(metadata) != before:
             log.begin_group(metadata)

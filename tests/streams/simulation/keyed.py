@@ -22,14 +22,30 @@ from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import FlushedRange
 from seamark.metaserver.streams.row_files import EncodedDeletes, EncodedFile, RowSlice
 from seamark.metaserver.streams.stream_table import FlushedBefore, FreshRows
-from tests.log.disk import copy_of
-from tests.streams.simulation.ports import Catalog, Faults, LineFiles, Network, RemoteBroker, Storage, Table
-from tests.streams.simulation.world import KAFKA_LIMITS, SHARDS, Append, InstantRunner, InvariantBroken, Process, World
+from tests.log.disk import copy_disk
+from tests.streams.simulation.ports import (
+    FaultProbabilities,
+    LineFiles,
+    RemoteBroker,
+    SimulatedCatalog,
+    SimulatedNetwork,
+    SimulatedStorage,
+    SimulatedTable,
+)
+from tests.streams.simulation.world import (
+    KAFKA_LIMITS,
+    SHARDS,
+    Append,
+    InstantRunner,
+    InvariantBroken,
+    Process,
+    SimulationWorld,
+)
 
 KEYS_PER_SHARD = 3
 KEEPS_LOG = SegmentLimits(segment_bytes=1500)
 KEEPS_KAFKA_LOG = replace(KAFKA_LIMITS, retention_ms=1 << 60, batches_max=1 << 30)
-NO_FAULTS = Faults(lost=0, repeated=0, refused=0, crash=0, power_cut=0, pause=0, clock_jump=0)
+NO_FAULTS = FaultProbabilities(lost=0, repeated=0, refused=0, crash=0, power_cut=0, pause=0, clock_jump=0)
 
 
 class KeyedSnapshot(NamedTuple):
@@ -40,7 +56,7 @@ class KeyedSnapshot(NamedTuple):
 
 
 @dataclass
-class KeyedTable(Table):
+class KeyedTable(SimulatedTable):
     deleted: dict[str, frozenset[int]] = field(default_factory=dict)
     """The deleted rows by file."""
     commits: set[Any] = field(default_factory=set)
@@ -52,7 +68,7 @@ class KeyedTable(Table):
         return KeyedSnapshot(self.version, {file: self.deleted.get(file, none) for file in self.files})
 
 
-class KeyedCatalog(Catalog):
+class KeyedCatalog(SimulatedCatalog):
     """Tables whose commits delete rows. Deletes of another version of the table are refused."""
 
     key = ("key",)
@@ -110,7 +126,7 @@ def parse_key(line: bytes) -> bytes:
 class KeyedFiles(LineFiles):
     """`RowFiles` for rows that are lines with a key."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: SimulatedStorage) -> None:
         super().__init__()
         self._storage = storage
 
@@ -166,7 +182,7 @@ async def _run_at_once(work: Callable[[], list[bytes]]) -> list[bytes]:
     return work()
 
 
-class KeyedWorld(World):
+class KeyedWorld(SimulationWorld):
     """A world whose table has a key."""
 
     def __init__(self, seed: int, **options: Any) -> None:
@@ -256,13 +272,13 @@ class KeyedWorld(World):
         async with AsyncExitStack() as stack:
             log: StreamLog
             if self.is_fleet:
-                broker = RemoteBroker(Network(self.rng, NO_FAULTS), self.cluster, self.rng, _continue)
+                broker = RemoteBroker(SimulatedNetwork(self.rng, NO_FAULTS), self.cluster, self.rng, _continue)
                 log = await stack.enter_async_context(
                     open_log_over(broker, self.clock, self.kafka_limits, run_in_thread=_run_at_once)
                 )
                 stack.callback(lambda: broker.following and broker.following.cancel())
             else:
-                disk = copy_of(self.disk, durable=True)
+                disk = copy_disk(self.disk, durable=True)
                 log = await stack.enter_async_context(open_segments(disk, InstantRunner(), self.clock, self.log_limits))
             lines: list[bytes] = []
             for number, end in offsets.items():
@@ -295,7 +311,7 @@ class KeyedWorld(World):
     def check_read(self, lines: Counter[bytes], uuid: str, required: list[Append]) -> None:
         """Do nothing, because `_read` has compared the rows with the log."""
 
-    async def check_table(self, table: Table, acknowledged_appends: list[Append]) -> None:
+    async def check_table(self, table: SimulatedTable, acknowledged_appends: list[Append]) -> None:
         assert isinstance(table, KeyedTable)
         await self._compare(
             table.uuid, table.flushed, list(self._iterate_live_lines(table.snapshot.files)), acknowledged_appends

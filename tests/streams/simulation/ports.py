@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Faults:
+class FaultProbabilities:
     """The probability of each fault, from 0 to 1."""
 
     lost: float
@@ -50,10 +50,10 @@ class NoAnswer(Exception):
     """Raised if no answer arrives."""
 
 
-class Network:
+class SimulatedNetwork:
     """Carries messages. Its tasks belong to no process, so that a message outlives its sender."""
 
-    def __init__(self, rng: random.Random, faults: Faults) -> None:
+    def __init__(self, rng: random.Random, faults: FaultProbabilities) -> None:
         self._rng = rng
         self.faults = faults
         self._tasks: dict[asyncio.Task[Any], None] = {}
@@ -102,7 +102,7 @@ class Network:
 
 
 @dataclass
-class Table:
+class SimulatedTable:
     """A table in the catalog: its files, and the flushed offset of each shard."""
 
     uuid: str
@@ -112,13 +112,13 @@ class Table:
     is_dropped: bool = False
 
 
-class Catalog:
+class SimulatedCatalog:
     """Tables by their UUID. A commit is one transaction with compare-and-swap of the flushed offsets."""
 
     key: tuple[str, ...] = ()
 
     def __init__(self) -> None:
-        self.tables: dict[str, Table] = {}
+        self.tables: dict[str, SimulatedTable] = {}
         self.compares = True
 
     def entry(self, uuid: str) -> tuple[Entry, Any]:
@@ -165,7 +165,7 @@ class Catalog:
 class RemoteTables:
     """The `StreamTables` of a server, which reaches the catalog over the network."""
 
-    def __init__(self, network: Network, catalog: Catalog, rng: random.Random) -> None:
+    def __init__(self, network: SimulatedNetwork, catalog: SimulatedCatalog, rng: random.Random) -> None:
         self._network = network
         self._catalog = catalog
         self._rng = rng
@@ -205,17 +205,17 @@ class RemoteTables:
             raise CommitUnknown("no answer to the commit") from None
         return entry
 
-    def key_of(self, metadata: Any) -> tuple[str, ...]:
+    def find_key_columns(self, metadata: Any) -> tuple[str, ...]:
         return self._catalog.key
 
     def open_stored_rows(self, entry: Entry, metadata: Any) -> Any:
         return None  # `RowFiles` of the simulation reads the rows from the metadata.
 
 
-class Storage:
+class SimulatedStorage:
     """The part of `ObjectStore` that stream tables use."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: SimulatedNetwork) -> None:
         self._network = network
         self.objects: dict[str, bytes] = {}
 
@@ -273,7 +273,7 @@ class RemoteBroker:
     identity = "kafka/simulated"
 
     def __init__(
-        self, network: Network, cluster: Cluster, rng: random.Random, unpaused: Callable[[], Awaitable[None]]
+        self, network: SimulatedNetwork, cluster: Cluster, rng: random.Random, unpaused: Callable[[], Awaitable[None]]
     ) -> None:
         self._network = network
         self._cluster = cluster
@@ -331,7 +331,7 @@ class RemoteBroker:
             raise OffsetOutOfRange("the records are deleted")
         return {record: self._cluster.partitions[shard][record] for record in records}
 
-    async def journal_range(self) -> JournalRange:
+    async def read_journal_range(self) -> JournalRange:
         await self._network.delay()
         answer = JournalRange(self._cluster.journal_start, len(self._cluster.journal))
         await self._network.delay()
@@ -385,7 +385,7 @@ class Leases:
 class RemoteLeases:
     """The part of `PointerStore` that leases use."""
 
-    def __init__(self, network: Network, leases: Leases) -> None:
+    def __init__(self, network: SimulatedNetwork, leases: Leases) -> None:
         self._network = network
         self._leases = leases
 

@@ -34,20 +34,20 @@ from seamark.metaserver.store.model import STREAM_OWNER_PROTOCOL, Replica
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.streams.owners import StreamOwners
 from seamark.metaserver.streams.stream_table import FlushedBefore, FreshRows, StreamLimits, StreamTable
-from tests.log.disk import Crash, SimulatedDisk, copy_of
+from tests.log.disk import Crash, SimulatedDisk, copy_disk
 from tests.streams.simulation.ports import (
-    Catalog,
     Cluster,
-    Faults,
+    FaultProbabilities,
     Leases,
     LineFiles,
-    Network,
     NoAnswer,
     RemoteBroker,
     RemoteLeases,
     RemoteTables,
-    Storage,
-    Table,
+    SimulatedCatalog,
+    SimulatedNetwork,
+    SimulatedStorage,
+    SimulatedTable,
     jump_clock,
 )
 
@@ -98,7 +98,7 @@ class Process:
 class DelayedRunner:
     """Runs the work of a disk after a delay. The process can crash in the middle of the work."""
 
-    def __init__(self, world: World, process: Process) -> None:
+    def __init__(self, world: SimulationWorld, process: Process) -> None:
         self._world = world
         self._process = process
         self._writing = asyncio.Lock()
@@ -127,7 +127,7 @@ class DelayedRunner:
             raise asyncio.CancelledError
 
 
-class World:
+class SimulationWorld:
     """The state and the actors of a run."""
 
     def __init__(
@@ -147,7 +147,7 @@ class World:
         self.limits = SMALL_PARTS if has_small_parts else LIMITS
         self.clock = SimulatedClock(seed)
         scale = self.rng.choice((0.0, 0.3, 1.0))
-        self.faults = Faults(
+        self.faults = FaultProbabilities(
             lost=0.06 * scale,
             repeated=0.2 * scale,
             refused=0.3 * scale,
@@ -157,9 +157,9 @@ class World:
             clock_jump=0.2 * scale,
         )
         self.is_fleet = self.rng.random() < 0.4 if fleet is None else fleet
-        self.network = Network(self.rng, self.faults)
-        self.catalog = Catalog()
-        self.storage = Storage(self.network)
+        self.network = SimulatedNetwork(self.rng, self.faults)
+        self.catalog = SimulatedCatalog()
+        self.storage = SimulatedStorage(self.network)
         self.files = LineFiles()
         self.disk = SimulatedDisk()
         self.disk.before = self._crash_sometimes
@@ -286,7 +286,7 @@ class World:
             log.check_invariants()
         except AssertionError as error:
             raise InvariantBroken(f"an invariant of the log does not hold: {error}") from error
-        applied, state = log.snapshot()
+        applied, state = log.take_snapshot()
         if self.states.setdefault(applied, state) != state:
             raise InvariantBroken(f"two servers have different states after record {applied} of the journal")
 
@@ -345,7 +345,7 @@ class World:
         if self.uuid:
             self.catalog.tables[self.uuid].is_dropped = True
         self.uuid = f"table-{len(self.catalog.tables)}"
-        self.catalog.tables[self.uuid] = Table(self.uuid, dict.fromkeys(range(SHARDS), 0))
+        self.catalog.tables[self.uuid] = SimulatedTable(self.uuid, dict.fromkeys(range(SHARDS), 0))
 
     def live(self) -> list[Process]:
         return [process for process in self.servers.values() if process.is_alive]
@@ -473,9 +473,9 @@ class World:
         if self.is_fleet or self.rng.random() < 0.5:
             return
         self.durable_checks += 1
-        disk = copy_of(self.disk, durable=True)
+        disk = copy_disk(self.disk, durable=True)
         async with open_segments(disk, InstantRunner(), self.clock, LOG_LIMITS) as log:
-            for shard, state in log.shards(uuid).items():
+            for shard, state in log.list_shards(uuid).items():
                 if offsets.get(shard.number, 0) > state.watermark:
                     raise InvariantBroken(f"a reader sees row {offsets[shard.number]} beyond the watermark of {shard}")
 
@@ -495,7 +495,7 @@ class World:
             if missing_lines := [line for line in append.lines if line not in lines]:
                 raise InvariantBroken(f"acknowledged rows are lost: {missing_lines[:5]}")
 
-    async def check_table(self, table: Table, acknowledged_appends: list[Append]) -> None:
+    async def check_table(self, table: SimulatedTable, acknowledged_appends: list[Append]) -> None:
         """Check the table's files after the last flush."""
         lines: Counter[bytes] = Counter()
         for location in table.files:
@@ -504,7 +504,7 @@ class World:
 
     async def check_order(self, log: StreamLog) -> None:
         """Check that each shard has the appends of each producer in the order of their numbers."""
-        for shard, state in log.shards().items():
+        for shard, state in log.list_shards().items():
             offset, last_values = state.start, {}
             while offset < state.watermark:
                 for record in await log.read(shard, offset, limit_bytes=1 << 20):

@@ -17,7 +17,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
 from seamark.formats.runtime.errors import CommitUnknown, ProducerFenced, RetryLater
-from seamark.metaserver.log.port import Acknowledgement, StreamProducerState, name_of_topic_producer
+from seamark.metaserver.log.port import Acknowledgement, StreamProducerState, make_topic_producer_name
 from seamark.metaserver.log.state import AppendEntry, FenceEntry, LogState, RemoveEntry
 from seamark.metaserver.streams.appends import TableRows, TopicProducer
 from seamark.metaserver.streams.incoming import avro_rows
@@ -29,7 +29,7 @@ from seamark.metaserver.streams.topics import intake
 from seamark.metaserver.streams.topics.intake import ENVELOPE, TopicIntake
 from tests.seeds import first_seed, quick
 from tests.streams.incoming.test_dead_letters import LETTERS, create_letters, read_letters
-from tests.streams.test_rows_over_http import Stream, create, streaming
+from tests.streams.test_rows_over_http import StreamServer, create, streaming
 from tests.streams.topics.topic_source import ENCODERS, MemoryTopic, encode_arrow, encode_avro, encode_json
 from tests.waits import until
 
@@ -37,7 +37,7 @@ from tests.waits import until
 class FailingTables(AppendingTables):
     """The stream tables, of which some appends fail before or after the log has the rows."""
 
-    def __init__(self, stream: Stream, rng: random.Random, chance: float) -> None:
+    def __init__(self, stream: StreamServer, rng: random.Random, chance: float) -> None:
         components = stream.server.components
         super().__init__(components.catalog, components.streams)
         self._rng, self._chance = rng, chance
@@ -51,17 +51,17 @@ class FailingTables(AppendingTables):
         return acknowledged_appends
 
 
-class Rig:
+class IntakeRig:
     """A server, a topic, and the intake that reads it."""
 
-    def __init__(self, stream: Stream, topic: MemoryTopic, tables: AppendingTables) -> None:
+    def __init__(self, stream: StreamServer, topic: MemoryTopic, tables: AppendingTables) -> None:
         self.stream, self.topic, self.tables = stream, topic, tables
         self.counts = TopicCounts()
 
     async def make_intake(self) -> TopicIntake:
         """Return an intake, as a process makes one when it becomes the owner."""
         components = self.stream.server.components
-        uuid = (await components.catalog.tables.entry(("db",), "t")).uuid
+        uuid = (await components.catalog.tables.load_entry(("db",), "t")).uuid
         log = await components.streams._logs.open()
         row_files = components.streams.row_files
         return TopicIntake(
@@ -82,16 +82,16 @@ class Rig:
     async def flush(self) -> None:
         """Flush the table, if it has rows in the log."""
         components = self.stream.server.components
-        entry = await components.catalog.tables.entry(("db",), "t")
+        entry = await components.catalog.tables.load_entry(("db",), "t")
         if entry.flushed:
             await components.streams.flush(entry.uuid)
 
     async def load_state(self, partition: int) -> StreamProducerState:
         """Return the session and the position of a partition in the log."""
         components = self.stream.server.components
-        uuid = (await components.catalog.tables.entry(("db",), "t")).uuid
+        uuid = (await components.catalog.tables.load_entry(("db",), "t")).uuid
         log = await components.streams._logs.open()
-        state = log.producer(name_of_topic_producer(uuid, self.topic.topic.id, partition))
+        state = log.find_producer(make_topic_producer_name(uuid, self.topic.topic.id, partition))
         return StreamProducerState(0, -1) if state is None else state
 
     async def is_read(self) -> bool:
@@ -110,7 +110,9 @@ class Rig:
 
 
 @asynccontextmanager
-async def open_rig(folder: Path, *, partitions: int = 1, letters: bool = True, **properties: str) -> AsyncIterator[Rig]:
+async def open_rig(
+    folder: Path, *, partitions: int = 1, letters: bool = True, **properties: str
+) -> AsyncIterator[IntakeRig]:
     async with streaming(folder) as stream:
         if letters:
             properties[DEAD_LETTER_TABLE] = "db.t_errors"
@@ -118,7 +120,7 @@ async def open_rig(folder: Path, *, partitions: int = 1, letters: bool = True, *
         if letters:
             await create_letters(stream)
         components = stream.server.components
-        yield Rig(stream, MemoryTopic(partitions), AppendingTables(components.catalog, components.streams))
+        yield IntakeRig(stream, MemoryTopic(partitions), AppendingTables(components.catalog, components.streams))
 
 
 async def test_rows_of_every_format_and_dead_letters_are_stored_once(tmp_path: Path) -> None:
@@ -182,7 +184,7 @@ async def test_rows_that_fit_are_stored_if_the_dead_letter_table_refuses_letters
 class BrokenTables(AppendingTables):
     """The stream tables. Appends raise an error until `until_s`, and `now_s` advances with each error."""
 
-    def __init__(self, stream: Stream, error: type[Exception], until_s: float) -> None:
+    def __init__(self, stream: StreamServer, error: type[Exception], until_s: float) -> None:
         components = stream.server.components
         super().__init__(components.catalog, components.streams)
         self._error, self._until_s = error, until_s
@@ -346,7 +348,7 @@ async def test_rows_of_a_topic_survive_random_failures_once_and_in_order(
 
 def test_log_remembers_producers_of_topics_until_their_stream_is_removed() -> None:
     state = LogState(10, keep_ms=1000)
-    topic, other = name_of_topic_producer("s", "id", 0), name_of_topic_producer("u", "id", 0)
+    topic, other = make_topic_producer_name("s", "id", 0), make_topic_producer_name("u", "id", 0)
     for name in (topic, other, "s/owner/p"):
         state.apply(FenceEntry(1, name, 1))
         state.apply(AppendEntry(1, (), name, 1, 7))

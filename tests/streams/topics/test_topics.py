@@ -18,7 +18,7 @@ from tests.services.kafka import Kafka
 from tests.streams.incoming.test_dead_letters import create_letters, read_letters
 from tests.streams.test_fleet import make_shared_settings
 from tests.streams.test_read_servers import READ
-from tests.streams.test_rows_over_http import Stream, create, streaming
+from tests.streams.test_rows_over_http import StreamServer, create, streaming
 from tests.streams.topics.topic_source import ENCODERS, encode_avro, encode_json
 
 
@@ -28,14 +28,14 @@ def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def stream(kafka: Kafka, postgres_url: str, tmp_path: Path) -> AsyncIterator[Stream]:
+async def stream(kafka: Kafka, postgres_url: str, tmp_path: Path) -> AsyncIterator[StreamServer]:
     async with streaming(tmp_path / "a", **make_shared_settings(kafka, postgres_url, tmp_path)) as stream:
         await create(stream, properties={DEAD_LETTER_TABLE: "db.t_errors"})
         await create_letters(stream)
         yield stream
 
 
-async def create_topic(kafka: Kafka, stream: Stream, *, partitions: int = 1) -> str:
+async def create_topic(kafka: Kafka, stream: StreamServer, *, partitions: int = 1) -> str:
     """Create the input topic of the table, and return its name."""
     _, status = await stream.server.get("/api/v1/tables/db/t/stream/topic")
     name = str(status["topic"])
@@ -52,14 +52,14 @@ async def send(
     await asyncio.to_thread(producer.flush, 30)
 
 
-async def wait_for_ids(stream: Stream, expected: list[int]) -> None:
+async def wait_for_ids(stream: StreamServer, expected: list[int]) -> None:
     """Wait until a scan returns these ids. Rows never disappear, so more rows are an error at once."""
     while (ids := await stream.ids()) != expected:
         assert set(ids) <= set(expected), ids
         await asyncio.sleep(0.02)
 
 
-async def test_messages_of_any_producer_are_rows_and_aborted_ones_are_not(kafka: Kafka, stream: Stream) -> None:
+async def test_messages_of_any_producer_are_rows_and_aborted_ones_are_not(kafka: Kafka, stream: StreamServer) -> None:
     topic = await create_topic(kafka, stream, partitions=2)
     producer = Producer({"bootstrap.servers": kafka.address, "transactional.id": topic})
     producer.init_transactions()
@@ -81,7 +81,7 @@ async def test_messages_of_any_producer_are_rows_and_aborted_ones_are_not(kafka:
 
 
 @pytest.mark.slow
-async def test_topic_that_is_created_again_begins_at_its_first_message(kafka: Kafka, stream: Stream) -> None:
+async def test_topic_that_is_created_again_begins_at_its_first_message(kafka: Kafka, stream: StreamServer) -> None:
     topic = await create_topic(kafka, stream)
     producer = Producer({"bootstrap.servers": kafka.address})
     await send(producer, topic, encode_json({"id": 1}), encode_json({"id": 2}))

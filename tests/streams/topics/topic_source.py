@@ -72,7 +72,7 @@ class MemoryTopic:
         messages = self.messages[partition]
         messages.append(TopicMessage(partition, 2 * len(messages), value, headers or {}))
 
-    def name_of(self, uuid: str) -> str:
+    def make_topic_name(self, uuid: str) -> str:
         return self.topic.name
 
     async def list_topics(self) -> dict[str, InputTopic]:

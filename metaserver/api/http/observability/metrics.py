@@ -34,15 +34,15 @@ class MetricFactory:
     def __init__(self) -> None:
         self.registry = prometheus.CollectorRegistry()
 
-    def counter(self, name: str, text: str, *labels: str) -> prometheus.Counter:
+    def create_counter(self, name: str, text: str, *labels: str) -> prometheus.Counter:
         return prometheus.Counter(name, text, labels, registry=self.registry)
 
-    def gauge(
+    def create_gauge(
         self, name: str, text: str, *labels: str, mode: Literal["livesum", "livemax"] = "livesum"
     ) -> prometheus.Gauge:
         return prometheus.Gauge(name, text, labels, registry=self.registry, multiprocess_mode=mode)
 
-    def histogram(self, name: str, text: str, *labels: str) -> prometheus.Histogram:
+    def create_histogram(self, name: str, text: str, *labels: str) -> prometheus.Histogram:
         return prometheus.Histogram(name, text, labels, buckets=_BUCKETS, registry=self.registry)
 
 
@@ -83,9 +83,9 @@ class RequestMetrics:
     """The metrics of requests, accumulated in plain numbers until `flush`."""
 
     def __init__(self, make: MetricFactory) -> None:
-        self._requests = make.counter("seamark_requests", "Requests answered.", "operation", "status")
-        self._seconds = make.histogram("seamark_request_seconds", "Time to answer.", "operation")
-        self._in_flight = make.gauge("seamark_requests_in_flight", "Requests being answered now.")
+        self._requests = make.create_counter("seamark_requests", "Requests answered.", "operation", "status")
+        self._seconds = make.create_histogram("seamark_request_seconds", "Time to answer.", "operation")
+        self._in_flight = make.create_gauge("seamark_requests_in_flight", "Requests being answered now.")
         self.answering = 0
         """All requests in flight, which a drain waits for."""
         self._answered: dict[tuple[str, int], int] = {}
@@ -115,14 +115,16 @@ class CommitMetrics:
     """The metrics of commits: their outcomes, and the groups of changes that were committed together."""
 
     def __init__(self, make: MetricFactory) -> None:
-        commits = make.counter("seamark_commits", "Commits by outcome: committed, conflict, unknown.", "outcome")
+        commits = make.create_counter("seamark_commits", "Commits by outcome: committed, conflict, unknown.", "outcome")
         self._by_outcome = {outcome: commits.labels(outcome) for outcome in ("committed", "conflict", "unknown")}
-        self._groups = make.counter(
+        self._groups = make.create_counter(
             "seamark_commit_groups", "Metadata files written for the changes that waited for a table."
         )
-        self._changes = make.counter("seamark_commit_changes", "Changes committed in them, each its own snapshot.")
-        self._collisions = make.counter(
-            "seamark_commit_collisions", "Changes refused for what was committed before them.", "reason"
+        self._changes = make.create_counter(
+            "seamark_commit_changes", "Committed changes. Each change has its own snapshot."
+        )
+        self._collisions = make.create_counter(
+            "seamark_commit_collisions", "Changes refused because of conflicts with earlier commits.", "reason"
         )
 
     def observe(self, status: int, error: BaseException | None) -> None:
@@ -149,23 +151,25 @@ class PlanMetrics:
 
     def __init__(self, make: MetricFactory) -> None:
         self._counters = (
-            make.counter("seamark_plans", "Scans planned, those answered from kept plans included."),
-            make.counter("seamark_plan_files_considered", "Live files of the snapshots that scans were planned on."),
-            make.counter("seamark_plan_files_kept", "Files that those plans left for the reader to open."),
-            make.counter("seamark_plan_seconds", "Time spent planning, reading of manifests included."),
+            make.create_counter("seamark_plans", "Scans planned, those answered from kept plans included."),
+            make.create_counter(
+                "seamark_plan_files_considered", "Live files of the snapshots that scans were planned on."
+            ),
+            make.create_counter("seamark_plan_files_kept", "Files that those plans left for the reader to open."),
+            make.create_counter("seamark_plan_seconds", "Time spent planning, reading of manifests included."),
         )
         self._since_flush = [0, 0, 0, 0.0]
-        self._views = make.gauge("seamark_plan_views", "Snapshots whose manifests are in memory.")
-        self._blocks = make.gauge("seamark_plan_blocks", "Decoded manifests in memory.")
-        self._bytes = make.gauge(
+        self._views = make.create_gauge("seamark_plan_views", "Snapshots whose manifests are in memory.")
+        self._blocks = make.create_gauge("seamark_plan_blocks", "Decoded manifests in memory.")
+        self._bytes = make.create_gauge(
             "seamark_plan_memory_bytes", "Bytes of decoded manifests, mapped files, views and plans."
         )
-        self._decoded = make.gauge("seamark_plan_manifests_decoded", "Manifests decoded since start.")
-        self._hits = make.gauge("seamark_plan_hits", "Plans that were kept from before, since start.")
-        self._prepared = make.gauge(
+        self._decoded = make.create_gauge("seamark_plan_manifests_decoded", "Manifests decoded since start.")
+        self._hits = make.create_gauge("seamark_plan_hits", "Plans that were kept from before, since start.")
+        self._prepared = make.create_gauge(
             "seamark_plan_views_prepared", "Snapshots whose manifests were decoded before a plan, since start."
         )
-        refused = make.counter(
+        refused = make.create_counter(
             "seamark_plan_tables_refused",
             "Plan tables that were not made, or renewed, by what there was no room in; statements read whole tables.",
             "exhausted",
@@ -203,12 +207,14 @@ class CacheMetrics:
     """The memory of all caches, and the hits and misses of the caches of metadata and of index files."""
 
     def __init__(self, make: MetricFactory) -> None:
-        self._memory = make.gauge("seamark_cache_memory_bytes", "Memory of each cache.", "cache")
-        self._bytes = make.gauge("seamark_metadata_cache_bytes", "Bytes of cached metadata and answers.")
-        self._hits = make.gauge("seamark_metadata_cache_hits", "Lookups the metadata cache answered, since start.")
-        self._misses = make.gauge("seamark_metadata_cache_misses", "Lookups it had to load, since start.")
-        self._index_bytes = make.gauge("seamark_index_memory_bytes", "What opened index files count for.")
-        self._index_evictions = make.gauge(
+        self._memory = make.create_gauge("seamark_cache_memory_bytes", "Memory of each cache.", "cache")
+        self._bytes = make.create_gauge("seamark_metadata_cache_bytes", "Bytes of cached metadata and answers.")
+        self._hits = make.create_gauge(
+            "seamark_metadata_cache_hits", "Lookups the metadata cache answered, since start."
+        )
+        self._misses = make.create_gauge("seamark_metadata_cache_misses", "Lookups it had to load, since start.")
+        self._index_bytes = make.create_gauge("seamark_index_memory_bytes", "What opened index files count for.")
+        self._index_evictions = make.create_gauge(
             "seamark_index_evictions", "Opened index files that were closed for others, since start."
         )
         self._names: set[str] = set()
@@ -231,14 +237,14 @@ class PeerMetrics:
     """The replicas, and the files that they read for each other."""
 
     def __init__(self, make: MetricFactory) -> None:
-        reads = make.counter(
+        reads = make.create_counter(
             "seamark_peer_reads",
             "Reads of immutable files, by where the content came from, and failures of replicas.",
             "source",
         )
         self._reads = _Totals(reads)
-        self._replicas = make.gauge("seamark_peer_replicas", "Replicas with live leases.", mode="livemax")
-        self._avoided = make.gauge(
+        self._replicas = make.create_gauge("seamark_peer_replicas", "Replicas with live leases.", mode="livemax")
+        self._avoided = make.create_gauge(
             "seamark_peers_avoided", "Replicas that are skipped because they failed.", mode="livemax"
         )
 
@@ -253,36 +259,42 @@ class JobMetrics:
     """The jobs of table services that ended, wait or run."""
 
     def __init__(self, make: MetricFactory) -> None:
-        self._jobs = make.counter("seamark_service_jobs", "Jobs of table services that ended.", "service", "outcome")
-        self._seconds = make.counter("seamark_service_job_seconds", "Time that jobs of table services took.", "service")
-        self._bytes = make.counter(
+        self._jobs = make.create_counter(
+            "seamark_service_jobs", "Jobs of table services that ended.", "service", "outcome"
+        )
+        self._seconds = make.create_counter(
+            "seamark_service_job_seconds", "Time that jobs of table services took.", "service"
+        )
+        self._bytes = make.create_counter(
             "seamark_service_bytes",
             "Bytes of data files that jobs of table services replaced, wrote, or read and lost to writers.",
             "service",
             "kind",
         )
-        self._lag = make.gauge(
+        self._lag = make.create_gauge(
             "seamark_service_lag_seconds", "How long the oldest job of a table service has been due.", "service"
         )
-        self._failing = make.gauge(
+        self._failing = make.create_gauge(
             "seamark_service_failing_tables", "Tables whose last job of a table service failed.", "service"
         )
-        self._leading = make.gauge("seamark_services_leading", "Whether this server runs the table services.")
-        self._blocked = make.gauge(
+        self._leading = make.create_gauge("seamark_services_leading", "Whether this server runs the table services.")
+        self._blocked = make.create_gauge(
             "seamark_services_blocked",
             "Whether this server cannot run table services: its worker processes do not reach it or the storage.",
             mode="livemax",
         )
-        self._queued = make.gauge("seamark_service_queue", "Jobs of table services that wait or run.")
-        self._running = make.gauge("seamark_service_running_jobs", "Jobs of a table service that run.", "service")
-        self._running_bytes = make.gauge(
+        self._queued = make.create_gauge("seamark_service_queue", "Jobs of table services that wait or run.")
+        self._running = make.create_gauge(
+            "seamark_service_running_jobs", "Jobs of a table service that run.", "service"
+        )
+        self._running_bytes = make.create_gauge(
             "seamark_service_running_bytes",
             "Bytes of data files that the running jobs have read, and that they will have read in the end.",
             "service",
             "kind",
         )
 
-    def job_ended(self, service: str, outcome: str, seconds: float, totals: Mapping[str, Any]) -> None:
+    def count_ended_job(self, service: str, outcome: str, seconds: float, totals: Mapping[str, Any]) -> None:
         """Count a job, and the bytes of a rewrite."""
         for kind, name in (("replaced", "bytes_before"), ("written", "bytes_after"), ("wasted", "bytes_wasted")):
             if isinstance(size_bytes := totals.get(name), int):
@@ -290,21 +302,21 @@ class JobMetrics:
         self._jobs.labels(service, outcome).inc()
         self._seconds.labels(service).inc(seconds)
 
-    def jobs_queued(self, count: int) -> None:
+    def set_queued_jobs(self, count: int) -> None:
         """Set the number of jobs that wait or run now."""
         self._queued.set(count)
 
-    def jobs_lag(self, service: str, lag_s: float, failing: int) -> None:
+    def set_job_lag(self, service: str, lag_s: float, failing: int) -> None:
         """Set how many seconds the oldest job has been due, and the number of tables whose last job failed."""
         self._lag.labels(service).set(lag_s)
         self._failing.labels(service).set(failing)
 
-    def services_state(self, *, leading: bool, blocked: bool) -> None:
+    def set_services_state(self, *, leading: bool, blocked: bool) -> None:
         """Set whether this server runs table services, and whether its jobs cannot reach the server or the storage."""
         self._leading.set(leading)
         self._blocked.set(blocked)
 
-    def jobs_running(self, service: str, count: int, bytes_done: int, bytes_total: int) -> None:
+    def set_running_jobs(self, service: str, count: int, bytes_done: int, bytes_total: int) -> None:
         """Set the number of running jobs, and their progress."""
         self._running.labels(service).set(count)
         self._running_bytes.labels(service, "done").set(bytes_done)
@@ -318,16 +330,16 @@ class GatewayCacheMetrics:
     """
 
     def __init__(self, make: MetricFactory) -> None:
-        self._memory = make.gauge(
+        self._memory = make.create_gauge(
             "seamark_gateway_cache_bytes", "Bytes that the gateway's cache uses in memory.", "tier"
         )
-        self._disk = make.gauge(
+        self._disk = make.create_gauge(
             "seamark_gateway_cache_disk_bytes", "Bytes that the gateway's cache uses on disk.", "tier", mode="livemax"
         )
-        self._served = make.gauge(
+        self._served = make.create_gauge(
             "seamark_gateway_cache_served_bytes", "Bytes of reads by their source, since start.", "source"
         )
-        self._events = make.gauge(
+        self._events = make.create_gauge(
             "seamark_gateway_cache_events", "What happened in the gateway's cache, since start.", "event"
         )
 
@@ -354,15 +366,17 @@ class StreamMetrics:
     """The rows of stream tables that wait for a flush on this server."""
 
     def __init__(self, make: MetricFactory) -> None:
-        self._rows = make.gauge("seamark_stream_waiting_rows", "Rows of stream tables that wait for a flush.")
-        self._bytes = make.gauge("seamark_stream_waiting_bytes", "Memory of rows that wait for a flush.")
-        self._age = make.gauge(
+        self._rows = make.create_gauge("seamark_stream_waiting_rows", "Rows of stream tables that wait for a flush.")
+        self._bytes = make.create_gauge("seamark_stream_waiting_bytes", "Memory of rows that wait for a flush.")
+        self._age = make.create_gauge(
             "seamark_stream_oldest_seconds", "How long the oldest row in memory has waited for a flush.", mode="livemax"
         )
-        self._fresh = make.gauge("seamark_stream_fresh_files", "Fresh files that the next plans may name.")
-        self._failed = make.gauge("seamark_stream_log_failed", "Whether the log refuses all rows.", mode="livemax")
+        self._fresh = make.create_gauge("seamark_stream_fresh_files", "Fresh files that the next plans may name.")
+        self._failed = make.create_gauge(
+            "seamark_stream_log_failed", "Whether the log refuses all rows.", mode="livemax"
+        )
         self._totals = {
-            name: make.counter(f"seamark_stream_{name}", text)
+            name: make.create_counter(f"seamark_stream_{name}", text)
             for name, text in (
                 ("appended_rows", "Rows that were appended to stream tables."),
                 ("appended_bytes", "Bytes of these rows in the log."),
@@ -401,9 +415,9 @@ class LoadMetrics:
     """The work that waits in the worker: its event loop, the store's writer, watchers."""
 
     def __init__(self, make: MetricFactory) -> None:
-        self._queue = make.gauge("seamark_store_queue_depth", "Transactions that wait for the store's writer.")
-        self._watchers = make.gauge("seamark_timeline_watchers", "Long-polls and event streams held open.")
-        self._lag = make.gauge("seamark_event_loop_lag_seconds", "How late the event loop runs.", mode="livemax")
+        self._queue = make.create_gauge("seamark_store_queue_depth", "Transactions that wait for the store's writer.")
+        self._watchers = make.create_gauge("seamark_timeline_watchers", "Long-polls and event streams held open.")
+        self._lag = make.create_gauge("seamark_event_loop_lag_seconds", "How late the event loop runs.", mode="livemax")
 
     def sample(self, lag_s: float, watchers: int, transacting: int) -> None:
         self._lag.set(max(0.0, lag_s))
@@ -415,23 +429,23 @@ class EventMetrics:
     """The delivery of events to webhooks, Kafka and NATS. Implements `DeliveryObserver`."""
 
     def __init__(self, make: MetricFactory) -> None:
-        self._webhook_failures = make.counter(
+        self._webhook_failures = make.create_counter(
             "seamark_webhook_failures", "Deliveries to webhooks that failed and will be tried again."
         )
-        self._failures = make.counter(
+        self._failures = make.create_counter(
             "seamark_event_failures", "Deliveries of events that failed and will be tried again.", "target"
         )
-        self._lag = make.gauge(
+        self._lag = make.create_gauge(
             "seamark_event_lag_seconds", "Age of the oldest event that a target waits for.", "target", mode="livemax"
         )
         self._lags: dict[str, dict[str, float]] = {}
 
-    def delivery_failed(self, kind: str) -> None:
+    def count_failed_delivery(self, kind: str) -> None:
         self._failures.labels(kind).inc()
         if kind == "webhook":
             self._webhook_failures.inc()
 
-    def delivery_lags(self, kind: str, name: str, seconds: float) -> None:
+    def set_delivery_lag(self, kind: str, name: str, seconds: float) -> None:
         lags = self._lags.setdefault(kind, {})
         lags[name] = seconds
         self._lag.labels(kind).set(max(lags.values()))

@@ -66,7 +66,7 @@ def read_token(text: str, checksum: int, metadata: TableMetadata) -> tuple[int |
     return token.snapshot_id, token.position
 
 
-def page_size(text: str, name: str, maximum: int) -> int:
+def parse_page_size(text: str, name: str, maximum: int) -> int:
     """Return a number of at least 1, limited to `maximum`.
 
     Raises:

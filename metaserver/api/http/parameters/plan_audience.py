@@ -26,7 +26,7 @@ AUDIENCE = Parameter(
 )
 
 
-def audience_of(request: web.Request) -> str | None:
+def read_audience(request: web.Request) -> str | None:
     """Return the value of the header, or None if the request has no such header.
 
     Raises:

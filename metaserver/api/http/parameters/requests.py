@@ -35,7 +35,7 @@ _BOOLEANS = {"true": True, "false": False}
 
 # Engines send the same names repeatedly. Invalid names are not cached, so the cached paths are short.
 @lru_cache(maxsize=2048)
-def names_in(raw_path: str, template: str, variables: tuple[str, ...]) -> tuple[str, ...]:
+def parse_names(raw_path: str, template: str, variables: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names in these variables of the path.
 
     Raises:
@@ -49,7 +49,7 @@ def names_in(raw_path: str, template: str, variables: tuple[str, ...]) -> tuple[
 
 
 @memoize(2048)
-def namespace_in(raw_path: str, template: str) -> NamespacePath:
+def read_namespace(raw_path: str, template: str) -> NamespacePath:
     """Return the namespace in the path; levels are separated by 0x1F (`%1F`).
 
     Raises:
@@ -59,14 +59,14 @@ def namespace_in(raw_path: str, template: str) -> NamespacePath:
 
 
 @lru_cache(maxsize=8192)  # Cache the results. The function is pure, and runs for every load of a table.
-def table_path(namespace: NamespacePath, name: str, prefix: str) -> str:
+def make_table_path(namespace: NamespacePath, name: str, prefix: str) -> str:
     """Return `v1/…/namespaces/{namespace}/tables/{name}`, percent-encoded, relative to the catalog's URI."""
     levels = quote(NAMESPACE_SEPARATOR.join(namespace), safe="")
     base = f"v1/{quote(prefix, safe='')}" if prefix else "v1"
     return f"{base}/namespaces/{levels}/tables/{quote(name, safe='')}"
 
 
-def page_query(query: Mapping[str, str]) -> tuple[str | None, int | None]:
+def read_page_query(query: Mapping[str, str]) -> tuple[str | None, int | None]:
     """Return `(pageToken, pageSize)` of a listing of the REST specification. An absent parameter is None.
 
     A size without a token is checked and then ignored: a client that pages sends an empty token first, and every other
@@ -77,7 +77,7 @@ def page_query(query: Mapping[str, str]) -> tuple[str | None, int | None]:
     return token, None if token is None else checked
 
 
-def boolean_query(query: Mapping[str, str], name: str) -> bool:
+def read_boolean_query(query: Mapping[str, str], name: str) -> bool:
     """Return the value of a boolean parameter, or False if it is absent.
 
     PyIceberg sends True, and Iceberg Java sends true, so case is ignored.
@@ -89,7 +89,7 @@ def boolean_query(query: Mapping[str, str], name: str) -> bool:
     return value
 
 
-async def key_of(request: web.Request) -> IdempotencyKey | None:
+async def read_key(request: web.Request) -> IdempotencyKey | None:
     """Return the idempotency key with the scope and the digest of the request, or None without such a header.
 
     Raises:

@@ -26,8 +26,8 @@ SNAPSHOT = (
 
 
 def find_requested_snapshot(query: Mapping[str, str], metadata: TableMetadata) -> int | None:
-    """Return the id of the snapshot that the query parameters name. See `snapshot_of`."""
-    return snapshot_of(
+    """Return the id of the snapshot that the query parameters name. See `resolve_snapshot_id`."""
+    return resolve_snapshot_id(
         metadata,
         parse_whole_number(query.get("snapshot-id"), "snapshot-id"),
         query.get("ref"),
@@ -35,7 +35,9 @@ def find_requested_snapshot(query: Mapping[str, str], metadata: TableMetadata) -
     )
 
 
-def snapshot_of(metadata: TableMetadata, snapshot_id: int | None, ref: str | None, as_of_ms: int | None) -> int | None:
+def resolve_snapshot_id(
+    metadata: TableMetadata, snapshot_id: int | None, ref: str | None, as_of_ms: int | None
+) -> int | None:
     """Return the id of the requested snapshot, or None for the current snapshot of a table without snapshots.
 
     Raises:
@@ -47,7 +49,7 @@ def snapshot_of(metadata: TableMetadata, snapshot_id: int | None, ref: str | Non
     if len(parameters) > 1:
         raise BadRequest(f"{' and '.join(parameters)} are both set; set one of them")
     if ref is not None:
-        return _snapshot_of_ref(metadata, ref)
+        return _find_snapshot_of_ref(metadata, ref)
     if as_of_ms is not None:
         return _find_snapshot_at(metadata, as_of_ms)
     if snapshot_id is None:
@@ -57,7 +59,7 @@ def snapshot_of(metadata: TableMetadata, snapshot_id: int | None, ref: str | Non
     return snapshot_id
 
 
-def _snapshot_of_ref(metadata: TableMetadata, name: str) -> int | None:
+def _find_snapshot_of_ref(metadata: TableMetadata, name: str) -> int | None:
     ref = metadata.refs.get(name)
     if ref is not None:
         return ref.snapshot_id

@@ -265,5 +265,5 @@ def test_missing_key_leaves_the_table_unchanged_and_no_new_file(
     before = sorted(tmp_path.rglob("*.parquet"))
     report = merge_files(client, "db.t")
     assert report.commits == 0
-    assert "the key is unknown: this key was not wrapped by the master key 'kf'" in report.errors[0]
+    assert "the key is unknown: the key was not wrapped by the master key 'kf'" in report.errors[0]
     assert sorted(tmp_path.rglob("*.parquet")) == before

@@ -79,13 +79,13 @@ def test_clustered_rows_stay_in_files_with_the_same_protection(
 ) -> None:
     """Temporary files contain no plain values either."""
     spilled: list[bytes] = []
-    ranges = clustering._Spill.ranges
+    ranges = clustering._Spill.read_ranges
 
     def record_spilled(spill: Any) -> Iterator[Any]:
         spilled.extend(path.read_bytes() for path in spill._folder.iterdir())
         return ranges(spill)
 
-    monkeypatch.setattr(clustering._Spill, "ranges", record_spilled)
+    monkeypatch.setattr(clustering._Spill, "read_ranges", record_spilled)
     monkeypatch.setattr(clustering, "RANGE_ROWS", 300)
     rng = random.Random(first_seed() + version)
     properties = {"format-version": str(version), **PROPERTIES, "seamark.clustering.columns": "fixed, part"}
@@ -139,7 +139,7 @@ def test_sealed_temporary_files_return_the_rows_that_were_added(tmp_path: Path) 
             spill.add(batch, np.arange(5000), keys, numbers)
         data = b"".join(path.read_bytes() for path in folder.iterdir())
         assert (b"plain text" in data) is not sealed
-        parts = [part for part, _, _ in spill.ranges()]
+        parts = [part for part, _, _ in spill.read_ranges()]
         assert [part.num_rows for part in parts] == [3334, 3334, 3332]
         assert sorted(text for part in parts for text in part.column(0).to_pylist()) == sorted(
             [*batch.column(0).to_pylist()] * 2
@@ -164,7 +164,7 @@ def test_long_values_in_sealed_files_are_split_into_short_blocks(
             assert size <= 1000 + 16  # 16 bytes are the tag.
             offset, blocks = offset + 4 + size, blocks + 1
         assert (offset, blocks > 50) == (len(data), True)
-    assert [part.column(0).to_pylist() for part, _, _ in spill.ranges()] == [[text], [text[::-1]]]
+    assert [part.column(0).to_pylist() for part, _, _ in spill.read_ranges()] == [[text], [text[::-1]]]
 
 
 @pytest.mark.few_cases(1)
