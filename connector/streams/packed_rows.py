@@ -159,8 +159,6 @@ def convert_rows(rows: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
     stored = [field for field in schema.fields if field.type != UNKNOWN]  # Rows have no columns of this type.
     field_ids = [field.id for field in stored]
     columns = FileProjection(list(rows.schema), stored, {}).project_columns(rows, field_ids, rows.num_rows)
-        rows, [field.id for field in stored], rows.num_rows
-    )
     relaxed = Schema(tuple(msgspec.structs.replace(field, required=False) for field in stored), schema.id)
     batch = pa.RecordBatch.from_arrays([columns[field.id] for field in stored], names=[field.name for field in stored])
     conformed = conform(batch, relaxed, build_arrow_schema(relaxed))
