@@ -173,25 +173,25 @@ def _compare_in_trino(url: str, folder: Path, data: Path, repeats: int) -> list[
     with ExitStack() as stack:
         stack.callback(oracle.close)
         trino = stack.enter_context(trino_server(folder / "trino", uri=url, jvm=()))
-        clients = {}
-        for who, use in ((OURS, ON), (WITHOUT, OFF)):
+        connections = {}
+        for label, use in ((OURS, ON), (WITHOUT, OFF)):
             flags = ("--trino", trino.base_url, "--budget-ms", _BUDGET_MS, "--cubes", use)
             proxy = stack.enter_context(run_trino_proxy(folder / f"proxy-{use}", *flags, seamark=url))
-            clients[who] = stack.enter_context(closing(TrinoConnection(proxy.url, trino.base_url)))
+            connections[label] = stack.enter_context(closing(TrinoConnection(proxy.url, trino.base_url)))
         for name, text in QUERIES.items():
-            took: dict[str, list[float]] = {who: [] for who in clients}
+            wall_ms: dict[str, list[float]] = {label: [] for label in connections}
             cube = "no cube"
-            for who, client in clients.items():
+            for label, connection in connections.items():
                 runs = repeats
-                while len(took[who]) <= runs:
-                    answer = client.ask(text, NAMESPACE)
+                while len(wall_ms[label]) <= runs:
+                    answer = connection.ask(text, NAMESPACE)
                     if difference := oracle.describe_difference(text, answer.rows):
-                        raise AnswersDiffer(f"{name} in Trino, {who}: {difference}")
-                    took[who].append(answer.wall_ms)
+                        raise AnswersDiffer(f"{name} in Trino, {label}: {difference}")
+                    wall_ms[label].append(answer.wall_ms)
                     if used := _CUBE_IN_HEADER.search(answer.proxy_plan):
                         cube, runs = used[1], _GROUP_REPEATS
-                del took[who][0]  # The first run fills caches.
-            medians = {who: statistics.median(times) for who, times in took.items()}
+                del wall_ms[label][0]  # The first run fills caches.
+            medians = {label: statistics.median(times) for label, times in wall_ms.items()}
             goal = medians[WITHOUT] / SPEEDUP_GOAL
             rows.append(Row(f"{name} in Trino", cube, "ms", medians, peer=WITHOUT, goal=goal))
     return rows
