@@ -246,7 +246,7 @@ async def test_catalog_that_sends_nothing_is_given_up_long_before_the_limit_of_t
         async with open_federated_store(settings) as store, asyncio.timeout(60):
             for name in ("silent", "stalled"):
                 with pytest.raises(RetryLater, match=r"sent nothing for 0\.2 seconds") as caught:
-                    await store.entry(EntryKind.TABLE, ("db",), name)
+                    await store.load_entry(EntryKind.TABLE, ("db",), name)
                 assert (caught.value.code, caught.value.type) == (503, "ServiceUnavailableException")
         is_closing.set()
 

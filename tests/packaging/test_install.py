@@ -40,7 +40,7 @@ def test_packages_are_counted_once_over_all_locks(script: dict[str, Any], tmp_pa
 
 def test_terminal_shows_each_step_of_pip(script: dict[str, Any]) -> None:
     output = Terminal()
-    progress = script["Progress"](3, output)
+    progress = script["ProgressLine"](3, output)
     for line in LINES:
         progress.read(line)
         progress.show(1)

@@ -142,7 +142,7 @@ def test_branch_is_loaded_once_for_a_statement_and_follows_its_commits(server: S
 
     def count_load(client: SeamarkClient, *args: Any, **options: Any) -> Any:
         loaded = load_table(client, *args, **options)
-        counts["unchanged" if loaded is options.get("known") else "loads"] += 1
+        counts["unchanged" if loaded is options.get("loaded_before") else "loads"] += 1
         return loaded
 
     text = f"SELECT * FROM {name} FOR VERSION AS OF 'b'"
