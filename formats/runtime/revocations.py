@@ -1,11 +1,12 @@
 """Certificates that their authorities have revoked, by the lists (CRLs, RFC 5280) in a PEM file.
 
-TLS checks the lists in each handshake. This module serves connections that were open before a certificate was revoked,
-and sessions that are resumed without a check of the certificate.
+TLS checks the lists in each handshake. This module serves connections that were open before a certificate was revoked
+or a list went out of date, and sessions that are resumed without a check of the certificate.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +19,7 @@ _CERTIFICATES_MAX = 10_000
 
 
 class RevokedCertificates:
-    """The numbers of revoked certificates, by issuer.
+    """The numbers of revoked certificates and the next update of the lists, by issuer.
 
     Raises:
         OSError: The file cannot be read.
@@ -30,8 +31,13 @@ class RevokedCertificates:
         if not lists:
             raise ValueError("it has no certificate revocation list")
         self._numbers: dict[bytes, set[int]] = {}
+        self._next_updates_ms: dict[bytes, float] = {}
+        """The latest next update of the lists of an issuer. A list without one stays current."""
         for revocations in lists:
-            numbers = self._numbers.setdefault(revocations.issuer.public_bytes(), set())
+            issuer, end = revocations.issuer.public_bytes(), revocations.next_update_utc
+            end_ms = math.inf if end is None else end.timestamp() * 1000
+            self._next_updates_ms[issuer] = max(end_ms, self._next_updates_ms.get(issuer, end_ms))
+            numbers = self._numbers.setdefault(issuer, set())
             numbers.update(revoked.serial_number for revoked in revocations)
 
     def includes(self, certificate: bytes) -> bool:
@@ -41,6 +47,14 @@ class RevokedCertificates:
         except ValueError:
             return True
         return number in self._numbers.get(issuer, ())
+
+    def is_covered(self, certificate: bytes, now_ms: int) -> bool:
+        """Return whether the issuer of a certificate (DER) has a list that is not past its next update."""
+        try:
+            issuer, _ = _read_issuer_and_number(certificate)
+        except ValueError:
+            return False
+        return now_ms < self._next_updates_ms.get(issuer, 0)
 
 
 @lru_cache(maxsize=_CERTIFICATES_MAX)

@@ -123,11 +123,12 @@ class Certificate:
     ) -> None:
         connection.context = self._current_login or self._current
 
-    def read_client_certificate(self, connection: ssl.SSLObject) -> ClientCertificate | None:
+    def read_client_certificate(self, connection: ssl.SSLObject, now_ms: int) -> ClientCertificate | None:
         """Return the certificate of the client of a connection, or None if the client presented none.
 
         Raises:
-            Unauthenticated: The certificate was revoked, or its authority was removed, after the handshake.
+            Unauthenticated: After the handshake, the certificate was revoked, its authority was removed, or the
+                authority's revocation list was removed or went past its next update.
         """
         client = self._clients.get(connection)
         if client is None:
@@ -137,8 +138,14 @@ class Certificate:
             client = self._clients[connection] = self._find_client(connection, leaf)
         if client.authority not in self._authorities:
             raise Unauthenticated("The server no longer trusts the authority of the client's certificate; renew it")
-        if self._revoked is not None and self._revoked.includes(client.leaf):
-            raise Unauthenticated("The client's certificate was revoked; log in with a new certificate")
+        if self._revoked is not None:
+            if self._revoked.includes(client.leaf):
+                raise Unauthenticated("The client's certificate was revoked; log in with a new certificate")
+            if not self._revoked.is_covered(client.leaf, now_ms):
+                raise Unauthenticated(
+                    "The server has no current revocation list of the authority of the client's certificate; ask the "
+                    "server's operator to renew the list"
+                )
         return client
 
     def _find_client(self, connection: ssl.SSLObject, leaf: bytes) -> ClientCertificate:

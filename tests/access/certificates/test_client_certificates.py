@@ -369,6 +369,37 @@ async def test_revoked_certificate_ends_its_login_in_new_open_and_resumed_connec
                 await ask(http, server)
 
 
+async def test_outdated_or_missing_list_ends_logins_in_open_and_resumed_connections(
+    tmp_path: Path, authority: Authority
+) -> None:
+    files, lists, clock = authority.issue_client("client", uri(SPIFFE)), tmp_path / "clients.crl", OffsetClock()
+    lists.write_text(authority.build_revocation_list(valid_s=3600) + authority.build_revocation_list(valid_s=-60))
+    async with serve(tmp_path / "home", authority, "cert", clock=clock, tls_client_crl=str(lists)) as server:
+        await grant(server, Grant(f"cert:{SPIFFE}", "reader"))
+        certificate = server.components.certificate
+        assert certificate is not None
+        address, context = ("127.0.0.1", int(server.url.rpartition(":")[2])), trust(authority, files)
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        session = await asyncio.to_thread(open_session, context, *address)
+        async with connect(authority, files) as http:
+
+            async def ask_both() -> list[int]:
+                resumed = await asyncio.to_thread(resume, context, *address, session)
+                return [(await ask(http, server))[0], resumed]
+
+            assert await ask_both() == [200, 200]
+            clock.ahead_ms = 3_601_000
+            assert await ask_both() == [401, 401]
+            assert "no current revocation list" in (await ask(http, server))[1]
+            lists.write_text(authority.build_revocation_list(valid_s=7200))
+            certificate.reload()
+            assert await ask_both() == [200, 200]
+            other = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "another authority")])
+            lists.write_text(authority.build_revocation_list(issuer=other))
+            certificate.reload()
+            assert await ask_both() == [401, 401]
+
+
 def open_session(context: ssl.SSLContext, host: str, port: int) -> ssl.SSLSession | None:
     """Send a request in a new connection, and return its session."""
     with (
