@@ -22,6 +22,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.name import _ASN1Type
 from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, NameOID
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,6 +34,7 @@ from seamark.connector.client.engines import NO_HIVE, build_catalog_conf
 from seamark.formats.protocol.wire import to_base64url
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import ConfigError
+from seamark.formats.runtime.revocations import RevokedCertificates
 from seamark.formats.runtime.tls import ClientCertificate
 from seamark.metaserver.access.certificates.identities import CertificateIdentities
 from seamark.metaserver.access.certificates.rules import CertificateRule, compile_pattern, read_rules
@@ -398,6 +400,30 @@ async def test_outdated_or_missing_list_ends_logins_in_open_and_resumed_connecti
             lists.write_text(authority.build_revocation_list(issuer=other))
             certificate.reload()
             assert await ask_both() == [401, 401]
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "counts"),
+    [
+        (["test authority"], _ASN1Type.PrintableString, True),
+        (["  TEST \t Authority "], _ASN1Type.BMPString, True),
+        (["testauthority"], _ASN1Type.UTF8String, False),
+        (["test authority", "test authority"], _ASN1Type.UTF8String, False),
+    ],
+)
+def test_list_counts_if_tls_regards_the_name_of_its_issuer_as_equal(
+    tmp_path: Path, authority: Authority, names: list[str], kind: _ASN1Type, counts: bool
+) -> None:
+    """OpenSSL and the server decide alike."""
+    files, lists = authority.issue_client("client", uri(SPIFFE)), tmp_path / "clients.crl"
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name, _type=kind) for name in names])
+    lists.write_text(authority.build_revocation_list(files, issuer=issuer))
+    verify = ["openssl", "verify", "-crl_check", "-CAfile", authority.file, "-CRLfile", lists, files.certificate]
+    refusal = subprocess.run(verify, check=False, capture_output=True, text=True).stderr
+    assert ("certificate revoked" if counts else "unable to get certificate CRL") in refusal
+    leaf = x509.load_pem_x509_certificate(files.certificate.read_bytes()).public_bytes(serialization.Encoding.DER)
+    revoked = RevokedCertificates(lists)
+    assert (revoked.includes(leaf), revoked.is_covered(leaf, SystemClock().now_ms())) == (counts, counts)
 
 
 def open_session(context: ssl.SSLContext, host: str, port: int) -> ssl.SSLSession | None:
