@@ -35,7 +35,7 @@ from seamark.formats.protocol.wire import to_base64url
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import ConfigError
 from seamark.formats.runtime.revocations import RevokedCertificates
-from seamark.formats.runtime.tls import ClientCertificate
+from seamark.formats.runtime.tls import Certificate, ClientCertificate
 from seamark.metaserver.access.certificates.identities import CertificateIdentities
 from seamark.metaserver.access.certificates.rules import CertificateRule, compile_pattern, read_rules
 from seamark.metaserver.access.principal import check_principal_name
@@ -315,12 +315,12 @@ async def test_removed_authority_ends_the_logins_of_open_connections(
             sessions.append(streams[-1][1].get_extra_info("ssl_object").session)
         assert await asyncio.to_thread(resume, contexts[1], host, port, sessions[1]) == 200
         bundle.write_text(authority.pem)
-        certificate.reload()
+        await certificate.reload()
         assert [await send(stream) for stream in streams] == [200, 401]
         assert await asyncio.to_thread(resume, contexts[1], host, port, sessions[1]) != 200
         assert await asyncio.to_thread(resume, contexts[0], host, port, sessions[0]) == 200
         bundle.write_text("no certificate")
-        certificate.reload()  # An unusable bundle changes nothing.
+        await certificate.reload()  # An unusable bundle changes nothing.
         stream = await asyncio.open_connection(host, port, ssl=contexts[0])
         assert await send(stream) == 200
         for _, writer in (*streams, stream):
@@ -350,7 +350,7 @@ async def test_revoked_certificate_ends_its_login_in_new_open_and_resumed_connec
         async with connect(authority, clients[0]) as staying, connect(authority, clients[1]) as revoked:
             assert [(await ask(http, server))[0] for http in (staying, revoked)] == [200, 200]
             lists.write_text(authority.build_revocation_list(clients[1]))
-            certificate.reload()
+            await certificate.reload()
             assert (await ask(staying, server))[0] == 200
             status, text = await ask(revoked, server)
             assert (status, "was revoked" in text) == (401, True)
@@ -361,11 +361,11 @@ async def test_revoked_certificate_ends_its_login_in_new_open_and_resumed_connec
                 await ask(http, server)
         for unusable in ("", authority.build_revocation_list() + Authority(tmp_path, file="other.pem").pem):
             lists.write_text(unusable)
-            certificate.reload()  # This changes nothing.
+            await certificate.reload()  # This changes nothing.
             async with connect(authority, clients[0]) as http:
                 assert (await ask(http, server))[0] == 200
         lists.write_text(authority.build_revocation_list(valid_s=-60))
-        certificate.reload()
+        await certificate.reload()
         async with connect(authority, clients[0]) as http:
             with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
                 await ask(http, server)
@@ -394,11 +394,11 @@ async def test_outdated_or_missing_list_ends_logins_in_open_and_resumed_connecti
             assert await ask_both() == [401, 401]
             assert "no current revocation list" in (await ask(http, server))[1]
             lists.write_text(authority.build_revocation_list(valid_s=7200))
-            certificate.reload()
+            await certificate.reload()
             assert await ask_both() == [200, 200]
             other = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "another authority")])
             lists.write_text(authority.build_revocation_list(issuer=other))
-            certificate.reload()
+            await certificate.reload()
             assert await ask_both() == [401, 401]
 
 
@@ -424,6 +424,19 @@ def test_list_counts_if_tls_regards_the_name_of_its_issuer_as_equal(
     leaf = x509.load_pem_x509_certificate(files.certificate.read_bytes()).public_bytes(serialization.Encoding.DER)
     revoked = RevokedCertificates(lists)
     assert (revoked.includes(leaf), revoked.is_covered(leaf, SystemClock().now_ms())) == (counts, counts)
+
+
+async def test_event_loop_runs_while_a_list_is_loaded(tmp_path: Path, authority: Authority) -> None:
+    lists = tmp_path / "clients.crl"
+    lists.write_text(authority.build_revocation_list())
+    certificate = Certificate(authority.certificate, authority.key, authority.file, lists)
+    files = authority.issue_client("client")
+    lists.write_text(authority.build_revocation_list(files))
+    reload, turns = asyncio.ensure_future(certificate.reload()), 0
+    while not reload.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 1, "the reload blocked the loop"
 
 
 def open_session(context: ssl.SSLContext, host: str, port: int) -> ssl.SSLSession | None:
@@ -486,10 +499,10 @@ async def test_renewals_under_load_fail_no_request(
         await wait_for_answers()
         successor = Authority(tmp_path, file="successor.pem")
         bundle.write_text(authority.pem + successor.pem)
-        certificate.reload()
+        await certificate.reload()
         await wait_for_answers()
         successor.issue("renewed server")
-        certificate.reload()
+        await certificate.reload()
         await wait_for_answers()
         # An issuer of certificates replaces a file by a rename, so no client reads a half of it.
         renewed = successor.issue_client("renewed", uri(SPIFFE))
@@ -500,7 +513,7 @@ async def test_renewals_under_load_fail_no_request(
         await asyncio.gather(*tasks)
         stopped.clear()
         bundle.write_text(successor.pem)
-        certificate.reload()
+        await certificate.reload()
         tasks = [asyncio.create_task(work(0, reuses=True)), asyncio.create_task(work(1, reuses=False))]
         await wait_for_answers()
         stopped.set()
