@@ -593,7 +593,7 @@ async def serve(
     certificate = open_certificate(settings)
     async with AsyncExitStack() as stack:
         if certificate is not None:
-            loop.add_signal_handler(signal.SIGHUP, certificate.reload)
+            loop.add_signal_handler(signal.SIGHUP, certificate.request_reload)
             await stack.enter_async_context(run_in_background("certificate", certificate.watch))
         components = await stack.enter_async_context(open_components(settings, clock, extensions, certificate))
         await stack.enter_async_context(answer_peers(components))

@@ -125,7 +125,7 @@ async def serve(
         loop.add_signal_handler(number, stop.set)
     watching, context = None, None if tls is None else tls.context
     if tls is not None:
-        loop.add_signal_handler(signal.SIGHUP, tls.reload)
+        loop.add_signal_handler(signal.SIGHUP, tls.request_reload)
         watching = asyncio.create_task(tls.watch(), name="certificate")
     async with open_proxy(settings) as proxy, serve_proxy(proxy, settings, sock, context):
         # The modules exist as long as the process. Garbage collections that traverse them would delay all requests.

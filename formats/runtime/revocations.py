@@ -1,24 +1,29 @@
 """Certificates that their authorities have revoked, by the lists (CRLs, RFC 5280) in a PEM file.
 
-TLS checks the lists in each handshake. This module serves connections that were open before a certificate was revoked,
-and sessions that are resumed without a check of the certificate.
+TLS checks the lists in each handshake. This module serves connections that were open before a certificate was revoked
+or a list went out of date, and sessions that are resumed without a check of the certificate.
 """
 
 from __future__ import annotations
 
+import math
 import re
+import string
 from functools import lru_cache
 from pathlib import Path
 
 from cryptography import x509
 
 _LIST = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
+_SPACES = re.compile(r"[ \t\n\v\f\r]+")
+_TO_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _CERTIFICATES_MAX = 10_000
 """The maximum number of certificates whose issuers and numbers are kept."""
+_FoldedName = tuple[frozenset[tuple[str, str | bytes]], ...]
 
 
 class RevokedCertificates:
-    """The numbers of revoked certificates, by issuer.
+    """The numbers of revoked certificates and the next update of the lists, by issuer.
 
     Raises:
         OSError: The file cannot be read.
@@ -29,9 +34,14 @@ class RevokedCertificates:
         lists = [x509.load_pem_x509_crl(text) for text in _LIST.findall(path.read_bytes())]
         if not lists:
             raise ValueError("it has no certificate revocation list")
-        self._numbers: dict[bytes, set[int]] = {}
+        self._numbers: dict[_FoldedName, set[int]] = {}
+        self._next_updates_ms: dict[_FoldedName, float] = {}
+        """The latest next update of the lists of an issuer. A list without one stays current."""
         for revocations in lists:
-            numbers = self._numbers.setdefault(revocations.issuer.public_bytes(), set())
+            issuer, end = _fold_name(revocations.issuer), revocations.next_update_utc
+            end_ms = math.inf if end is None else end.timestamp() * 1000
+            self._next_updates_ms[issuer] = max(end_ms, self._next_updates_ms.get(issuer, end_ms))
+            numbers = self._numbers.setdefault(issuer, set())
             numbers.update(revoked.serial_number for revoked in revocations)
 
     def includes(self, certificate: bytes) -> bool:
@@ -42,8 +52,32 @@ class RevokedCertificates:
             return True
         return number in self._numbers.get(issuer, ())
 
+    def is_covered(self, certificate: bytes, now_ms: int) -> bool:
+        """Return whether the issuer of a certificate (DER) has a list that is not past its next update."""
+        try:
+            issuer, _ = _read_issuer_and_number(certificate)
+        except ValueError:
+            return False
+        return now_ms < self._next_updates_ms.get(issuer, 0)
+
 
 @lru_cache(maxsize=_CERTIFICATES_MAX)
-def _read_issuer_and_number(certificate: bytes) -> tuple[bytes, int]:
+def _read_issuer_and_number(certificate: bytes) -> tuple[_FoldedName, int]:
     parsed = x509.load_der_x509_certificate(certificate)
-    return parsed.issuer.public_bytes(), parsed.serial_number
+    return _fold_name(parsed.issuer), parsed.serial_number
+
+
+def _fold_name(name: x509.Name) -> _FoldedName:
+    """Return a key that is equal for names that TLS regards as equal (RFC 5280, section 7.1).
+
+    The type of a string, the case of ASCII letters, and the amount of white space do not count. The order of the
+    relative names counts.
+    """
+    return tuple(
+        frozenset((attribute.oid.dotted_string, _fold_value(attribute.value)) for attribute in relative_name)
+        for relative_name in name.rdns
+    )
+
+
+def _fold_value(value: str | bytes) -> str | bytes:
+    return value if isinstance(value, bytes) else _SPACES.sub(" ", value).strip(" ").translate(_TO_LOWER)

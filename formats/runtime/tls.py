@@ -87,6 +87,7 @@ class Certificate:
         self._client_authorities = client_authorities
         self._client_revocations = client_revocations
         self._seen = self._read_state()
+        self._reload_requested = asyncio.Event()
         self._revoked: revocations.RevokedCertificates | None = None
         self._current, self._current_login, self._authorities, self._revoked = self._load()
         self._leaves = [_read_leaf(certificate)]
@@ -123,11 +124,12 @@ class Certificate:
     ) -> None:
         connection.context = self._current_login or self._current
 
-    def read_client_certificate(self, connection: ssl.SSLObject) -> ClientCertificate | None:
+    def read_client_certificate(self, connection: ssl.SSLObject, now_ms: int) -> ClientCertificate | None:
         """Return the certificate of the client of a connection, or None if the client presented none.
 
         Raises:
-            Unauthenticated: The certificate was revoked, or its authority was removed, after the handshake.
+            Unauthenticated: After the handshake, the certificate was revoked, its authority was removed, or the
+                authority's revocation list was removed or went past its next update.
         """
         client = self._clients.get(connection)
         if client is None:
@@ -137,8 +139,14 @@ class Certificate:
             client = self._clients[connection] = self._find_client(connection, leaf)
         if client.authority not in self._authorities:
             raise Unauthenticated("The server no longer trusts the authority of the client's certificate; renew it")
-        if self._revoked is not None and self._revoked.includes(client.leaf):
-            raise Unauthenticated("The client's certificate was revoked; log in with a new certificate")
+        if self._revoked is not None:
+            if self._revoked.includes(client.leaf):
+                raise Unauthenticated("The client's certificate was revoked; log in with a new certificate")
+            if not self._revoked.is_covered(client.leaf, now_ms):
+                raise Unauthenticated(
+                    "The server has no current revocation list of the authority of the client's certificate; ask the "
+                    "server's operator to renew the list"
+                )
         return client
 
     def _find_client(self, connection: ssl.SSLObject, leaf: bytes) -> ClientCertificate:
@@ -153,11 +161,15 @@ class Certificate:
             self._resumable.popitem(last=False)
         return client
 
-    def reload(self) -> None:
-        """Load the current files. If they are unusable, the previous certificate and authorities stay in use."""
+    async def reload(self) -> None:
+        """Load the current files. If they are unusable, the previous certificate and authorities stay in use.
+
+        A thread parses them, because a long revocation list would delay all requests.
+        """
         self._seen = self._read_state()
         try:
-            self._current, self._current_login, self._authorities, self._revoked = self._load()
+            loaded = await asyncio.to_thread(self._load)
+            self._current, self._current_login, self._authorities, self._revoked = loaded
         except ConfigError as error:
             _log.error("the new certificate cannot be used; the previous certificate stays in use", error=error.message)
         else:
@@ -175,12 +187,18 @@ class Certificate:
             leaves.append(_read_leaf(self._files[0]))
         return "\n".join(dict.fromkeys(filter(None, leaves)))
 
+    def request_reload(self) -> None:
+        """Make `watch` reload the files at once, even if they have not changed."""
+        self._reload_requested.set()
+
     async def watch(self) -> None:
-        """Reload the files after each change, until the task is cancelled."""
+        """Reload the files after each change and each request, until the task is cancelled."""
         while True:
-            await asyncio.sleep(RELOAD_S)
-            if self._read_state() != self._seen:
-                self.reload()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._reload_requested.wait(), RELOAD_S)
+            if self._reload_requested.is_set() or self._read_state() != self._seen:
+                self._reload_requested.clear()
+                await self.reload()
 
     def _read_state(self) -> list[tuple[int, int, int]]:
         return _read_file_states([*self._files, *filter(None, [self._client_authorities, self._client_revocations])])

@@ -76,17 +76,20 @@ class Authority:
         files.key.write_bytes(encode_key_pem(key))
         return files
 
-    def build_revocation_list(self, *revoked: ClientFiles, valid_s: float = _DAYS_VALID * 86400) -> str:
+    def build_revocation_list(
+        self, *revoked: ClientFiles, valid_s: float = _DAYS_VALID * 86400, issuer: x509.Name | None = None
+    ) -> str:
         """Return the list (PEM) of revoked certificates.
 
         Args:
             revoked: The files of the certificates.
             valid_s: The seconds from now until the next list; negative: this list is out of date.
+            issuer: The issuer that the list names. None: this authority.
         """
         now = datetime.datetime.now(datetime.UTC)
         builder = (
             x509.CertificateRevocationListBuilder()
-            .issuer_name(self._name)
+            .issuer_name(self._name if issuer is None else issuer)
             .last_update(now - datetime.timedelta(days=_DAYS_VALID))
             .next_update(now + datetime.timedelta(seconds=valid_s))
         )

@@ -113,7 +113,7 @@ async def test_gateway_that_does_not_answer_is_reported(s3: S3, s3_bucket: str, 
     )
 
 
-def test_renewed_certificate_and_its_predecessor_are_both_accepted(tmp_path: Path) -> None:
+async def test_renewed_certificate_and_its_predecessor_are_both_accepted(tmp_path: Path) -> None:
     """Workers of a server load a renewed certificate one after another."""
     authority = Authority(tmp_path, ("seamark.example",))
     authority.issue("first")
@@ -122,10 +122,10 @@ def test_renewed_certificate_and_its_predecessor_are_both_accepted(tmp_path: Pat
     authority.issue("second")
     second = authority.certificate.read_text().strip()
     assert [text in certificate.leaves() for text in (first, second)] == [True, True], "the file has the second"
-    certificate.reload()
+    await certificate.reload()
     assert [text in certificate.leaves() for text in (first, second)] == [True, True]
     authority.issue("third")
-    certificate.reload()
+    await certificate.reload()
     assert first not in certificate.leaves()
 
 

@@ -16,11 +16,12 @@ def read_client_certificate(components: ServerComponents, request: web.Request) 
     Return None if the client presented none, or if the server asks clients for none.
 
     Raises:
-        Unauthenticated: The certificate was revoked, or its authority is no longer trusted.
+        Unauthenticated: The certificate was revoked, its authority is no longer trusted, or the server has no current
+            revocation list of the authority.
     """
     if not components.settings.tls_client_ca or components.certificate is None or request.transport is None:
         return None
     connection = request.transport.get_extra_info("ssl_object")
     if not isinstance(connection, ssl.SSLObject):
         return None
-    return components.certificate.read_client_certificate(connection)
+    return components.certificate.read_client_certificate(connection, components.clock.now_ms())

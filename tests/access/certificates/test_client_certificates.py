@@ -22,6 +22,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.name import _ASN1Type
 from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, NameOID
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +34,8 @@ from seamark.connector.client.engines import NO_HIVE, build_catalog_conf
 from seamark.formats.protocol.wire import to_base64url
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import ConfigError
-from seamark.formats.runtime.tls import ClientCertificate
+from seamark.formats.runtime.revocations import RevokedCertificates
+from seamark.formats.runtime.tls import Certificate, ClientCertificate
 from seamark.metaserver.access.certificates.identities import CertificateIdentities
 from seamark.metaserver.access.certificates.rules import CertificateRule, compile_pattern, read_rules
 from seamark.metaserver.access.principal import check_principal_name
@@ -313,12 +315,12 @@ async def test_removed_authority_ends_the_logins_of_open_connections(
             sessions.append(streams[-1][1].get_extra_info("ssl_object").session)
         assert await asyncio.to_thread(resume, contexts[1], host, port, sessions[1]) == 200
         bundle.write_text(authority.pem)
-        certificate.reload()
+        await certificate.reload()
         assert [await send(stream) for stream in streams] == [200, 401]
         assert await asyncio.to_thread(resume, contexts[1], host, port, sessions[1]) != 200
         assert await asyncio.to_thread(resume, contexts[0], host, port, sessions[0]) == 200
         bundle.write_text("no certificate")
-        certificate.reload()  # An unusable bundle changes nothing.
+        await certificate.reload()  # An unusable bundle changes nothing.
         stream = await asyncio.open_connection(host, port, ssl=contexts[0])
         assert await send(stream) == 200
         for _, writer in (*streams, stream):
@@ -348,7 +350,7 @@ async def test_revoked_certificate_ends_its_login_in_new_open_and_resumed_connec
         async with connect(authority, clients[0]) as staying, connect(authority, clients[1]) as revoked:
             assert [(await ask(http, server))[0] for http in (staying, revoked)] == [200, 200]
             lists.write_text(authority.build_revocation_list(clients[1]))
-            certificate.reload()
+            await certificate.reload()
             assert (await ask(staying, server))[0] == 200
             status, text = await ask(revoked, server)
             assert (status, "was revoked" in text) == (401, True)
@@ -359,14 +361,82 @@ async def test_revoked_certificate_ends_its_login_in_new_open_and_resumed_connec
                 await ask(http, server)
         for unusable in ("", authority.build_revocation_list() + Authority(tmp_path, file="other.pem").pem):
             lists.write_text(unusable)
-            certificate.reload()  # This changes nothing.
+            await certificate.reload()  # This changes nothing.
             async with connect(authority, clients[0]) as http:
                 assert (await ask(http, server))[0] == 200
         lists.write_text(authority.build_revocation_list(valid_s=-60))
-        certificate.reload()
+        await certificate.reload()
         async with connect(authority, clients[0]) as http:
             with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
                 await ask(http, server)
+
+
+async def test_outdated_or_missing_list_ends_logins_in_open_and_resumed_connections(
+    tmp_path: Path, authority: Authority
+) -> None:
+    files, lists, clock = authority.issue_client("client", uri(SPIFFE)), tmp_path / "clients.crl", OffsetClock()
+    lists.write_text(authority.build_revocation_list(valid_s=3600) + authority.build_revocation_list(valid_s=-60))
+    async with serve(tmp_path / "home", authority, "cert", clock=clock, tls_client_crl=str(lists)) as server:
+        await grant(server, Grant(f"cert:{SPIFFE}", "reader"))
+        certificate = server.components.certificate
+        assert certificate is not None
+        address, context = ("127.0.0.1", int(server.url.rpartition(":")[2])), trust(authority, files)
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        session = await asyncio.to_thread(open_session, context, *address)
+        async with connect(authority, files) as http:
+
+            async def ask_both() -> list[int]:
+                resumed = await asyncio.to_thread(resume, context, *address, session)
+                return [(await ask(http, server))[0], resumed]
+
+            assert await ask_both() == [200, 200]
+            clock.ahead_ms = 3_601_000
+            assert await ask_both() == [401, 401]
+            assert "no current revocation list" in (await ask(http, server))[1]
+            lists.write_text(authority.build_revocation_list(valid_s=7200))
+            await certificate.reload()
+            assert await ask_both() == [200, 200]
+            other = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "another authority")])
+            lists.write_text(authority.build_revocation_list(issuer=other))
+            await certificate.reload()
+            assert await ask_both() == [401, 401]
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "counts"),
+    [
+        (["test authority"], _ASN1Type.PrintableString, True),
+        (["  TEST \t Authority "], _ASN1Type.BMPString, True),
+        (["testauthority"], _ASN1Type.UTF8String, False),
+        (["test authority", "test authority"], _ASN1Type.UTF8String, False),
+    ],
+)
+def test_list_counts_if_tls_regards_the_name_of_its_issuer_as_equal(
+    tmp_path: Path, authority: Authority, names: list[str], kind: _ASN1Type, counts: bool
+) -> None:
+    """OpenSSL and the server decide alike."""
+    files, lists = authority.issue_client("client", uri(SPIFFE)), tmp_path / "clients.crl"
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name, _type=kind) for name in names])
+    lists.write_text(authority.build_revocation_list(files, issuer=issuer))
+    verify = ["openssl", "verify", "-crl_check", "-CAfile", authority.file, "-CRLfile", lists, files.certificate]
+    refusal = subprocess.run(verify, check=False, capture_output=True, text=True).stderr
+    assert ("certificate revoked" if counts else "unable to get certificate CRL") in refusal
+    leaf = x509.load_pem_x509_certificate(files.certificate.read_bytes()).public_bytes(serialization.Encoding.DER)
+    revoked = RevokedCertificates(lists)
+    assert (revoked.includes(leaf), revoked.is_covered(leaf, SystemClock().now_ms())) == (counts, counts)
+
+
+async def test_event_loop_runs_while_a_list_is_loaded(tmp_path: Path, authority: Authority) -> None:
+    lists = tmp_path / "clients.crl"
+    lists.write_text(authority.build_revocation_list())
+    certificate = Certificate(authority.certificate, authority.key, authority.file, lists)
+    files = authority.issue_client("client")
+    lists.write_text(authority.build_revocation_list(files))
+    reload, turns = asyncio.ensure_future(certificate.reload()), 0
+    while not reload.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 1, "the reload blocked the loop"
 
 
 def open_session(context: ssl.SSLContext, host: str, port: int) -> ssl.SSLSession | None:
@@ -429,10 +499,10 @@ async def test_renewals_under_load_fail_no_request(
         await wait_for_answers()
         successor = Authority(tmp_path, file="successor.pem")
         bundle.write_text(authority.pem + successor.pem)
-        certificate.reload()
+        await certificate.reload()
         await wait_for_answers()
         successor.issue("renewed server")
-        certificate.reload()
+        await certificate.reload()
         await wait_for_answers()
         # An issuer of certificates replaces a file by a rename, so no client reads a half of it.
         renewed = successor.issue_client("renewed", uri(SPIFFE))
@@ -443,7 +513,7 @@ async def test_renewals_under_load_fail_no_request(
         await asyncio.gather(*tasks)
         stopped.clear()
         bundle.write_text(successor.pem)
-        certificate.reload()
+        await certificate.reload()
         tasks = [asyncio.create_task(work(0, reuses=True)), asyncio.create_task(work(1, reuses=False))]
         await wait_for_answers()
         stopped.set()
