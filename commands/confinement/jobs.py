@@ -114,6 +114,7 @@ def _find_folders(client: SeamarkClient, request: JobRequest, loaded: EngineTabl
     for joined in _load_read_tables(client, request, metadata):
         properties = decode_table(joined.metadata, joined.location).properties
         other_folders += list_local_folders([joined.location, *(properties.get(name, "") for name in PATHS)])
+        other_folders += list_local_folders(properties.get(_ALLOWED, "").split(","))
     return own_folders, other_folders
 
 

@@ -32,7 +32,7 @@ kinds = {
         "seamark.allowed-locations": f"file://{folder}/allowed", "write.data.path": f"file://{folder}/data/own",
         "seamark.index.c": "cube(lookup[db.joined@5:1:1:long](id), lookup[db.gone@5:1:1:long](id); count(*))",
     },
-    "joined": {}, "swapped": {},
+    "joined": {"seamark.allowed-locations": f"file://{folder}/imported"}, "swapped": {},
     "waiting": {"seamark.index.c": "cube(lookup[db.busy@5:1:1:long](id); count(*))"},
 }
 
@@ -79,7 +79,7 @@ def connect(port):
         pass
 
 def attempts(where):
-    for name in ("own", "joined", "allowed", "other"):
+    for name in ("own", "joined", "allowed", "imported", "other"):
         attempt(f"{where}read {name}", lambda: open(f"{folder}/{name}/a").read())
         attempt(f"{where}write {name}", lambda: open(f"{folder}/{name}/b", "w").write("b"))
         attempt(f"{where}remove {name}", lambda: os.remove(f"{folder}/{name}/b"))
@@ -104,7 +104,7 @@ told["dumps"] = open("/proc/self/limits").read().split("Max core file size")[1].
 print(json.dumps(told))
 """
 JOB_SETTINGS = {
-    *("read own", "write own", "remove own", "read joined", "read allowed"),
+    *("read own", "write own", "remove own", "read joined", "read allowed", "read imported"),
     *("make a temporary file", "write the data path", "reach the server"),
 }
 
@@ -114,7 +114,7 @@ JOB_SETTINGS = {
 )
 @pytest.mark.parametrize("service", ["clustering", "indexing"])
 def test_job_opens_only_its_tables_files_and_the_hosts_that_it_needs(tmp_path: Path, service: str) -> None:
-    for name in ("own", "joined", "allowed", "other"):
+    for name in ("own", "joined", "allowed", "imported", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a").write_text("a")
     (tmp_path / "keys.json").write_text("secret")
