@@ -14,13 +14,13 @@ import os
 import resource
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
 from seamark.commands.confinement import landlock
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import ClientError
+from seamark.connector.client.errors import LoginRequired, Refused
 from seamark.connector.client.file_systems import find_client_storage
 from seamark.connector.client.names import Name
 from seamark.connector.client.policies import read_effective_properties
@@ -114,13 +114,18 @@ def _find_folders(client: SeamarkClient, request: JobRequest, loaded: EngineTabl
     for joined in _load_read_tables(client, request, metadata):
         properties = decode_table(joined.metadata, joined.location).properties
         other_folders += list_local_folders([joined.location, *(properties.get(name, "") for name in PATHS)])
+        other_folders += list_local_folders(properties.get(_ALLOWED, "").split(","))
     return own_folders, other_folders
 
 
 def _load_read_tables(client: SeamarkClient, request: JobRequest, metadata: TableMetadata) -> Iterator[EngineTable]:
     """Yield the other tables that a job reads: the joined tables of a clustering, and the dimension tables of cubes.
 
-    A dimension table that the job cannot load is left out. Then only the builds of its cubes fail.
+    A dimension table that the server refuses to the job is left out. Then only the builds of its cubes fail.
+
+    Raises:
+        ClientError: A joined table cannot be loaded, or a dimension table cannot be loaded now. The scheduler repeats
+            the job.
     """
     if request.service in SERVICES and SERVICES[request.service].reads_joined_tables:
         policy = read_effective_properties(client, (*request.namespace, request.table))
@@ -128,8 +133,11 @@ def _load_read_tables(client: SeamarkClient, request: JobRequest, metadata: Tabl
             yield client.load_table(join.table)
     if request.service == INDEXING.name:
         for name in _find_dimension_tables(metadata):
-            with suppress(ClientError):
+            try:
                 yield client.load_table(name)
+            except Refused as error:
+                if isinstance(error, LoginRequired) or error.status == HTTPStatus.TOO_MANY_REQUESTS:
+                    raise
 
 
 def _find_dimension_tables(metadata: TableMetadata) -> set[Name]:

@@ -29,6 +29,7 @@ from seamark.connector.client.errors import (
     Unreachable,
 )
 from seamark.connector.client.indexes import Index, IndexClient
+from seamark.connector.client.storage import Storage
 from seamark.connector.index.audits import verify_sample
 from seamark.connector.index.builds import (
     DEFAULT_LIMITS,
@@ -40,7 +41,13 @@ from seamark.connector.index.builds import (
     build,
     open_build,
 )
-from seamark.connector.index.merges import MERGED_FILES_MIN, RegisteredFile, merge_index_files, select_merge
+from seamark.connector.index.merges import (
+    MERGED_FILES_MIN,
+    RegisteredFile,
+    find_unsupported_files,
+    merge_index_files,
+    select_merge,
+)
 from seamark.connector.index.verification import VerificationResult
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.index.definitions import read_definitions
@@ -328,6 +335,11 @@ class Indexer:
             if not merge:
                 return
             merged = [file.location for file in merge]
+            loaded = self.client.load_table(table)
+            unsupported = find_unsupported_files(merged, Storage.of_table(loaded.storage, loaded.location))
+            if unsupported:  # Without these files, the merge may not be due.
+                self._leave_out(table, name, unsupported)
+                continue
             with open_build(self.client, table, name, exclusive=True) as started:
                 # A merge copies entries. It works also after a dimension table was dropped or its snapshot expired.
                 task = BuildSource.of(self.client, table, started).task

@@ -10,22 +10,29 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 
 from seamark.connector.arrow.arrays import Mask
 from seamark.connector.client.storage import Storage
 from seamark.connector.groups import divide
 from seamark.connector.index.files import WrittenIndex
-from seamark.formats.index.index_file import FilesTable, IndexFile, assemble, open_index_file
+from seamark.formats.iceberg.files.puffin import read_footer_size
+from seamark.formats.index.index_file import FilesTable, IndexFile, assemble, open_index_file, read_header
 from seamark.formats.index.kinds.kind import OpenedBlob, UnknownVersion
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER
+from seamark.formats.runtime.errors import Corrupt
 
 MERGED_FILES_MIN = 8
 SIZE_MAX_BYTES = 512 << 20
 """The approximate maximum size of a merged file. A file of at least half this size is not merged again."""
+
+_TAIL_BYTES = 16 << 10
+"""The number of bytes at the end of an index file that usually contain the footer."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,31 @@ def select_merge(
 def _take_first(files: Sequence[RegisteredFile], size_max_bytes: int) -> list[RegisteredFile]:
     """Return the first files up to this total size. If there is a file, at least one is returned."""
     return next(divide(files, lambda file: (file.size_bytes,), (size_max_bytes,)), [])
+
+
+def find_unsupported_files(locations: Iterable[str], storage: Storage) -> list[str]:
+    """Return the index files whose version this program does not know. Only their footers are read.
+
+    A damaged file is not returned. The merge reports it.
+    """
+    unsupported: list[str] = []
+    for location in locations:
+        with suppress(Corrupt):
+            try:
+                with storage.open_input_file(location) as file:
+                    size_bytes = file.size()
+                    tail = _read_tail(file, size_bytes, _TAIL_BYTES)
+                    footer_bytes = read_footer_size(tail, location)
+                    tail = tail if footer_bytes <= len(tail) else _read_tail(file, size_bytes, footer_bytes)
+                    read_header(tail, size_bytes, location)
+            except UnknownVersion:
+                unsupported.append(location)
+    return unsupported
+
+
+def _read_tail(file: pa.NativeFile, size_bytes: int, length: int) -> bytes:
+    length = min(size_bytes, length)
+    return bytes(file.read_at(length, size_bytes - length))
 
 
 def merge_index_files(

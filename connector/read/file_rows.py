@@ -95,7 +95,8 @@ class FileRowReader:
         begins = chunk.data_page_offset
         if chunk.has_dictionary_page:
             begins = min(begins, chunk.dictionary_page_offset)
-        return bool(self.task.span[0] <= begins < self.task.span[1])
+        start, end = self.task.span
+        return (start is None or start <= begins) and (end is None or begins < end)
 
     def _select_candidates(self, row_numbers: Longs | None, first: int, rows: int) -> Mask | None:
         """Return a mask of the rows that remain after the selection by position and the deletes.

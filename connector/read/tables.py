@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Protocol
 
 import msgspec
@@ -52,10 +53,11 @@ class ScanTask:
     file: Json
     deletes: tuple[Json, ...]
     removed_by: tuple[Json, ...] | None = None
-    span: tuple[int, int] | None = None
+    span: tuple[int | None, int | None] | None = None
     """A byte range [start, end), or None.
 
-    Only row groups that start in the range are read. With None, all row groups are read.
+    Only row groups that start in the range are read. With None, all row groups are read. A range without a start or an
+    end has no limit there.
     """
     rows: bytes | None = None
     """The positions of the rows that may match, as a 32-bit roaring bitmap, or None if all rows may match."""
@@ -109,16 +111,22 @@ class OpenTable:
 
 
 def divide_task(task: ScanTask, size_bytes: int) -> Iterator[ScanTask]:
-    """Yield tasks of about `size_bytes` bytes that read the same rows together. A file is divided at row groups."""
+    """Yield tasks of about `size_bytes` bytes that read the same rows together. A file is divided at row groups.
+
+    Each row group belongs to exactly one task, even if the size or the offsets of the file are wrong in the manifest.
+    Therefore the first span has no start, and the last span has no end.
+    """
     offsets: Any = task.file.get("split-offsets") or ()
-    cuts = [0]
-    for at in sorted(offsets):
-        if at - cuts[-1] >= size_bytes:
-            cuts.append(at)
-    if len(cuts) == 1:
+    cuts: list[int] = []
+    previous = 0
+    for offset in sorted(offsets):
+        if offset > previous and offset - previous >= size_bytes:
+            cuts.append(offset)
+            previous = offset
+    if not cuts:
         yield task
         return
-    for start, end in zip(cuts, [*cuts[1:], task.size_bytes], strict=True):
+    for start, end in pairwise([None, *cuts, None]):
         yield replace(task, span=(start, end))
 
 

@@ -68,7 +68,7 @@ class NamedTable:
     """The number of data files in the summary of the snapshot."""
     bytes: int
     loaded: EngineTable | None = None
-    """The server's answer from which the table was opened, or None if it must be opened again."""
+    """The server's answer from which the table was opened, without its metadata, or None if it must be opened again."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,9 @@ class SessionTables:
         opened = open_loaded_table(loaded, name, at)
         if is_named:  # A branch, too, is read with the schema of its snapshot, as in Trino.
             opened = open_loaded_table(loaded, name, At(snapshot_id=opened.snapshot_id))
-        table = _to_named_table(name, opened, loaded)
+        # A table may have many thousands of snapshots. The session stores only the snapshot that it reads.
+        snapshots = tuple(snapshot for snapshot in opened.history if snapshot.snapshot_id == opened.snapshot_id)
+        table = _to_named_table(name, replace(opened, history=snapshots), replace(loaded, metadata=b""))
         self._last[key] = table
         if len(self._last) > _OPENED_TABLES_MAX:
             self._last.popitem(last=False)

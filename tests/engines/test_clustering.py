@@ -14,14 +14,17 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from seamark.connector.client.commits import CommitClient
 from seamark.connector.client.errors import Conflict, InvalidRequest
-from seamark.connector.read.tables import divide_task
+from seamark.connector.read.tables import ScanTask, divide_task
 from seamark.connector.spark.frames import clustering
 from seamark.connector.spark.frames.writes import WriteReport, decode_files
 from seamark.connector.write.appends import commit as commit_change
+from seamark.connector.write.target import WriteTarget
 from seamark.spark import JoinedTable, cluster, write
 from tests.connector.lake import open_catalog
 from tests.engines.spark.test_spark_writing import ALL_TYPE_COLUMNS, COLUMNS
@@ -146,6 +149,37 @@ def test_one_large_file_is_clustered_by_several_tasks(rig: ClusteringTables) -> 
     assert sum(len(list(divide_task(*call.args))) for call in divide.call_args_list) >= 4
     assert report.rows == len(before) == 3200
     assert rig.read_rows(table) == before
+
+
+@pytest.mark.slow
+def test_clustering_keeps_rows_beyond_the_stated_size_of_a_file(rig: ClusteringTables) -> None:
+    rig.run_sql("CREATE TABLE {db}.shrunk (id bigint) USING iceberg")
+    loaded = WriteTarget.of(rig.client.load_table("db.shrunk"))
+    path = Path(urlsplit(loaded.location).path) / "data" / "a.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    field = pa.field("id", pa.int64(), metadata={"PARQUET:field_id": "1"})
+    rows = pa.table([pa.array(range(4000))], pa.schema([field]))
+    pq.write_table(rows, path, row_group_size=500, use_dictionary=False)
+    footer = pq.read_metadata(path)
+    offsets = [footer.row_group(number).column(0).data_page_offset for number in range(footer.num_row_groups)]
+    size_bytes = path.stat().st_size // 2
+    file = {"file-path": path.as_uri(), "file-format": "parquet", "content": "data", "spec-id": 0, "partition": []}
+    file |= {"record-count": 4000, "file-size-in-bytes": size_bytes}
+    file |= {"split-offsets": [offset for offset in offsets if offset < size_bytes]}
+    body = {"operation": "append", "table-uuid": loaded.table_uuid, "add": [file]}
+    CommitClient(rig.client).commit(("db", "shrunk"), body)
+
+    def divide_and_lose(task: ScanTask, size_bytes: int) -> list[ScanTask]:
+        return list(divide_task(task, size_bytes))[1:]
+
+    with (
+        patch.object(clustering, "divide_task", divide_and_lose),
+        pytest.raises(RuntimeError, match=r"the manifests state 4,000; nothing is committed"),
+    ):
+        rig.cluster("shrunk", ["id"], files=4)
+    assert rig.list_files("shrunk") == {str(path)}
+    assert rig.cluster("shrunk", ["id"], files=4).rows == 4000
+    assert rig.run_sql("SELECT count(*), sum(id) FROM {db}.shrunk") == [(4000, sum(range(4000)))]
 
 
 @pytest.mark.slow

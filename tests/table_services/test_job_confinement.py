@@ -17,7 +17,7 @@ from seamark.metaserver.services.launching.launchers import JobRequest
 
 SCRIPT = """
 import json, os, socket, subprocess, sys, tempfile, threading
-from seamark.connector.client.errors import NoSuchResource
+from seamark.connector.client.errors import NoSuchResource, Unavailable
 from seamark.connector.client.storage import Storage, confine
 from seamark.connector.client.values import EngineTable
 from seamark.commands.confinement import jobs
@@ -32,13 +32,16 @@ kinds = {
         "seamark.allowed-locations": f"file://{folder}/allowed", "write.data.path": f"file://{folder}/data/own",
         "seamark.index.c": "cube(lookup[db.joined@5:1:1:long](id), lookup[db.gone@5:1:1:long](id); count(*))",
     },
-    "joined": {}, "swapped": {},
+    "joined": {"seamark.allowed-locations": f"file://{folder}/imported"}, "swapped": {},
+    "waiting": {"seamark.index.c": "cube(lookup[db.busy@5:1:1:long](id); count(*))"},
 }
 
 class Client:
     def load_table(self, name):
         name = name if isinstance(name, str) else name[-1]
         name = name.rpartition(".")[2]
+        if name == "busy":
+            raise Unavailable("the server is busy", status=503)
         if name not in kinds:
             raise NoSuchResource("the dimension table was dropped", status=404)
         metadata = build_table_metadata(
@@ -58,6 +61,10 @@ try:  # a writer has replaced the folder of the table by a link to another table
     jobs.confine_job(Client(), JobRequest("compaction", ("db",), "swapped", url, None, (folder,), 0o022), scratch)
 except PermissionError as error:
     told["swapped"] = str(error)
+try:  # a dimension table cannot be loaded at the moment
+    jobs.confine_job(Client(), JobRequest("indexing", ("db",), "waiting", url, None, (folder,), 0o022), scratch)
+except Unavailable as error:
+    told["waiting"] = str(error)
 jobs.confine_job(Client(), JobRequest(service, ("db",), "own", url, None, (folder,), 0o022), scratch)
 
 def attempt(name, action):
@@ -72,7 +79,7 @@ def connect(port):
         pass
 
 def attempts(where):
-    for name in ("own", "joined", "allowed", "other"):
+    for name in ("own", "joined", "allowed", "imported", "other"):
         attempt(f"{where}read {name}", lambda: open(f"{folder}/{name}/a").read())
         attempt(f"{where}write {name}", lambda: open(f"{folder}/{name}/b", "w").write("b"))
         attempt(f"{where}remove {name}", lambda: os.remove(f"{folder}/{name}/b"))
@@ -97,7 +104,7 @@ told["dumps"] = open("/proc/self/limits").read().split("Max core file size")[1].
 print(json.dumps(told))
 """
 JOB_SETTINGS = {
-    *("read own", "write own", "remove own", "read joined", "read allowed"),
+    *("read own", "write own", "remove own", "read joined", "read allowed", "read imported"),
     *("make a temporary file", "write the data path", "reach the server"),
 }
 
@@ -107,7 +114,7 @@ JOB_SETTINGS = {
 )
 @pytest.mark.parametrize("service", ["clustering", "indexing"])
 def test_job_opens_only_its_tables_files_and_the_hosts_that_it_needs(tmp_path: Path, service: str) -> None:
-    for name in ("own", "joined", "allowed", "other"):
+    for name in ("own", "joined", "allowed", "imported", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a").write_text("a")
     (tmp_path / "keys.json").write_text("secret")
@@ -123,6 +130,7 @@ def test_job_opens_only_its_tables_files_and_the_hosts_that_it_needs(tmp_path: P
     assert completed.returncode == 0, completed.stderr
     document = json.loads(completed.stdout)
     assert "a symbolic link leads to it" in document.pop("swapped", "")
+    assert document.pop("waiting", "") == "the server is busy"
     assert document.pop("storage") == f"{tmp_path}/own/a"
     assert document.pop("storage elsewhere") == "PermissionError"
     assert document.pop("dumps") == "0"

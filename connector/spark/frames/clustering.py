@@ -123,7 +123,7 @@ def cluster(
     task_frame = _make_task_frame(spark, tasks)
     size_bytes = sum(task.size_bytes for task in tasks)
     count = files or _count_files(target, size_bytes, target_file_bytes)
-    rows, sample = _take_sample(task_frame, read_plan, target, attributes, count, sum(task.records for task in tasks))
+    rows, sample = _take_sample(task_frame, read_plan, target, attributes, count, tasks)
     target = replace(target, properties=derive_layer_properties(target.properties, sample, attributes.columns))
     suffix = ClusteringLayout(tuple(by), curve).make_suffix(generate_layer_name())
     work = ClusterTask.of(
@@ -169,8 +169,11 @@ def _make_task_frame(spark: SparkSession, tasks: Sequence[ScanTask]) -> DataFram
 
 def _read(read_plan: ReadPlan, storage: Storage, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        for pickled in batch.column(0):
-            yield from TaskReader(read_plan, storage, threads=False).read_all(pickle.loads(pickled.as_py()))  # noqa: S301
+        yield from TaskReader(read_plan, storage, threads=False).read_all(_decode_tasks(batch))
+
+
+def _decode_tasks(batch: pa.RecordBatch) -> list[ScanTask]:
+    return [task for pickled in batch.column(0) for task in pickle.loads(pickled.as_py())]  # noqa: S301
 
 
 def _take_sample(
@@ -179,38 +182,52 @@ def _take_sample(
     target: WriteTarget,
     attributes: Attributes,
     files: int,
-    records: int,
+    tasks: Sequence[ScanTask],
 ) -> tuple[int, pa.Table]:
-    """Return the number of rows, and a sample of the columns from which keys are computed."""
+    """Return the number of rows, and a sample of the columns from which keys are computed.
+
+    Raises:
+        RuntimeError: The files without deletes have another number of rows than the manifests state.
+    """
     # The remaining columns are needed to compute partition values.
     whole = target.spec.fields or not attributes.columns
     narrow = read_plan if whole else replace(read_plan, names=tuple(attributes.columns))
     sample_rows = min(SAMPLE_ROWS_MAX, max(SAMPLE_ROWS, SAMPLE_ROWS_PER_FILE * files))
-    results = collect_results(
-        task_frame.mapInArrow(partial(_sample_rows, narrow, target.storage, sample_rows / max(1, records)), RESULT)
-    )
+    fraction = sample_rows / max(1, sum(task.records for task in tasks))
+    results = collect_results(task_frame.mapInArrow(partial(_sample_rows, narrow, target.storage, fraction), RESULT))
     parts = [pa.ipc.open_stream(result).read_all() for result in results]
     rows = sum(int(part.schema.metadata[b"rows"]) for part in parts)
+    undeleted_rows = sum(int(part.schema.metadata[b"undeleted-rows"]) for part in parts)
+    stated_rows = sum(task.records for task in tasks if not task.deletes)
+    if undeleted_rows != stated_rows:
+        raise RuntimeError(
+            f"the data files without deletes have {undeleted_rows:,} rows, but the manifests state {stated_rows:,}; "
+            "nothing is committed"
+        )
     return rows, pa.concat_tables([part.replace_schema_metadata(None) for part in parts]).combine_chunks()
 
 
 def _sample_rows(
     read_plan: ReadPlan, storage: Storage, fraction: float, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield a sample of a task's rows, with their number in the metadata of its schema.
+    """Yield a sample of a task's rows, with the number of rows in the metadata of its schema.
 
-    The sample is deterministic, because the reader returns the rows of a task in the same order each time.
+    The metadata also has the number of rows of files without deletes. The sample is deterministic, because the reader
+    returns the rows of a task in the same order each time.
     """
     batch_list = list(batches)
     draw = np.random.default_rng(
         zlib.crc32(b"".join(pickled.as_py() for batch in batch_list for pickled in batch.column(0)))
     )
-    rows, sampled = 0, []
-    for batch in _read(read_plan, storage, batch_list):
-        rows += batch.num_rows
-        sampled.append(batch.filter(pa.array(draw.random(batch.num_rows) < fraction)))
+    tasks = [task for batch in batch_list for task in _decode_tasks(batch)]
+    reader = TaskReader(read_plan, storage, threads=False)
+    rows, sampled = {False: 0, True: 0}, []
+    for has_deletes in rows:
+        for batch in reader.read_all([task for task in tasks if bool(task.deletes) == has_deletes]):
+            rows[has_deletes] += batch.num_rows
+            sampled.append(batch.filter(pa.array(draw.random(batch.num_rows) < fraction)))
     sink = pa.BufferOutputStream()
-    schema = read_plan.arrow.with_metadata({"rows": str(rows)})
+    schema = read_plan.arrow.with_metadata({"rows": str(sum(rows.values())), "undeleted-rows": str(rows[False])})
     with pa.ipc.new_stream(sink, schema) as stream:
         stream.write_table(pa.Table.from_batches(sampled, read_plan.arrow).replace_schema_metadata(schema.metadata))
     yield encode_result(sink.getvalue().to_pybytes())

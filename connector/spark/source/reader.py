@@ -416,5 +416,6 @@ def split_tasks(snapshot_changes: Iterable[SnapshotChange], rows: RowReader, spl
 
 
 def _estimate_cost(change: SnapshotChange) -> tuple[int]:
-    start, end = change.task.span or (0, change.task.size_bytes)
-    return (end - start + OPEN_BYTES,)
+    start, end = change.task.span or (None, None)
+    size_bytes = (change.task.size_bytes if end is None else end) - (start or 0)
+    return (max(0, size_bytes) + OPEN_BYTES,)

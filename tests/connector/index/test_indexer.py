@@ -114,15 +114,24 @@ def test_merge_leaves_out_index_files_of_an_unknown_version(client: IndexClient,
     assert Indexer(client, open_in_process_workers, limits=one_each).round().builds == 1
     location = client.index("db.t", "i").json["index-files"][3]["location"]
     later = server.run(replace_by_later_version(server.components, "db", "t", location))
+    # The data file is indexed again. Then eight index files exist, but only seven can be merged.
+    report = Indexer(client, open_in_process_workers, limits=one_each).maintain(("db", "t"))
+    assert (report.builds, report.files, report.merges, report.failed) == (1, 1, 0, 0)
+    builds = len(list(client.timeline(action="indexing")))
+    for _ in range(2):  # Each job is a new process.
+        report = Indexer(client, open_in_process_workers, limits=one_each).maintain(("db", "t"))
+        assert report == Round(tables=1, indexes=1)
+    assert len(list(client.timeline(action="indexing"))) == builds, "a job without a due merge starts no build"
+    append(client.url, "db.t", spread(7)[:1])
     indexer = Indexer(client, open_in_process_workers, limits=one_each)
-    report = indexer.round()  # The data file is indexed again, and then eight index files are due.
+    report = indexer.round()
     assert (report.builds, report.files, report.merges, report.failed) == (1, 1, 1, 0)
     index = client.index("db.t", "i")
     live = {file["location"]: file["level"] for file in index.json["index-files"] if file["state"] == "live"}
     assert live.pop(later) == 0, "another program may still use it"
     assert list(live.values()) == [1]
-    assert (index.health, index.files) == ("ok", 7)
-    assert [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)] == before
+    assert (index.health, index.files) == ("ok", 8)
+    assert [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)] == [before[0] + 1, *before[1:]]
     assert indexer.round() == Round(tables=1, indexes=1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import pickle
 import random
@@ -17,14 +18,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import types as spark_types
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.storage import Storage
 from seamark.connector.client.values import At
+from seamark.connector.read.changes import INSERT, SnapshotChange
 from seamark.connector.read.read_plan import FILE, POSITION, ReadCounts, ReadPlan, plan_read
 from seamark.connector.read.scans import TaskReader, bind_filter, scan
 from seamark.connector.read.tables import ScanTask, divide_task, open_table, plan, restrict_to_rows
+from seamark.connector.spark.source.reader import RowReader, split_tasks
 from seamark.formats.iceberg.expressions.arrow import build_arrow_array
 from seamark.formats.iceberg.expressions.arrow_filters import evaluate_filter
 from seamark.formats.iceberg.expressions.binding import bind
@@ -329,6 +333,18 @@ def test_spans_divide_a_file_by_its_row_groups(server: ServerThread, client: Sea
         assert [value for batch in batches for value in batch["id"].to_pylist()] == list(range(500))
     some_task = read_task(task, expected, opened_table.storage, positions=np.array([3, 260, 499]))
     assert [value for batch in some_task for value in batch["id"].to_pylist()] == [3, 260, 499]
+    # A manifest may state wrong sizes and offsets.
+    spark_schema = spark_types.StructType([spark_types.StructField("id", spark_types.LongType())])
+    rows = RowReader(opened_table, spark_schema, TRUE)
+    for size_bytes, stated_offsets in itertools.product(
+        (-5, 0, 1, task.size_bytes // 2, 1 << 60),
+        (split_offsets, split_offsets[2:], [-70, -7, *split_offsets[5:], 1 << 60]),
+    ):
+        stated = {"file-size-in-bytes": size_bytes, "split-offsets": stated_offsets}
+        change = SnapshotChange(INSERT, replace(task, file={**task.file, **stated}))
+        parts: list[Any] = [*split_tasks([change], rows, split_bytes=task.size_bytes // 5)]
+        ids = [value for part in parts for batch in part.read() for value in batch["id"].to_pylist()]
+        assert ids == list(range(500)), (size_bytes, stated_offsets)
 
 
 @pytest.mark.few_cases(1)
