@@ -102,8 +102,6 @@ def print_bars(rows: Sequence[tuple[str, float, str]], console: Console) -> None
     """Print a bar for each row (name, length, text after the bar).
 
     The longest bar fits into a line of the console.
-
-    The longest bar fits into a line of the console.
     """
     names, texts = max(len(name) for name, _, _ in rows), max(len(text) for _, _, text in rows)
     length_max = max(length for _, length, _ in rows) or 1
@@ -148,8 +146,6 @@ def show_count(count: int, noun: str, verb: str = "") -> str:
 
 def show_size(count: int) -> str:
     """Return a size in bytes, in a suitable unit of powers of 1024.
-
-    The console uses the same form (`format.js`).
 
     The console uses the same form (`format.js`).
     """

@@ -53,8 +53,6 @@ def give_up_privileges() -> None:
     """Hide the memory of this process from other processes of its account and from core dumps.
 
     The memory may contain keys.
-
-    The memory may contain keys.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     library = ctypes.CDLL(None)
@@ -156,8 +154,6 @@ def list_local_folders(locations: Iterable[str]) -> Iterator[str]:
 
 def _list_named_files(loaded: EngineTable) -> Iterator[str]:
     """Yield the files that environment variables name.
-
-    They are files with keys of encrypted files, and files of the library of the storage.
 
     They are files with keys of encrypted files, and files of the library of the storage.
     """

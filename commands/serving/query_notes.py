@@ -62,8 +62,6 @@ def find_unused_conditions(condition: Condition, schema: Schema, schemas: Iterab
 
     The result has at most NOTES_MAX parts.
 
-    The result has at most NOTES_MAX parts.
-
     Raises:
         BadRequest: A column is unknown.
     """

@@ -346,8 +346,6 @@ def _check_layout(footer: Footer, footer_offset: int, location: str) -> None:
 
     They have no compression and equal fields.
 
-    They have no compression and equal fields.
-
     Raises:
         Corrupt: The file has another layout.
     """

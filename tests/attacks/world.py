@@ -347,8 +347,6 @@ class _Planting:
         """Create other objects of a table.
 
         These are an index with a build, plans, pages, a report, and staged and recorded answers.
-
-        These are an index with a build, plans, pages, a report, and staged and recorded answers.
         """
         world = self.world
         table_name = f"/api/v1/tables/{world.victim}/{name}"

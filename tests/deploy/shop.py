@@ -47,8 +47,6 @@ def open_shop(folder: Path, trino_lake: TrinoLake) -> Iterator[Shop]:
     """Open a shop with the table `shop.orders`.
 
     It has twenty files with the same range of ids, and an index that keeps one file for one id.
-
-    It has twenty files with the same range of ids, and an index that keeps one file for one id.
     """
     seamark, coordinator = trino_lake.seamark, trino_lake.trino
     fill(seamark)

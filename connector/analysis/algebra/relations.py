@@ -41,8 +41,6 @@ Floats are not among them because they have two zeros. Nested types are not comp
 
 _FLOATS = frozenset(("float", "double"))
 
-_FLOATS = frozenset(("float", "double"))
-
 _DISCRIMINATED = frozenset((TEXT, EXACT))
 """The classes of columns that may be a literal in one input of a set operation and a stored column in the other."""
 

@@ -78,8 +78,6 @@ class PartitionSpec(msgspec.Struct, frozen=True, dict=True, rename="kebab"):
         """Return whether the specs are equal except for spec and field ids.
 
         The specification forbids adding such a spec twice.
-
-        The specification forbids adding such a spec twice.
         """
         field_keys = [(field.sources, field.transform, field.name) for field in self.fields]
         return field_keys == [(field.sources, field.transform, field.name) for field in other.fields]

@@ -174,8 +174,6 @@ def parse_bool(properties: Mapping[str, str], name: str, default: bool) -> bool:
     """Return the property as a boolean, parsed as in Java.
 
     The text "true" in any case is true, and all other values are false.
-
-    The text "true" in any case is true, and all other values are false.
     """
     value = properties.get(name)
     return default if value is None else value.lower() == "true"

@@ -216,8 +216,6 @@ def _require(value: T | UnsetType, name: str, format_version: int, default: T) -
     """Return the value of a field that only later versions require.
 
     In version 1, a missing field has the default.
-
-    In version 1, a missing field has the default.
     """
     if value is not UNSET:
         return value

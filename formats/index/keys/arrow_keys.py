@@ -103,8 +103,6 @@ def _to_plain_array(array: pa.Array) -> pa.Array:
     """Return the array without extension type, dictionary, runs or views.
 
     They only affect how values are stored.
-
-    They only affect how values are stored.
     """
     if isinstance(array, pa.ExtensionArray):
         array = array.storage

@@ -595,8 +595,6 @@ class RandomStatements(Comparisons):
         """Return a comparison of the column with the extreme of another column.
 
         The result is None if no table has a fitting column.
-
-        The result is None if no table has a fitting column.
         """
         extremes = [self.draw_extreme_subquery(column.kind, relations) for _ in range(2)]
         if extremes[0] is None:

@@ -166,8 +166,6 @@ def judge_files(client: IndexClient, committed_steps: Mapping[int, CommittedStep
     """Check that each data file has the spec that was the default at its commit.
 
     The rows of the file belong to its bucket.
-
-    The rows of the file belong to its bucket.
     """
     counts = dict(enumerate((8, *DOUBLINGS)))
     of_spec = dict.fromkeys(counts, 0)
