@@ -44,9 +44,11 @@ from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.settings.fleet import READ, refuse_change
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import OpenStream, RecordRemovalFlush, TakeRemovalFlush
+from seamark.metaserver.store.sql.changes import watch
 from seamark.metaserver.streams.appends import ProducerKey, TableRows, TopicProducer
 from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.fresh_snapshots import with_fresh_snapshot
+from seamark.metaserver.streams.incoming.current_tables import CurrentTables
 from seamark.metaserver.streams.incoming.joined_appends import JoinedAppends
 from seamark.metaserver.streams.keyed_gets import KeyedGets
 from seamark.metaserver.streams.keys import AcceptedKeys
@@ -152,6 +154,7 @@ class Streams:
         self._opening: SingleFlight[str, StreamTable] = SingleFlight()
         self._flushes: dict[str, _FlushState] = {}
         self._accepted_keys = AcceptedKeys()
+        self._current = CurrentTables(self.stream_tables.load, watch(catalog.context.settings.make_database_url()))
         self.snapshots = NamedSnapshots(
             objects,
             Manifests.of(objects, catalog.context.settings),
@@ -228,7 +231,7 @@ class Streams:
             TooManyRequests: The memory for rows is full.
             TooLarge: The rows are larger than the memory that a table may use.
             SequenceGap: The number does not follow the producer's last number.
-            RetryLater: The number of shards or the key of a table has changed since it was loaded.
+            RetryLater: The number of shards, the key or the schema of a table has changed since it was loaded.
         """
         try:
             return await self._append(appends, producer)
@@ -253,7 +256,11 @@ class Streams:
                 batches[table] = rows
             else:
                 raise RetryLater("The number of shards of the table has changed; send the rows again")
-        for (table, _), append in zip(batches.items(), appends, strict=True):
+        current = [await self._current.load(append.loaded) for append in appends]
+        for (table, _), append, metadata in zip(batches.items(), appends, current, strict=True):
+            entry = append.loaded.entry
+            assert entry is not None
+            self.pauses.check(table.uuid, metadata, show(entry.namespace, entry.name))
             self._check_memory(table, append.size_bytes)
             await self._check_key(append.loaded)
         acknowledged = await append_to_tables(batches, named)
@@ -649,6 +656,7 @@ class Streams:
         self.snapshots.forget(table.uuid)
         self._owners.forget(table.uuid)
         self._accepted_keys.forget(table.uuid)
+        self._current.forget(table.uuid)
 
     async def close(self) -> None:
         """Wait for running flushes, and end the cleaning."""
@@ -659,4 +667,5 @@ class Streams:
         tasks = [state.task for state in self._flushes.values() if state.task is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
         self._threads.shutdown(wait=False)
+        self._current.close()
         self.gets.close()

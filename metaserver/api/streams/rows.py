@@ -65,7 +65,10 @@ _PARAMETERS = (
         ResponseSpec(415, "Another media type"),
         ResponseSpec(429, "The memory for rows is full; no row was appended"),
         UNKNOWN_OUTCOME,
-        ResponseSpec(503, "The table is paused, or another server has the log; no row was appended"),
+        ResponseSpec(
+            503,
+            "The table is paused, its schema has changed meanwhile, or another server has the log; no row was appended",
+        ),
     ),
 ).takes_bytes()
 async def append_rows(call: Call, body: bytes) -> AppendedRows:
@@ -76,6 +79,7 @@ async def append_rows(call: Call, body: bytes) -> AppendedRows:
     if len(body) <= QUICK_BYTES:
         return await _append_body(call, body, row_format, target, producer, is_envelope=is_envelope)
     async with call.components.streams.reserve_room(target.uuid, len(body)):
+        target = await load_target(call, call.namespace, call.name)  # A commit may have changed the table meanwhile.
         return await _append_body(call, body, row_format, target, producer, is_envelope=is_envelope)
 
 
