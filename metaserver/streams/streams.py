@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from contextvars import copy_context
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -48,6 +47,7 @@ from seamark.metaserver.store.sql.changes import watch
 from seamark.metaserver.streams.appends import ProducerKey, TableRows, TopicProducer
 from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.fresh_snapshots import with_fresh_snapshot
+from seamark.metaserver.streams.incoming.body_room import BodyRoom
 from seamark.metaserver.streams.incoming.current_tables import CurrentTables
 from seamark.metaserver.streams.incoming.joined_appends import JoinedAppends
 from seamark.metaserver.streams.keyed_gets import KeyedGets
@@ -84,12 +84,6 @@ _STALE_TRIES_MAX = 20
 _FOREIGN_FILES_MS = 86_400_000
 """The age after which no plan of another process names a fresh file."""
 _CLEAN_S = 5.0
-_ROOM_WAIT_S = 5.0
-"""The maximum time for which a large body of rows waits for room in memory."""
-_ROOM_WAITERS_MAX = 32
-"""The maximum number of bodies that wait for room. Further bodies are refused if there is no room."""
-_ROOM_LOOK_S = 0.02
-"""The time between two checks for room."""
 _THREADS = 8
 T = TypeVar("T")
 _log = structlog.get_logger("seamark.streams")
@@ -176,8 +170,11 @@ class Streams:
         self.joined_appends = JoinedAppends(self.append, appends_max=logs.groups_max)
         self.pauses = Pauses()
         self.counts = StreamCounts()
+        self.body_room = BodyRoom(
+            catalog.context.settings, clock, self._tables, self._check_memory, self.pauses, self.counts
+        )
         self.topic_counts = TopicCounts()
-        self._next_shard = self._room_waiters = 0
+        self._next_shard = 0
         # The threads of `asyncio.to_thread` are not used: they make the plans for which these threads wait.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="streams")
         self._cleaned_s = 0.0
@@ -304,7 +301,7 @@ class Streams:
             return self._next_shard
         return int.from_bytes(hashlib.sha256(producer.name.encode()).digest()[:4], "big") % table.shards
 
-    def _check_memory(self, table: StreamTable, size_bytes: int, *, reserved_bytes: int = 0) -> None:
+    def _check_memory(self, table: StreamTable, size_bytes: int, reserved_bytes: int = 0) -> None:
         """Check that the memory has room for rows of a table, beside bytes that are reserved for other rows of it.
 
         With the new rows, a table may use at most as much memory as remains free. So one table uses at most half of the
@@ -322,58 +319,13 @@ class Streams:
             )
         free_bytes = limit_bytes - self.size_bytes - size_bytes - reserved_bytes
         if table.size_bytes + size_bytes + reserved_bytes > free_bytes:
+            reserved = f", and large bodies reserve {reserved_bytes:,} bytes" if reserved_bytes else ""
             raise TooManyRequests(
                 f"The rows that wait for a flush take {self.size_bytes:,} bytes of {limit_bytes:,} "
-                f"(stream_memory_bytes), {table.size_bytes:,} of them for this table; send the rows again later",
+                f"(stream_memory_bytes), {table.size_bytes:,} of them for this table{reserved}; send the rows again "
+                "later",
                 1,
             )
-
-    @asynccontextmanager
-    async def reserve_room(self, uuid: str, size_bytes: int) -> AsyncIterator[None]:
-        """Keep room for a large body of rows of a table while the context is active.
-
-        If the memory for rows is full, this waits some seconds for a flush, in the order of the requests. Otherwise
-        each large body would be decoded and refused, and its writer would send it again.
-
-        Args:
-            uuid: The table.
-            size_bytes: The size of the body, which is about that of its rows.
-
-        Raises:
-            TooManyRequests: The memory is still full.
-            TooLarge: The body has more bytes than one table may ever have.
-        """
-        table = self._tables.get(uuid)
-        if table is None:
-            yield
-            return
-        wait_s = _ROOM_WAIT_S if self._room_waiters < _ROOM_WAITERS_MAX else 0.0
-        until_s = self._context.clock.monotonic() + wait_s
-        self._room_waiters += 1
-        try:
-            async with table.admission:
-                await self._wait_for_room(table, size_bytes, until_s)
-                table.reserved_bytes += size_bytes
-        except TooManyRequests:
-            self.counts.refused += 1
-            raise
-        finally:
-            self._room_waiters -= 1
-        try:
-            yield
-        finally:
-            table.reserved_bytes -= size_bytes
-
-    async def _wait_for_room(self, table: StreamTable, size_bytes: int, until_s: float) -> None:
-        while True:
-            try:
-                self._check_memory(table, size_bytes, reserved_bytes=table.reserved_bytes)
-            except TooManyRequests:
-                if self._context.clock.monotonic() >= until_s:
-                    raise
-            else:
-                return
-            await asyncio.sleep(_ROOM_LOOK_S)
 
     async def load_fresh(self, entry: Entry, metadata: TableMetadata | None = None) -> FreshTable:
         """Return the table with all rows that were acknowledged before the call.

@@ -253,7 +253,7 @@ async def test_rows_packed_before_a_change_of_the_schema_are_not_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A large body waits for room, and other rows are packed, while a column is promoted and while it is dropped."""
-    monkeypatch.setattr("seamark.metaserver.streams.streams._ROOM_WAIT_S", PATIENCE_S)
+    monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room.WAIT_S", PATIENCE_S)
     schema = Schema(NestedField(1, "day", DateType()), NestedField(2, "v", StringType()))
     async with streaming(tmp_path) as stream:
         await create(stream, schema, properties={"format-version": "3"})
@@ -265,7 +265,7 @@ async def test_rows_packed_before_a_change_of_the_schema_are_not_stored(
         table.appending_bytes = components.settings.stream_memory_bytes // 2  # The state while a flush is slow.
         body = json.dumps([{"day": "9999-12-31", "v": "x" * 300_000}]).encode()
         waiting = asyncio.create_task(stream.send_refused(body))
-        await until(lambda: streams._room_waiters == 1)
+        await until(lambda: streams.body_room.waiter_count == 1)
 
         async def prepare(day: str) -> TableRows:
             loaded = await components.catalog.tables.load(("db",), "t")
