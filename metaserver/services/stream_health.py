@@ -10,6 +10,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.services.proposer import Problem
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.streams.pauses import read_pause
+from seamark.metaserver.streams.stream_counts import HIDDEN_ERROR
 from seamark.metaserver.streams.streams import Streams
 
 _LATE_AFTER_INTERVALS = 3
@@ -20,7 +21,13 @@ _DISK_ALERT_FRACTION = 0.95
 
 
 def stream_problems(
-    table_uuid: str, metadata: TableMetadata, streams: Streams, settings: Settings, now_ms: int
+    table_uuid: str,
+    metadata: TableMetadata,
+    streams: Streams,
+    settings: Settings,
+    now_ms: int,
+    *,
+    shows_errors: bool,
 ) -> Iterator[Problem]:
     """Yield the problems of the stream of a table on this server.
 
@@ -30,11 +37,14 @@ def stream_problems(
         streams: The streams of the server.
         settings: The settings of the server.
         now_ms: The time.
+        shows_errors: Whether the problems contain the errors of flushes and topics, which may name files of the table.
     """
     reason = read_pause(metadata)
     if reason is not None:
         yield Problem("paused stream", f"the table takes no rows: {reason}", "writers of rows are refused")
     report = streams.report_flushes(table_uuid)
+    if report is not None and not shows_errors:
+        report = report.without_error()
     if report is not None and report.is_blocked:
         yield Problem(
             "blocked flush",
@@ -54,6 +64,7 @@ def stream_problems(
             )
     waiting = streams.topic_counts.waiting.get(table_uuid)
     if waiting is not None:
+        waiting = waiting if shows_errors else HIDDEN_ERROR
         yield Problem(
             "waiting topic",
             f"the messages of the input topic wait: {waiting}",

@@ -47,6 +47,10 @@ class TopicCounts:
     lost: Counter[str] = field(default_factory=Counter)
 
 
+HIDDEN_ERROR = "the error is shown to principals that may list the files of the table"
+"""The text in place of an error for other principals."""
+
+
 class FlushReport(NamedTuple):
     """The state of the flushes of a table.
 
@@ -64,3 +68,7 @@ class FlushReport(NamedTuple):
     failures: int
     error: str
     is_blocked: bool = False
+
+    def without_error(self) -> FlushReport:
+        """Return the report for a reader who may not see the names of files, which contain values of partitions."""
+        return self._replace(error=HIDDEN_ERROR) if self.error else self

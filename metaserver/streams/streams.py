@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from contextvars import copy_context
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -44,9 +43,12 @@ from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.settings.fleet import READ, refuse_change
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import OpenStream, RecordRemovalFlush, TakeRemovalFlush
+from seamark.metaserver.store.sql.changes import watch
 from seamark.metaserver.streams.appends import ProducerKey, TableRows, TopicProducer
 from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.fresh_snapshots import with_fresh_snapshot
+from seamark.metaserver.streams.incoming.body_room import BodyRoom
+from seamark.metaserver.streams.incoming.current_tables import CurrentTables
 from seamark.metaserver.streams.incoming.joined_appends import JoinedAppends
 from seamark.metaserver.streams.keyed_gets import KeyedGets
 from seamark.metaserver.streams.keys import AcceptedKeys
@@ -82,12 +84,6 @@ _STALE_TRIES_MAX = 20
 _FOREIGN_FILES_MS = 86_400_000
 """The age after which no plan of another process names a fresh file."""
 _CLEAN_S = 5.0
-_ROOM_WAIT_S = 5.0
-"""The maximum time for which a large body of rows waits for room in memory."""
-_ROOM_WAITERS_MAX = 32
-"""The maximum number of bodies that wait for room. Further bodies are refused if there is no room."""
-_ROOM_LOOK_S = 0.02
-"""The time between two checks for room."""
 _THREADS = 8
 T = TypeVar("T")
 _log = structlog.get_logger("seamark.streams")
@@ -152,6 +148,7 @@ class Streams:
         self._opening: SingleFlight[str, StreamTable] = SingleFlight()
         self._flushes: dict[str, _FlushState] = {}
         self._accepted_keys = AcceptedKeys()
+        self._current = CurrentTables(self.stream_tables.load, watch(catalog.context.settings.make_database_url()))
         self.snapshots = NamedSnapshots(
             objects,
             Manifests.of(objects, catalog.context.settings),
@@ -173,8 +170,11 @@ class Streams:
         self.joined_appends = JoinedAppends(self.append, appends_max=logs.groups_max)
         self.pauses = Pauses()
         self.counts = StreamCounts()
+        self.body_room = BodyRoom(
+            catalog.context.settings, clock, self._tables, self._check_memory, self.pauses, self.counts
+        )
         self.topic_counts = TopicCounts()
-        self._next_shard = self._room_waiters = 0
+        self._next_shard = 0
         # The threads of `asyncio.to_thread` are not used: they make the plans for which these threads wait.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="streams")
         self._cleaned_s = 0.0
@@ -228,7 +228,7 @@ class Streams:
             TooManyRequests: The memory for rows is full.
             TooLarge: The rows are larger than the memory that a table may use.
             SequenceGap: The number does not follow the producer's last number.
-            RetryLater: The number of shards or the key of a table has changed since it was loaded.
+            RetryLater: The number of shards, the key or the schema of a table has changed since it was loaded.
         """
         try:
             return await self._append(appends, producer)
@@ -253,7 +253,11 @@ class Streams:
                 batches[table] = rows
             else:
                 raise RetryLater("The number of shards of the table has changed; send the rows again")
-        for (table, _), append in zip(batches.items(), appends, strict=True):
+        current = [await self._current.load(append.loaded) for append in appends]
+        for (table, _), append, metadata in zip(batches.items(), appends, current, strict=True):
+            entry = append.loaded.entry
+            assert entry is not None
+            self.pauses.check(table.uuid, metadata, show(entry.namespace, entry.name))
             self._check_memory(table, append.size_bytes)
             await self._check_key(append.loaded)
         acknowledged = await append_to_tables(batches, named)
@@ -297,7 +301,7 @@ class Streams:
             return self._next_shard
         return int.from_bytes(hashlib.sha256(producer.name.encode()).digest()[:4], "big") % table.shards
 
-    def _check_memory(self, table: StreamTable, size_bytes: int, *, reserved_bytes: int = 0) -> None:
+    def _check_memory(self, table: StreamTable, size_bytes: int, reserved_bytes: int = 0) -> None:
         """Check that the memory has room for rows of a table, beside bytes that are reserved for other rows of it.
 
         With the new rows, a table may use at most as much memory as remains free. So one table uses at most half of the
@@ -315,58 +319,13 @@ class Streams:
             )
         free_bytes = limit_bytes - self.size_bytes - size_bytes - reserved_bytes
         if table.size_bytes + size_bytes + reserved_bytes > free_bytes:
+            reserved = f", and large bodies reserve {reserved_bytes:,} bytes" if reserved_bytes else ""
             raise TooManyRequests(
                 f"The rows that wait for a flush take {self.size_bytes:,} bytes of {limit_bytes:,} "
-                f"(stream_memory_bytes), {table.size_bytes:,} of them for this table; send the rows again later",
+                f"(stream_memory_bytes), {table.size_bytes:,} of them for this table{reserved}; send the rows again "
+                "later",
                 1,
             )
-
-    @asynccontextmanager
-    async def reserve_room(self, uuid: str, size_bytes: int) -> AsyncIterator[None]:
-        """Keep room for a large body of rows of a table while the context is active.
-
-        If the memory for rows is full, this waits some seconds for a flush, in the order of the requests. Otherwise
-        each large body would be decoded and refused, and its writer would send it again.
-
-        Args:
-            uuid: The table.
-            size_bytes: The size of the body, which is about that of its rows.
-
-        Raises:
-            TooManyRequests: The memory is still full.
-            TooLarge: The body has more bytes than one table may ever have.
-        """
-        table = self._tables.get(uuid)
-        if table is None:
-            yield
-            return
-        wait_s = _ROOM_WAIT_S if self._room_waiters < _ROOM_WAITERS_MAX else 0.0
-        until_s = self._context.clock.monotonic() + wait_s
-        self._room_waiters += 1
-        try:
-            async with table.admission:
-                await self._wait_for_room(table, size_bytes, until_s)
-                table.reserved_bytes += size_bytes
-        except TooManyRequests:
-            self.counts.refused += 1
-            raise
-        finally:
-            self._room_waiters -= 1
-        try:
-            yield
-        finally:
-            table.reserved_bytes -= size_bytes
-
-    async def _wait_for_room(self, table: StreamTable, size_bytes: int, until_s: float) -> None:
-        while True:
-            try:
-                self._check_memory(table, size_bytes, reserved_bytes=table.reserved_bytes)
-            except TooManyRequests:
-                if self._context.clock.monotonic() >= until_s:
-                    raise
-            else:
-                return
-            await asyncio.sleep(_ROOM_LOOK_S)
 
     async def load_fresh(self, entry: Entry, metadata: TableMetadata | None = None) -> FreshTable:
         """Return the table with all rows that were acknowledged before the call.
@@ -649,6 +608,7 @@ class Streams:
         self.snapshots.forget(table.uuid)
         self._owners.forget(table.uuid)
         self._accepted_keys.forget(table.uuid)
+        self._current.forget(table.uuid)
 
     async def close(self) -> None:
         """Wait for running flushes, and end the cleaning."""
@@ -659,4 +619,5 @@ class Streams:
         tasks = [state.task for state in self._flushes.values() if state.task is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
         self._threads.shutdown(wait=False)
+        self._current.close()
         self.gets.close()

@@ -30,9 +30,12 @@ import seamark
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.streams.writer import StreamClosed
 from seamark.formats.protocol.wire import FRESH_FOLDER
-from seamark.formats.runtime.errors import CommitConflict, CommitUnknown
+from seamark.formats.runtime.errors import CommitConflict, CommitUnknown, TooManyRequests
 from seamark.metaserver.log.segments import SegmentLog
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.streams.catalog_tables import CatalogTables
+from seamark.metaserver.streams.incoming.body_room import BodyRoom
+from seamark.metaserver.streams.stream_counts import StreamCounts
 from seamark.metaserver.streams.stream_properties import ENABLED
 from tests.seeds import examples, first_seed
 from tests.server.rig import RunningServer, run_server
@@ -399,17 +402,17 @@ async def test_large_bodies_wait_for_room_instead_of_being_sent_again(
     await stream.post({"id": 0})
     (table,) = streams.tables.values()
     await until(lambda: table.size_bytes == 0)
-    monkeypatch.setattr("seamark.metaserver.streams.streams._ROOM_WAIT_S", PATIENCE_S)
+    monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room.WAIT_S", PATIENCE_S)
     table.appending_bytes = streams._context.settings.stream_memory_bytes // 2  # The state while a flush is slow.
     body = json.dumps([{"id": 1, "name": "x" * 300_000}]).encode()
     sent = [asyncio.create_task(stream.send(body)) for _ in range(3)]
-    await until(lambda: streams._room_waiters == 3)
+    await until(lambda: streams.body_room.waiter_count == 3)
     assert (await stream.send_refused(b'[{"id": 2}]'))[0] == 429  # A small body costs little to send again.
     table.appending_bytes = 0
     assert [status for status, _ in await asyncio.gather(*sent)] == [200, 200, 200]
-    assert (table.reserved_bytes, streams._room_waiters) == (0, 0)
+    assert (table.reserved_bytes, streams.body_room.waiter_count) == (0, 0)
     assert await stream.ids() == [0, 1, 1, 1]
-    monkeypatch.setattr("seamark.metaserver.streams.streams._ROOM_WAIT_S", 0.0)
+    monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room.WAIT_S", 0.0)
     table.appending_bytes = streams._context.settings.stream_memory_bytes // 2
     assert (await stream.send(body))[0] == 429
     assert table.reserved_bytes == 0
@@ -437,8 +440,67 @@ async def test_table_that_is_not_flushed_leaves_memory_for_others(tmp_path: Path
                 assert answer.status == 200, await answer.text()
             (other,) = streams.tables.keys() - {uuid}
             await streams.flush(other)
+
+
+async def test_limits_of_large_bodies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real size of rows decides whether they are too large, and pauses and full queues refuse bodies at once."""
+    room = "seamark.metaserver.streams.incoming.body_room"
+    monkeypatch.setattr(f"{room}.WAIT_S", PATIENCE_S)
+    async with streaming(tmp_path, stream_memory_bytes=1 << 20, bodies_memory_bytes=4 << 20) as stream:
+        await create(stream)
+        await stream.post({"id": 0})
+        streams = stream.server.components.streams
+        (table,) = streams.tables.values()
+        await until(lambda: table.size_bytes == 0)
         large = json.dumps([{"id": 1, "name": "x" * 600_000}]).encode()
         assert (await stream.send(large))[0] == 413
+        assert (await stream.send(b"[" + b" " * 600_000 + b'{"id": 1}]'))[0] == 200
+        await stream.flush()
+        table.appending_bytes = 1 << 19  # The state while a flush is slow.
+        body = json.dumps([{"id": 1, "name": "x" * 300_000}]).encode()
+        waiting = [asyncio.create_task(stream.send_refused(body)) for _ in range(3)]
+        await until(lambda: streams.body_room.waiter_count == 3)
+        status, message = await stream.send_refused(body)  # The bodies would take more than a quarter of 4 MiB.
+        assert (status, "(stream_memory_bytes)" in message) == (429, True), message
+        async with stream.server.http.post(
+            f"{stream.server.url}/api/v1/tables/db/t/stream/pause", json={"reason": "move"}
+        ) as answer:
+            assert answer.status == 200, await answer.text()
+        assert [status for status, _ in await asyncio.gather(*waiting)] == [503, 503, 503]
+        status, message = await stream.send_refused(body)
+        assert (status, "move" in message) == (503, True), message
+        assert (table.reserved_bytes, streams.body_room.waiter_count) == (0, 0)
+        table.appending_bytes = 0
+
+
+async def test_large_bodies_of_one_principal_leave_places_for_others(
+    stream: StreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room.WAIT_S", PATIENCE_S)
+    await stream.post({"id": 0})
+    components = stream.server.components
+    streams = components.streams
+    (table,) = streams.tables.values()
+    await until(lambda: table.size_bytes == 0)
+    loaded = await components.catalog.tables.load(("db",), "t")
+    room = BodyRoom(
+        Settings(auth="token"), components.clock, streams.tables, streams._check_memory, streams.pauses, StreamCounts()
+    )
+
+    async def reserve(principal_name: str) -> None:
+        async with room.reserve(loaded, 1, principal_name):
+            pass
+
+    table.appending_bytes = components.settings.stream_memory_bytes // 2  # The state while a flush is slow.
+    waiting = [asyncio.create_task(reserve("ann")) for _ in range(8)]
+    await until(lambda: room.waiter_count == 8)
+    with pytest.raises(TooManyRequests):
+        await reserve("ann")
+    waiting.append(asyncio.create_task(reserve("bob")))
+    await until(lambda: room.waiter_count == 9)
+    table.appending_bytes = 0
+    await asyncio.gather(*waiting)
+    assert (room.waiter_count, table.reserved_bytes) == (0, 0)
 
 
 async def test_drop_hides_unflushed_rows_and_undrop_restores_them(stream: StreamServer) -> None:

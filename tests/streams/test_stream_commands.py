@@ -221,6 +221,33 @@ async def test_flush_that_cannot_succeed_is_shown_with_its_error(
         assert "blocked flush" not in await list_problems()
 
 
+async def test_errors_of_flushes_are_shown_only_to_principals_that_may_list_files(tmp_path: Path) -> None:
+    clock, secret = OffsetClock(), "data/ssn=078-05-1120/a.parquet"
+    headers: dict[str, dict[str, str]] = {}
+    async with streaming(tmp_path) as stream:
+        await create(stream)
+        await append_batch(stream, 1)  # A table without a snapshot is flushed at once.
+        for name, role in (("ann", "reader"), ("bob", "browse"), ("eve", "writer")):
+            token = await create_token(stream.server.components.store, clock, name, None, [Grant(name, role, ("db",))])
+            headers[name] = {"Authorization": f"Bearer {token}"}
+    async with run_server(tmp_path, auth="token", clock=clock, stream_flush_interval_ms=NEVER_MS) as server:
+        url = f"{server.url}/api/v1/tables/db/t/rows"
+        async with server.http.post(url, json=[{"id": 2}], headers=headers["eve"]) as answer:
+            assert answer.status == 200, await answer.text()
+        clock.ahead_ms = 4 * NEVER_MS
+        (state,) = server.components.streams._flushes.values()
+        # The state after a flush could not read a file of the table.
+        state.not_before_s, state.failures, state.error = float("inf"), 1, f"The file {secret} is corrupt"
+        for problem, is_blocked in (("late flush", False), ("blocked flush", True)):
+            state.is_blocked = is_blocked
+            for name, is_shown in (("ann", True), ("bob", False)):
+                words = {"tables/db/t/stream": "flush-error", "streams": "flush-error", "tables/db/t/health": problem}
+                for path, word in words.items():
+                    status, document = await server.get(f"/api/v1/{path}", headers=headers[name])
+                    text = json.dumps(document)
+                    assert (status, word in text, secret in text) == (200, True, is_shown), text
+
+
 async def test_health_reports_a_pause_a_late_flush_and_full_memory(tmp_path: Path) -> None:
     clock = OffsetClock()
     async with run_server(

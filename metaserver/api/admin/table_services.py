@@ -104,7 +104,9 @@ async def load_table_health(call: Call) -> TableHealth:
     problems = find_service_problems(metadata, health, state, failed)
     streaming: tuple[Problem, ...] = ()
     if loaded.entry is not None and loaded.entry.flushed:
-        streaming = tuple(stream_problems(loaded.entry.uuid, metadata, call.components.streams, settings, now_ms))
+        may_see = await call.may(call.securable, "listFiles")
+        streams, uuid = call.components.streams, loaded.entry.uuid
+        streaming = tuple(stream_problems(uuid, metadata, streams, settings, now_ms, shows_errors=may_see))
     return msgspec.structs.replace(health, problems=(*streaming, *problems, *health.problems))
 
 

@@ -14,7 +14,7 @@ from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.parameters.paging import PAGING
-from seamark.metaserver.api.streams.rows import ShardStatus, StreamStatus, to_status
+from seamark.metaserver.api.streams.rows import ShardStatus, StreamStatus, report_flushes, to_status
 from seamark.metaserver.store.model import TABLE, Entry, EntryKind
 from seamark.metaserver.store.port import FOUND_TABLES_MAX
 from seamark.metaserver.streams.pauses import read_pause
@@ -81,7 +81,8 @@ async def _describe(call: Call, entry: Entry, durable: Mapping[int, int]) -> Lis
     ]
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
     streams = call.components.streams
-    status = to_status(shards, streams.tables.get(entry.uuid), read_pause(metadata), streams.report_flushes(entry.uuid))
+    flushes = await report_flushes(call, entry)
+    status = to_status(shards, streams.tables.get(entry.uuid), read_pause(metadata), flushes)
     return ListedStream(**msgspec.structs.asdict(status), namespace=list(entry.namespace), table=entry.name)
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.protocol.wire import check_changeable, show
 from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.bodies import QUICK_BYTES
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
@@ -26,6 +27,7 @@ from seamark.metaserver.api.streams.row_appends import (
     load_target,
     read_producer,
 )
+from seamark.metaserver.store.model import TABLE, Entry
 from seamark.metaserver.streams.incoming.arrow_body import read_stream
 from seamark.metaserver.streams.incoming.joined_appends import can_join
 from seamark.metaserver.streams.incoming.new_columns import NO_COLUMNS, MissingColumns, find_missing_columns
@@ -65,7 +67,10 @@ _PARAMETERS = (
         ResponseSpec(415, "Another media type"),
         ResponseSpec(429, "The memory for rows is full; no row was appended"),
         UNKNOWN_OUTCOME,
-        ResponseSpec(503, "The table is paused, or another server has the log; no row was appended"),
+        ResponseSpec(
+            503,
+            "The table is paused, its schema has changed meanwhile, or another server has the log; no row was appended",
+        ),
     ),
 ).takes_bytes()
 async def append_rows(call: Call, body: bytes) -> AppendedRows:
@@ -75,7 +80,8 @@ async def append_rows(call: Call, body: bytes) -> AppendedRows:
     target = await load_target(call, call.namespace, call.name)
     if len(body) <= QUICK_BYTES:
         return await _append_body(call, body, row_format, target, producer, is_envelope=is_envelope)
-    async with call.components.streams.reserve_room(target.uuid, len(body)):
+    async with call.components.streams.body_room.reserve(target.loaded, len(body), call.principal.name):
+        target = await load_target(call, call.namespace, call.name)  # A commit may have changed the table meanwhile.
         return await _append_body(call, body, row_format, target, producer, is_envelope=is_envelope)
 
 
@@ -153,7 +159,15 @@ async def load_stream(call: Call) -> StreamStatus:
     shards = [
         ShardStatus(number, flushed[number], max(flushed[number], mark)) for number, mark in sorted(durable.items())
     ]
-    return to_status(shards, table, read_pause(metadata), call.components.streams.report_flushes(entry.uuid))
+    flushes = await report_flushes(call, entry)
+    return to_status(shards, table, read_pause(metadata), flushes)
+
+
+async def report_flushes(call: Call, entry: Entry) -> FlushReport | None:
+    """Return the state of the flushes of a table, with the errors that the caller may see."""
+    report = call.components.streams.report_flushes(entry.uuid)
+    may_see = await call.may(Securable(entry.namespace, TABLE, entry.name), "listFiles")
+    return report if report is None or may_see else report.without_error()
 
 
 def to_status(

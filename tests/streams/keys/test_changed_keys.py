@@ -29,6 +29,7 @@ from seamark.metaserver.streams.keys import KEY
 from seamark.metaserver.streams.stream_properties import SHARDS
 from tests.seeds import examples, first_seed
 from tests.streams.test_rows_over_http import ARROW, StreamServer, create, encode_arrow, streaming
+from tests.waits import PATIENCE_S, until
 
 HOSTILE = ("a-b", "a_x2Db", "a b", "1x")
 """Names of columns that differ in files. Two of them would have the same name there."""
@@ -246,6 +247,56 @@ async def test_append_that_read_an_earlier_key_is_repeated_after_rows_with_the_n
             await streams.append([earlier], None)
         await streams.append([await prepare()], None)
         assert sorted((row["a"], row["b"]) for row in await read(stream)) == [(1, 1), (2, 2), (3, 2)]
+
+
+async def test_rows_packed_before_a_change_of_the_schema_are_not_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large body waits for room, and other rows are packed, while a column is promoted and while it is dropped."""
+    monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room.WAIT_S", PATIENCE_S)
+    schema = Schema(NestedField(1, "day", DateType()), NestedField(2, "v", StringType()))
+    async with streaming(tmp_path) as stream:
+        await create(stream, schema, properties={"format-version": "3"})
+        await stream.post({"day": "2026-01-01", "v": "a"})
+        await stream.flush()
+        components = stream.server.components
+        streams = components.streams
+        (table,) = streams.tables.values()
+        table.appending_bytes = components.settings.stream_memory_bytes // 2  # The state while a flush is slow.
+        body = json.dumps([{"day": "9999-12-31", "v": "x" * 300_000}]).encode()
+        waiting = asyncio.create_task(stream.send_refused(body))
+        await until(lambda: streams.body_room.waiter_count == 1)
+
+        async def prepare(day: str) -> TableRows:
+            loaded = await components.catalog.tables.load(("db",), "t")
+            prepared = RowPreparation(loaded.metadata, streams.row_files, 1).prepare_json([{"day": day}])
+            assert prepared.batches is not None
+            return TableRows(loaded, prepared.batches)
+
+        async def set_schema(*fields: tuple[int, str, str], removed_ids: Sequence[int] = ()) -> None:
+            columns = [{"id": number, "name": name, "type": kind, "required": False} for number, name, kind in fields]
+            updates: list[dict[str, Any]] = [
+                {"action": "add-schema", "schema": {"type": "struct", "fields": columns}},
+                {"action": "set-current-schema", "schema-id": -1},
+            ]
+            if removed_ids:
+                updates.append({"action": "remove-schemas", "schema-ids": removed_ids})
+            assert await commit(stream, *updates) == 200
+
+        earlier = await prepare("9999-12-31")
+        await set_schema((1, "day", "timestamp_ns"), (2, "v", "string"))
+        table.appending_bytes = 0
+        status, message = await waiting
+        assert status == 400, message
+        with pytest.raises(RetryLater, match="The type of the column day has changed meanwhile"):
+            await streams.append([earlier], None)
+        earlier = await prepare("2026-01-02T00:00:00")
+        await set_schema((2, "v", "string"), removed_ids=[0, 1])
+        with pytest.raises(RetryLater, match="The table has removed the schema of the rows meanwhile"):
+            await streams.append([earlier], None)
+        assert table.unflushed_rows == 0
+        await stream.post({"v": "b"})
+        assert await stream.flush() == 1
 
 
 @pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(2, judged_number=1)))

@@ -1,0 +1,155 @@
+"""Keeps room in memory for large bodies of rows while they are decoded.
+
+If the memory for rows is full, a large body waits some seconds for a flush, in the order of the requests. Otherwise
+each large body would be decoded and refused, and its writer would send it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+from seamark.formats.protocol.wire import show
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import TooManyRequests
+from seamark.metaserver.catalog.values import LoadedTable
+from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.streams.pauses import Pauses
+from seamark.metaserver.streams.stream_counts import StreamCounts
+from seamark.metaserver.streams.stream_table import StreamTable
+
+WAIT_S = 5.0
+"""The maximum time for which a large body of rows waits for room in memory."""
+_WAITERS_MAX = 32
+"""The maximum number of bodies that wait for room."""
+_PRINCIPAL_WAITERS_MAX = 8
+"""The maximum number of bodies of one principal that wait for room."""
+_WAITING_SHARE = 1 / 4
+"""The part of `bodies_memory_bytes` that bodies may use while they wait for room."""
+_LOOK_S = 0.02
+"""The time between two checks for room."""
+
+
+class BodyRoom:
+    """Reserves memory for large bodies of rows. An instance belongs to one event loop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        tables: Mapping[str, StreamTable],
+        check_memory: Callable[[StreamTable, int, int], None],
+        pauses: Pauses,
+        counts: StreamCounts,
+    ) -> None:
+        """Create the room.
+
+        Args:
+            settings: The settings of the server.
+            clock: The clock.
+            tables: The open tables, by UUID.
+            check_memory: Checks the memory for rows of a table, beside bytes that are reserved for other rows of it. It
+                raises TooManyRequests if the memory is full.
+            pauses: The pauses of tables.
+            counts: Counts refused bodies.
+        """
+        self._settings = settings
+        self._clock = clock
+        self._tables = tables
+        self._check_memory = check_memory
+        self._pauses = pauses
+        self._counts = counts
+        self._waiters: Counter[str] = Counter()
+        self._waiting_bytes = 0
+
+    @property
+    def waiter_count(self) -> int:
+        """The number of bodies that wait for room."""
+        return self._waiters.total()
+
+    @asynccontextmanager
+    async def reserve(self, loaded: LoadedTable, body_bytes: int, principal_name: str) -> AsyncIterator[None]:
+        """Keep room for the rows of a large body while the context is active.
+
+        A body waits only while few bodies wait, in all and of its principal. A further body is refused at once if there
+        is no room or if another body waits for the same table.
+
+        Args:
+            loaded: The table.
+            body_bytes: The size of the body, which is about that of its rows. The append decides by their real size.
+            principal_name: The principal that sends the body.
+
+        Raises:
+            StreamPaused: The table is paused.
+            TooManyRequests: The memory is full.
+        """
+        assert loaded.entry is not None
+        self._check_pause(loaded)
+        table = self._tables.get(loaded.entry.uuid)
+        if table is None:
+            yield
+            return
+        size_bytes = min(body_bytes, self._settings.stream_memory_bytes // 2)
+        try:
+            if table.admission.locked() or not self._has_room(table, size_bytes):
+                await self._wait(loaded, table, body_bytes, size_bytes, principal_name)
+        except TooManyRequests:
+            self._counts.refused += 1
+            raise
+        table.reserved_bytes += size_bytes
+        try:
+            yield
+        finally:
+            table.reserved_bytes -= size_bytes
+
+    def _check_pause(self, loaded: LoadedTable) -> None:
+        entry = loaded.entry
+        assert entry is not None
+        self._pauses.check(entry.uuid, loaded.metadata, show(entry.namespace, entry.name))
+
+    def _has_room(self, table: StreamTable, size_bytes: int) -> bool:
+        try:
+            self._check_memory(table, size_bytes, table.reserved_bytes)
+        except TooManyRequests:
+            return False
+        return True
+
+    def _may_wait(self, body_bytes: int, principal_name: str) -> bool:
+        bytes_max = self._settings.bodies_memory_bytes * _WAITING_SHARE
+        is_within_share = self._settings.auth == "none" or self._waiters[principal_name] < _PRINCIPAL_WAITERS_MAX
+        return self.waiter_count < _WAITERS_MAX and is_within_share and self._waiting_bytes + body_bytes <= bytes_max
+
+    async def _wait(
+        self, loaded: LoadedTable, table: StreamTable, body_bytes: int, size_bytes: int, principal_name: str
+    ) -> None:
+        """Wait until there is room for a body, behind the bodies that wait for the same table.
+
+        Raises:
+            StreamPaused: The table was paused meanwhile.
+            TooManyRequests: The memory is still full, or too many bodies wait.
+        """
+        if not self._may_wait(body_bytes, principal_name):
+            self._check_memory(table, size_bytes, table.reserved_bytes)
+            raise TooManyRequests(
+                "Other large bodies wait for room in the memory for rows (stream_memory_bytes); send the rows again "
+                "later",
+                1,
+            )
+        until_s = self._clock.monotonic() + WAIT_S
+        self._waiters[principal_name] += 1
+        self._waiting_bytes += body_bytes
+        try:
+            async with table.admission:
+                while not self._has_room(table, size_bytes):
+                    if self._clock.monotonic() >= until_s:
+                        self._check_memory(table, size_bytes, table.reserved_bytes)
+                    await asyncio.sleep(_LOOK_S)
+                    self._check_pause(loaded)
+                self._check_pause(loaded)
+        finally:
+            self._waiters[principal_name] -= 1
+            if not self._waiters[principal_name]:
+                del self._waiters[principal_name]
+            self._waiting_bytes -= body_bytes

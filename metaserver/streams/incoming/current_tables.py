@@ -1,0 +1,85 @@
+"""Checks packed rows against the current metadata of their table, before the log stores them.
+
+A request reads the metadata of a table, and packs its rows later. Meanwhile another commit may promote a column or
+remove the schema. Rows that were packed before could then never be added to the table's files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.runtime.errors import RetryLater
+from seamark.metaserver.catalog.values import LoadedTable
+from seamark.metaserver.store.model import Entry
+from seamark.metaserver.store.sql.changes import CommitCounter
+
+
+class CurrentTables:
+    """Loads the current metadata of tables. An instance belongs to one event loop.
+
+    A pointer is read from the database only after a commit, as by `PointerCache`.
+    """
+
+    def __init__(
+        self, load: Callable[[str], Awaitable[tuple[Entry, TableMetadata]]], changes: CommitCounter | None
+    ) -> None:
+        """Create the tables.
+
+        Args:
+            load: Returns a table by its UUID, like `CatalogTables.load`.
+            changes: Counts the commits; None if the database cannot count them.
+        """
+        self._load = load
+        self._changes = changes
+        self._number: int | None = None
+        self._locations: dict[str, str] = {}
+        """The location of the metadata of each table, by its UUID. It is current while the number is unchanged."""
+
+    async def load(self, loaded: LoadedTable) -> TableMetadata:
+        """Return the current metadata of a table, for which rows were packed.
+
+        Raises:
+            NoSuchTable: The table was dropped meanwhile.
+            RetryLater: The rows may not fit the current schema.
+        """
+        assert loaded.entry is not None
+        uuid, location = loaded.entry.uuid, loaded.entry.metadata_location
+        number = None if self._changes is None else self._changes.read_number()
+        if number != self._number:
+            self._locations.clear()
+            self._number = number
+        if number is not None and self._locations.get(uuid) == location:
+            return loaded.metadata
+        entry, metadata = await self._load(uuid)
+        if number is not None and number == self._number:  # The pointer was read after the number.
+            self._locations[uuid] = entry.metadata_location
+        if entry.metadata_location != location:
+            _check_schema(loaded.metadata, metadata)
+        return metadata
+
+    def forget(self, uuid: str) -> None:
+        self._locations.pop(uuid, None)
+
+    def close(self) -> None:
+        if self._changes is not None:
+            self._changes.close()
+
+
+def _check_schema(packed: TableMetadata, current: TableMetadata) -> None:
+    """Check that rows that were packed for earlier metadata can be added to the files of a table.
+
+    Raises:
+        RetryLater: The table has removed their schema, or a column has another type or requires a value now.
+    """
+    schema = packed.current_schema
+    if current.schema(schema.id) != schema:
+        raise RetryLater("The table has removed the schema of the rows meanwhile; send the rows again")
+    columns = {field.id: field for field in schema.fields}
+    for field in current.current_schema.fields:
+        column = columns.get(field.id)
+        if column is not None and column.type != field.type:
+            raise RetryLater(f"The type of the column {field.name} has changed meanwhile; send the rows again")
+        is_filled = field.initial_default is not None if column is None else column.required
+        if field.required and not is_filled:
+            raise RetryLater(f"The column {field.name} has become required meanwhile; send the rows again")
