@@ -73,8 +73,9 @@ class _SwitchSettings:
 class ServiceSettings(_SwitchSettings):
     services_url: str = setting(
         "",
-        "URL by which worker processes reach this server; with https, its certificate must cover the host. Empty: the "
-        "bound address, where they accept the certificate of tls_cert with any names.",
+        "URL at which worker processes reach this server. With https, the server's certificate must contain the host "
+        "of the URL. If it is empty, workers use the bound address and accept the certificate of `tls_cert` without "
+        "checking its names.",
         schemes=("http", "https"),
     )
     services_memory_bytes: int = setting(

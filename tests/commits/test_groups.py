@@ -70,7 +70,9 @@ async def test_racing_replicas_lose_no_append(tmp_path: Path, postgres_url: str)
         run_server(tmp_path / "b", database=postgres_url, warehouse=warehouse) as second,
     ):
         lake = await CommitTable.create(Api(first))
-        other = CommitTable(Api(second), lake.folder, lake.name, lake.version, lake.spec, _file_numbers=lake._file_numbers)
+        other = CommitTable(
+            Api(second), lake.folder, lake.name, lake.version, lake.spec, _file_numbers=lake._file_numbers
+        )
         await asyncio.gather(*(_write((lake, other)[n % 2], n) for n in range(8)))
         metadata = await lake.read_metadata()
         check(metadata)
@@ -86,7 +88,9 @@ async def test_replica_that_loses_every_race_commits_in_the_end(
     shared: dict[str, Any] = {"database": f"sqlite:///{tmp_path}/shared.db", "warehouse": (tmp_path / "lake").as_uri()}
     async with run_server(tmp_path / "a", **shared) as fast, run_server(tmp_path / "b", **shared) as slow:
         lake = await CommitTable.create(Api(fast))
-        late_lake = CommitTable(Api(slow), lake.folder, lake.name, lake.version, lake.spec, _file_numbers=lake._file_numbers)
+        late_lake = CommitTable(
+            Api(slow), lake.folder, lake.name, lake.version, lake.spec, _file_numbers=lake._file_numbers
+        )
         await late_lake.append([(0, 0, "warm")])
         prepare, is_over = slow.components.engine_commits.publisher.prepare, False
         lost = 0

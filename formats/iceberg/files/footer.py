@@ -228,7 +228,7 @@ def _check_kind(value: tuple[int, bytes], kind: int) -> bytes:
 
 def _read_number(value: tuple[int, bytes]) -> int:
     if value[0] not in (I16, I32, I64):
-        raise ValueError("a number has another type")
+        raise ValueError(f"a number of the footer has the Thrift type {value[0]}, not an integer type")
     # The reader only reads structures, so the number becomes the only field of a structure.
     number = thrift.read(bytes([1 << 4 | I64]) + value[1] + b"\0")[0][1][1]
     return int(number)
@@ -237,7 +237,7 @@ def _read_number(value: tuple[int, bytes]) -> int:
 def _get_binary(fields: Fields, number: int) -> bytes | None:
     kind, value = fields.get(number, (BINARY, None))
     if kind != BINARY:
-        raise ValueError("a text has another type")
+        raise ValueError(f"field {number} of a footer structure has the Thrift type {kind}, not BINARY")
     return value if value is None else bytes(value)
 
 
