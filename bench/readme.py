@@ -168,7 +168,7 @@ WRITING_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
         ("in the end", "depth"),
         ("in the end", "bytes opened, range"),
         ("last fifth of the commits", "plan of a range, p50"),
-        ("last fifth beside the second", "plan of a range, p10"),
+        ("last fifth compared with the second fifth", "plan of a range, p10"),
         ("500 commits of 2,000 rows", "bytes that services wrote, for each appended byte"),
     ),
     "writing_layouts": tuple(

@@ -303,11 +303,15 @@ def _measure_cold(report: Report, blob: Path, keys: Values, times: int) -> None:
         pair = row_hash([make_key(int(keys[position]), "long")])
         hi, lo = (np.array([half], np.uint64) for half in pair)
         ranges = fences.list_page_ranges(hi, lo)
-        lookup_bytes = fences.lookup_bytes(hi, lo, [os.pread(descriptor, length, offset) for offset, length in ranges])
+        look_up_in_pages = fences.look_up_in_pages(
+            hi, lo, [os.pread(descriptor, length, offset) for offset, length in ranges]
+        )
         durations.append((time.perf_counter() - started_s) * 1e6)
         reads.append(len(ranges))
         pages.append(sum(length for _, length in ranges) / 4096)
-        if [(int(lookup_bytes[1][0]), int(lookup_bytes[2][0]))] != _compute_expected_places(keys, np.array([position])):
+        if [(int(look_up_in_pages[1][0]), int(look_up_in_pages[2][0]))] != _compute_expected_places(
+            keys, np.array([position])
+        ):
             raise AnswersDiffer("cold")
     os.close(descriptor)
     report.rows.append(Row("one key, cold", "reads, at most", "", {OURS: max(reads)}, goal=READS_GOAL))

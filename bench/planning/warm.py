@@ -42,7 +42,7 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
                 for _ in range(1 if files >= 1_000_000 else 3):  # The JVM compiles while it runs.
                     java.plan(True)
                 for expected in FILTERS.values():
-                    filter_row = await _filter(report, generated_table, expected, seamark_planner, java, turns)
+                    filter_row = await _measure_filter(report, generated_table, expected, seamark_planner, java, turns)
                     if expected.name == ORDERED_COLUMN:
                         ordered[files] = filter_row
             if files <= 100_000:
@@ -59,7 +59,7 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
     return report
 
 
-async def _filter(
+async def _measure_filter(
     report: Report,
     table: GeneratedTable,
     query_filter: Filter,
@@ -67,7 +67,7 @@ async def _filter(
     java: TimedJavaPlanner,
     turns: int,
 ) -> dict[str, float]:
-    """Add the filter's row, and return the medians in ms by planner."""
+    """Measure a filter with each planner. Add a row to the report, and return the median times in ms by planner."""
     first = await seamark_planner.plan(
         query_filter.build_expression(table)
     )  # The planner combines the summaries of the column here.

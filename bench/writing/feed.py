@@ -31,7 +31,7 @@ from seamark.connector.read.scans import bind_filter, scan
 from seamark.connector.read.tables import ScanTask, open_table, plan
 from tests.services.seamark import Seamark
 
-COMMITS, ROWS, COMMITS_PER_LOOK = 500, 2_000, 25
+COMMITS, ROWS, COMMITS_PER_MEASUREMENT = 500, 2_000, 25
 QUICK_COMMITS, QUICK_EVERY = 20, 10
 PAUSE_S = 0.4
 """The time from the start of a commit to the start of the next commit. A minute passes between two
@@ -42,8 +42,8 @@ PLANS, QUICK_PLANS = 15, 4
 TARGET_BYTES = 1 << 20
 MAX_AGE_MS = 30_000
 VERSIONS = 20
-UNKEPT = "no services"
-TABLES = {OURS: "bench.fed", UNKEPT: "bench.twin"}
+WITHOUT_SERVICES = "no services"
+TABLES = {OURS: "bench.fed", WITHOUT_SERVICES: "bench.twin"}
 PROPERTIES = {
     "write.target-file-size-bytes": str(TARGET_BYTES),
     "seamark.clustering.columns": "customer, item",
@@ -57,8 +57,8 @@ CUSTOMERS, ITEMS = 20_000, 50_000
 SHARE = 0.05
 """The fraction of the items, and of the customers, in a range."""
 SETTLED_S = 150.0
-HELD = 1.5
-"""The maximum growth of a value that counts as held: from the first half of the commits to the second half, or for the
+GROWTH_RATIO_MAX = 1.5
+"""The maximum ratio by which a value may grow: from the first half of the commits to the second half, or for the
 time of a plan, from the second fifth of the commits to the last fifth.
 """
 _FIELDS = (("id", "long"), ("customer", "long"), ("item", "long"), ("price", "double"), ("note", "string"))
@@ -126,7 +126,7 @@ class Feed:
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
     commits, query_every, plans = (
-        (QUICK_COMMITS, QUICK_EVERY, QUICK_PLANS) if quick else (COMMITS, COMMITS_PER_LOOK, PLANS)
+        (QUICK_COMMITS, QUICK_EVERY, QUICK_PLANS) if quick else (COMMITS, COMMITS_PER_MEASUREMENT, PLANS)
     )
     report = Report("writing_feed", "Does a server keep a table in shape that is fed by many small commits?")
     report.peer = "the same table without table services"
@@ -151,16 +151,16 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             for name, table in tables.items():
                 append_s[name].append(_measure_s(partial(_append, table, batch, failures)))
             if number % query_every == 0:
-                _measure_looks(folder, client, catalog, feed, measurements, number, plans)
+                _measure_tables(folder, client, catalog, feed, measurements, number, plans)
             elif not quick:
                 time.sleep(max(0.0, PAUSE_S - (time.perf_counter() - began_s)))
         settled_s = _measure_s(lambda: _settle(client))
-        _measure_looks(folder, client, catalog, feed, measurements, commits, plans)
+        _measure_tables(folder, client, catalog, feed, measurements, commits, plans)
         if failures:
             raise AnswersDiffer(f"{len(failures)} appends failed, the first: {failures[0]}")
         _check(client, catalog, feed)
         runs = [run.summary for run in client.timeline(TABLES[OURS], action="maintenance")]
-        fed_bytes = _sum_data_bytes(client, TABLES[UNKEPT])
+        fed_bytes = _sum_data_bytes(client, TABLES[WITHOUT_SERVICES])
     _fill_report(report, measurements, append_s)
     totals = [run["totals"] for run in runs if run.get("totals")]
     written_bytes = sum(total.get("bytes_after", 0) for total in totals)
@@ -171,7 +171,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         ("failed jobs", "", float(sum("error" in run for run in runs)), 0.0),
         ("from the last commit until no file is left to cluster", "s", settled_s, None),
     ):
-        report.rows.append(Row(case, measure, unit, {OURS: value}, peer=UNKEPT, goal=goal))
+        report.rows.append(Row(case, measure, unit, {OURS: value}, peer=WITHOUT_SERVICES, goal=goal))
     _annotate(report, measurements, runs, fed_bytes)
     return report
 
@@ -210,12 +210,12 @@ def _settle(client: IndexClient) -> None:
 # The measurements
 
 
-def _measure_looks(
+def _measure_tables(
     folder: Path,
     client: IndexClient,
     catalog: Catalog,
     feed: Feed,
-    looks_by_table: dict[str, list[TableMeasurement]],
+    measurements_by_table: dict[str, list[TableMeasurement]],
     commits: int,
     plans: int,
 ) -> None:
@@ -236,12 +236,12 @@ def _measure_looks(
     expected = _count_matches(feed.rows, condition)
     if any(count != expected for count in counts.values()):
         raise AnswersDiffer(f"{expected:,} rows match {condition}; the tables have {counts}")
-    for name, look in measurements.items():
+    for name, measurement in measurements.items():
         table = catalog.load_table(TABLES[name])
-        look.pyiceberg_ms = 1000 * _measure_s(lambda table=table: list(table.scan("customer = 7").plan_files()))
-        look.depth = statistics.fmean(depths[name])
-        look.opened = {kind: statistics.fmean(shares) for kind, shares in durations[name].items()}
-        looks_by_table[name].append(look)
+        measurement.pyiceberg_ms = 1000 * _measure_s(lambda table=table: list(table.scan("customer = 7").plan_files()))
+        measurement.depth = statistics.fmean(depths[name])
+        measurement.opened = {kind: statistics.fmean(shares) for kind, shares in durations[name].items()}
+        measurements_by_table[name].append(measurement)
 
 
 def _measure_shape(folder: Path, client: IndexClient, table: str, commits: int) -> TableMeasurement:
@@ -306,76 +306,89 @@ def _check(client: IndexClient, catalog: Catalog, feed: Feed) -> None:
 def _fill_report(
     report: Report, measurements: dict[str, list[TableMeasurement]], append_s: dict[str, list[float]]
 ) -> None:
-    fed = {name: of[:-1] for name, of in measurements.items()}
-    fifth = max(1, len(fed[OURS]) // 5)
+    rounds_by_table = {name: rounds[:-1] for name, rounds in measurements.items()}
+    fifth = max(1, len(rounds_by_table[OURS]) // 5)
 
     def add(case: str, measure: str, unit: str, values: dict[str, float], **options: Any) -> None:
-        report.rows.append(Row(case, measure, unit, values, peer=UNKEPT, **options))
+        report.rows.append(Row(case, measure, unit, values, peer=WITHOUT_SERVICES, **options))
 
     shapes: dict[str, tuple[str, Callable[[TableMeasurement], float]]] = {
-        "data files": ("", lambda look: look.files),
-        "depth": ("files", lambda look: look.depth),
-        "manifests": ("", lambda look: look.manifests),
-        "metadata file": ("kB", lambda look: look.metadata_bytes / 1000),
-        "metadata files": ("", lambda look: look.metadata_files),
-        "snapshots": ("", lambda look: look.snapshots),
+        "data files": ("", lambda measurement: measurement.files),
+        "depth": ("files", lambda measurement: measurement.depth),
+        "manifests": ("", lambda measurement: measurement.manifests),
+        "metadata file": ("kB", lambda measurement: measurement.metadata_bytes / 1000),
+        "metadata files": ("", lambda measurement: measurement.metadata_files),
+        "snapshots": ("", lambda measurement: measurement.snapshots),
     }
-    middle = len(fed[OURS]) // 2
+    middle = len(rounds_by_table[OURS]) // 2
     for measure, (unit, value) in shapes.items():
-        first = max(map(value, fed[OURS][:middle]))
-        maximum = {name: max(map(value, of[middle:])) for name, of in fed.items()}
-        add("most in the second half of the commits", measure, unit, maximum, goal=HELD * first)
-    last_looks = {name: of[-1] for name, of in measurements.items()}
+        first = max(map(value, rounds_by_table[OURS][:middle]))
+        maximum = {name: max(map(value, rounds[middle:])) for name, rounds in rounds_by_table.items()}
+        add("most in the second half of the commits", measure, unit, maximum, goal=GROWTH_RATIO_MAX * first)
+    last_measurements = {name: rounds[-1] for name, rounds in measurements.items()}
     for measure, (unit, value) in shapes.items():
-        add("in the end", measure, unit, {name: value(look) for name, look in last_looks.items()})
-    add("in the end", "plan by PyIceberg alone", "ms", {name: look.pyiceberg_ms for name, look in last_looks.items()})
-    full = {name: look.full for name, look in last_looks.items()}
+        add("in the end", measure, unit, {name: value(measurement) for name, measurement in last_measurements.items()})
+    add(
+        "in the end",
+        "plan by PyIceberg alone",
+        "ms",
+        {name: measurement.pyiceberg_ms for name, measurement in last_measurements.items()},
+    )
+    full = {name: measurement.full for name, measurement in last_measurements.items()}
     add("in the end", "bytes in files of half the target size or more", "%", full, lower_is_better=False)
     for kind in ("point", "range"):
-        add("in the end", f"bytes opened, {kind}", "%", {name: look.opened[kind] for name, look in last_looks.items()})
+        add(
+            "in the end",
+            f"bytes opened, {kind}",
+            "%",
+            {name: measurement.opened[kind] for name, measurement in last_measurements.items()},
+        )
     for kind in ("point", "range"):
         for measure, quantile in (("p50", 0.5), ("p99", 0.99)):
-            took_ms = {name: _plan_ms(of[-fifth:], kind, quantile) for name, of in fed.items()}
+            took_ms = {name: _plan_ms(rounds[-fifth:], kind, quantile) for name, rounds in rounds_by_table.items()}
             add("last fifth of the commits", f"plan of a {kind}, {measure}", "ms", took_ms)
     for kind in ("point", "range"):
         # The first fifth is before the first jobs. Other work on the machine changes the p10 least.
         growth = {
-            name: _plan_ms(of[-fifth:], kind, 0.1) / _plan_ms(of[fifth : 2 * fifth] or of[:1], kind, 0.1)
-            for name, of in fed.items()
+            name: _plan_ms(rounds[-fifth:], kind, 0.1) / _plan_ms(rounds[fifth : 2 * fifth] or rounds[:1], kind, 0.1)
+            for name, rounds in rounds_by_table.items()
         }
-        add("last fifth beside the second", f"plan of a {kind}, p10", "×", growth, goal=HELD)
+        add("last fifth compared with the second fifth", f"plan of a {kind}, p10", "×", growth, goal=GROWTH_RATIO_MAX)
     for measure, quantile in (("p50", 0.5), ("p99", 0.99)):
-        took_ms = {name: 1000 * float(np.quantile(of, quantile)) for name, of in append_s.items()}
+        took_ms = {name: 1000 * float(np.quantile(seconds, quantile)) for name, seconds in append_s.items()}
         add("all commits", f"append, {measure}", "ms", took_ms)
 
 
 def _plan_ms(measurements: Iterable[TableMeasurement], kind: str, quantile: float) -> float:
-    return float(np.quantile([took for look in measurements for took in look.plan_ms[kind]], quantile))
+    return float(np.quantile([took for measurement in measurements for took in measurement.plan_ms[kind]], quantile))
 
 
 def _annotate(
     report: Report, measurements: dict[str, list[TableMeasurement]], runs: list[dict[str, Any]], fed_bytes: int
 ) -> None:
-    seamark_looks = measurements[OURS]
+    seamark_measurements = measurements[OURS]
     series: dict[str, Callable[[TableMeasurement], str]] = {
-        "Data files": lambda look: f"{look.files}",
-        "Depth": lambda look: f"{look.depth:.1f}",
-        "Median file, in percent of the target": lambda look: f"{100 * look.median_bytes / TARGET_BYTES:.0f}",
-        "Percent of the bytes in files of half the target size or more": lambda look: f"{look.full:.0f}",
-        "Manifests": lambda look: f"{look.manifests}",
-        "Snapshots": lambda look: f"{look.snapshots}",
-        "Metadata file in kB": lambda look: f"{look.metadata_bytes / 1000:.0f}",
-        "Plan of a point, p50 in ms": lambda look: f"{statistics.median(look.plan_ms['point']):.1f}",
-        "Plan of a range, p50 in ms": lambda look: f"{statistics.median(look.plan_ms['range']):.1f}",
-        "Plan by PyIceberg alone in ms": lambda look: f"{look.pyiceberg_ms:.0f}",
+        "Data files": lambda measurement: f"{measurement.files}",
+        "Depth": lambda measurement: f"{measurement.depth:.1f}",
+        "Median file, in percent of the target": lambda measurement: (
+            f"{100 * measurement.median_bytes / TARGET_BYTES:.0f}"
+        ),
+        "Percent of the bytes in files of half the target size or more": lambda measurement: f"{measurement.full:.0f}",
+        "Manifests": lambda measurement: f"{measurement.manifests}",
+        "Snapshots": lambda measurement: f"{measurement.snapshots}",
+        "Metadata file in kB": lambda measurement: f"{measurement.metadata_bytes / 1000:.0f}",
+        "Plan of a point, p50 in ms": lambda measurement: f"{statistics.median(measurement.plan_ms['point']):.1f}",
+        "Plan of a range, p50 in ms": lambda measurement: f"{statistics.median(measurement.plan_ms['range']):.1f}",
+        "Plan by PyIceberg alone in ms": lambda measurement: f"{measurement.pyiceberg_ms:.0f}",
     }
     report.notes += [
         f"The feed is {fed_bytes / 1e6:.1f} MB, the target size {TARGET_BYTES >> 20} MiB. A commit begins "
         f"{PAUSE_S} s after the one before. Snapshots expire after {MAX_AGE_MS // 1000} s. At least a minute passes "
         "between two rewrites.",
         "Depth: files that the plan of a row's customer and item opens. A plan includes the load of the table.",
-        f"Below: after {', '.join(str(look.commits) for look in seamark_looks[:-1])} commits, and in the end.",
-        *(f"{name}: {', '.join(map(show, seamark_looks))}." for name, show in series.items()),
+        f"Below: after {', '.join(str(measurement.commits) for measurement in seamark_measurements[:-1])} commits, "
+        "and in the end.",
+        *(f"{name}: {', '.join(map(show, seamark_measurements))}." for name, show in series.items()),
     ]
     for service in sorted({run["service"] for run in runs}):
         service_runs = [run for run in runs if run["service"] == service]

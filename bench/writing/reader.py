@@ -102,8 +102,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     with open_lake(folder, bases) as new_lake:
         for size in QUICK if quick else SIZES:
             table = _fill_table(new_lake, size, bases)
-            turns = [_compare(report, new_lake, table, size, case, where) for case, where in _list_queries(size)]
-            report.notes.append(f"{size.label}{_describe_even_fraction(turns)}")
+            measurements = [_compare(report, new_lake, table, size, case, where) for case, where in _list_queries(size)]
+            report.notes.append(f"{size.label}{_describe_break_even(measurements)}")
     report.notes += [
         f"Ours is taken below {BREAK_EVEN_FRACTION:.0%}, less {BREAK_EVEN_ROWS:,} rows.",
         "6.4 M rows in row groups of 4 MB, and 30 M in such of 128 MB; 8 files each.",
@@ -122,13 +122,16 @@ def _list_queries(size: Size) -> Iterator[tuple[str, str | None]]:
     yield "all rows", None
 
 
-def _describe_even_fraction(turns: Sequence[tuple[float, float]]) -> str:
-    """Describe below which fraction of rows on pages with a chosen row Seamark is faster, and above which slower."""
-    slower = min((touched for touched, ratio in turns if ratio < 1), default=1.0)
-    quicker = max((touched for touched, ratio in turns if ratio >= 1 and touched < slower), default=0.0)
+def _describe_break_even(measurements: Sequence[tuple[float, float]]) -> str:
+    """Return a sentence with the fraction of rows at which Seamark becomes slower than its peer.
+
+    The fraction counts rows on pages that contain a selected row.
+    """
+    slower = min((fraction for fraction, ratio in measurements if ratio < 1), default=1.0)
+    faster = max((fraction for fraction, ratio in measurements if ratio >= 1 and fraction < slower), default=0.0)
     return (
-        f"ours is the quicker where up to {quicker:.0%} of the rows in the files that are left are on pages with a "
-        f"chosen one, the slower from {slower:.0%} on."
+        f"Seamark is faster if at most {faster:.0%} of the rows of the remaining files are on pages with a selected "
+        f"row. It is slower from {slower:.0%}."
     )
 
 

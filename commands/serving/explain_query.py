@@ -123,15 +123,22 @@ async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
     find_unknown = partial(
         query_notes.find_unknown_columns, body.query, body.dialect, list(query.names.values()), column_names
     )
-    notes = await read_in_turn(call, len(body.query), find_unknown)
+    unknown_column_notes = await read_in_turn(call, len(body.query), find_unknown)
     explained = []
     for number, reference in sorted(references.items(), key=lambda item: item[1].start):
         requested_joins = requested.get(number, []), unrequested_reasons[number]
         plan = await _explain_table(
-            call, body.query, paths[reference.key], loaded[reference.key], reference, requested_joins, notes
+            call,
+            body.query,
+            paths[reference.key],
+            loaded[reference.key],
+            reference,
+            requested_joins,
+            unknown_column_notes,
         )
         explained.append(plan)
-        notes = {}  # A column that no table has is reported only once.
+        # The first explained table reports all unknown columns; the other tables report none.
+        unknown_column_notes = {}
     return web.Response(body=encode_json(ExplainQueryResponse(explained)), content_type="application/json")
 
 

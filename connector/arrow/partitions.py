@@ -41,7 +41,8 @@ from seamark.formats.runtime.errors import BadRequest
 Partition = tuple[Any, ...]
 """A value for each field of the spec. None means null."""
 
-_BIAS = np.uint64(1 << 63)
+_SIGN_BIT = np.uint64(1 << 63)
+"""XOR with this bit converts an order-preserving unsigned code to a signed integer."""
 _CODES_MAX = 2**62
 _INT16_CODES_MAX = 2**15
 """The number of codes below which codes are sorted as 16-bit integers.
@@ -217,7 +218,7 @@ def apply_transform(transform: str, kind: str, column: pa.Array | pa.ChunkedArra
 
 def _to_numbers(keys: Keys) -> Longs:
     assert keys.codes is not None
-    return keys.codes.view(np.int64) if keys.kind == "boolean" else (keys.codes ^ _BIAS).view(np.int64)
+    return keys.codes.view(np.int64) if keys.kind == "boolean" else (keys.codes ^ _SIGN_BIT).view(np.int64)
 
 
 def _encode_numbers(numbers: Longs, keys: Keys) -> Values:
@@ -247,7 +248,7 @@ def _encode_floats(keys: Keys) -> Values:
     codes = (
         keys.codes if keys.nan is None else np.where(unpack_bits(keys.nan, keys.rows), np.uint64(2**64 - 1), keys.codes)
     )
-    distinct = _encode_numbers((codes ^ _BIAS).view(np.int64), keys)
+    distinct = _encode_numbers((codes ^ _SIGN_BIT).view(np.int64), keys)
     return Values(
         distinct.codes, [None if value is None else _decode_double(value + (1 << 63)) for value in distinct.values]
     )

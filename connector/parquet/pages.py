@@ -97,7 +97,7 @@ class Pages:
         """
         self._encrypted = encrypted
         self._source, self._file, self._hole_bytes = source, file, hole_bytes
-        self._bare_chunks_of: dict[int, tuple[int, list[Fields]]] = {}
+        self._stripped_chunks_by_group: dict[int, tuple[int, list[Fields]]] = {}
 
     def read(self, number: int, names: Sequence[str], rows: Longs) -> pa.RecordBatch | None:
         """Return these top-level columns of these rows.
@@ -235,19 +235,19 @@ class Pages:
         Args:
             sources: The chunk, its dictionary page or no bytes, and its data pages.
         """
-        kind, bare = self._strip_chunks(number)
-        chunks, body = list(bare), [_MAGIC]
+        kind, stripped_chunks = self._strip_chunks(number)
+        chunks, body = list(stripped_chunks), [_MAGIC]
         offset = len(_MAGIC)
         for chunk, dictionary, pages in sources:
             size = len(dictionary) + sum(map(len, pages))
-            meta = bare[chunk.number][_META][1] | {
+            meta = stripped_chunks[chunk.number][_META][1] | {
                 _VALUES: (I64, rows),
                 _PACKED: (I64, size),
                 _DATA_AT: (I64, offset + len(dictionary)),
             }
             if dictionary:
                 meta[_DICTIONARY_AT] = I64, offset
-            chunks[chunk.number] = bare[chunk.number] | {_META: (thrift.STRUCT, meta)}
+            chunks[chunk.number] = stripped_chunks[chunk.number] | {_META: (thrift.STRUCT, meta)}
             body += dictionary, *pages
             offset += size
         group = {
@@ -259,16 +259,16 @@ class Pages:
         footer = thrift.write(self._footer | {_ROWS: (I64, rows), _ROW_GROUPS: groups})
         return b"".join((*body, footer, len(footer).to_bytes(4, "little"), _MAGIC))
 
-    def _strip_chunks(self, number: int) -> tuple[int, list[Fields]]:
+    def _strip_chunks(self, row_group: int) -> tuple[int, list[Fields]]:
         """Return the Thrift element type and the chunks of a row group, without statistics, offsets and sizes."""
-        cached = self._bare_chunks_of.get(number)
+        cached = self._stripped_chunks_by_group.get(row_group)
         if cached is None:
-            kind, chunks = self._group(number)[_CHUNKS][1]
-            bare = []
+            kind, chunks = self._group(row_group)[_CHUNKS][1]
+            stripped_chunks = []
             for chunk in chunks:
                 meta = {field: value for field, value in chunk[_META][1].items() if field in _COPIED_METADATA_FIELDS}
-                bare.append({_CHUNK_AT: (I64, 0), _META: (chunk[_META][0], meta)})
-            cached = self._bare_chunks_of[number] = kind, bare
+                stripped_chunks.append({_CHUNK_AT: (I64, 0), _META: (chunk[_META][0], meta)})
+            cached = self._stripped_chunks_by_group[row_group] = kind, stripped_chunks
         return cached
 
     def _read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:

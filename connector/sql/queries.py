@@ -539,5 +539,7 @@ def _translate_limits(node: exp.Expr) -> list[str]:
 def _parse_row_count(node: exp.Expr) -> int:
     number = _parse_ordinal(node)
     if number is None or number > _ROWS_MAX:
-        raise InvalidRequest(f"{describe(node)} is not a number of rows")
+        raise InvalidRequest(
+            f"LIMIT and OFFSET need a whole number of at most {_ROWS_MAX:,}; the query has {describe(node)}"
+        )
     return number

@@ -216,7 +216,7 @@ class Oidc:
         """Return the `jwks_uri` from the discovery document of this issuer (OpenID Connect Discovery 1.0, 4)."""
         document = await self._get(self._issuer.rstrip("/") + "/.well-known/openid-configuration")
         if not isinstance(document, dict) or document.get("issuer") != self._issuer:
-            raise ValueError("the discovery document names another issuer")
+            raise ValueError(f"the discovery document does not name the issuer {self._issuer}")
         url = document.get("jwks_uri")
         if not isinstance(url, str):
             raise ValueError("the discovery document has no jwks_uri")

@@ -21,8 +21,8 @@ from aiohttp.web_protocol import _ErrInfo
 from seamark.formats.runtime.connections import Connection, ConnectionRunner, Connections, Handshake
 
 _NOTSENT_LOWAT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
-_KERNEL_MAX_BYTES = 1 << 20
-_KERNEL_MIN_BYTES = 16 << 10
+_SEND_BUFFER_MAX_BYTES = 1 << 20
+_SEND_BUFFER_MIN_BYTES = 16 << 10
 _KERNEL_BUDGET_DIVISOR = 4
 """The divisor of the budget that gives the share of each connection.
 
@@ -159,7 +159,7 @@ class GatewayConnections(Connections):
         so that it changes rarely.
         """
         share = self._unsent_bytes // (_KERNEL_BUDGET_DIVISOR * max(1, self.count))
-        return max(_KERNEL_MIN_BYTES, min(_KERNEL_MAX_BYTES, 1 << share.bit_length() - 1 if share else 0))
+        return max(_SEND_BUFFER_MIN_BYTES, min(_SEND_BUFFER_MAX_BYTES, 1 << share.bit_length() - 1 if share else 0))
 
     def create_connection(self, handshake: Handshake | None = None) -> Connection:
         return GatewayConnection(self, handshake, self._answer_immediately, loop=self._loop, **self._kwargs)

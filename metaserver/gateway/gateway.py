@@ -214,7 +214,9 @@ class Gateway:
         return response
 
     async def _finish(self, request: web.Request, started: _Started, answer: StartedAnswer) -> web.StreamResponse:
-        request.writer.output_size = 1  # With this value, an error breaks the connection.
+        # aiohttp closes the connection on an error, instead of sending an error response, if the writer has sent bytes.
+        # The value makes aiohttp assume that it has.
+        request.writer.output_size = 1
         try:
             if answer.send_body is not None:
                 await answer.send_body(request.writer)

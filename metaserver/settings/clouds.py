@@ -11,8 +11,8 @@ from seamark.metaserver.settings.services import setting
 class CloudSettings:
     azure_account_key: str = setting(
         "",
-        "Key of the Azure storage account of the warehouse. Empty: azure_client_id, else Azure's environment "
-        "variables, a workload identity or a managed identity.",
+        "Key of the Azure storage account of the warehouse. If it is empty, the server uses azure_client_id, "
+        "or else Azure's environment variables, a workload identity or a managed identity.",
         secret=True,
     )
     azure_tenant_id: str = setting("", "Tenant of the application that azure_client_id names.")
@@ -32,8 +32,8 @@ class CloudSettings:
     )
     gcs_service_account_key: str = setting(
         "",
-        "Key of a service account of Google Cloud, as JSON. Empty: gcs_service_account_file, else Google's application "
-        "default credentials.",
+        "Key of a service account of Google Cloud, as JSON. If it is empty, the server uses "
+        "gcs_service_account_file, or else Google's application default credentials.",
         secret=True,
     )
     gcs_service_account_file: str = setting("", "File with the key of a service account of Google Cloud, as JSON.")

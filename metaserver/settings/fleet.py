@@ -27,7 +27,7 @@ class FleetSettings:
         "",
         "host:port on which this server answers other replicas, and by which they reach it, such as 10.0.0.5:8183. "
         "Replicas then read manifests, metadata and index files from the storage once for all of them. Port 0 selects "
-        "a free port. Empty: none.",
+        "a free port. If it is empty, the server does not answer replicas.",
     )
     peer_listen: str = setting(
         "",

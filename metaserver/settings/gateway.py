@@ -10,11 +10,11 @@ from seamark.metaserver.settings.services import setting
 @dataclass(frozen=True, kw_only=True)
 class GatewaySettings:
     gateway_port: int = setting(
-        0, "TCP port of the objects gateway, an S3 endpoint; 0: none.", minimum=0, maximum=65535
+        0, "TCP port of the objects gateway, an S3 endpoint. With 0, there is no gateway.", minimum=0, maximum=65535
     )
     gateway_url: str = setting(
         "",
-        "URL of the objects gateway for clients, without a path. Empty: its bound address.",
+        "URL of the objects gateway for clients, without a path. If it is empty, clients get its bound address.",
         schemes=("http", "https"),
     )
     gateway_keys_s: int = setting(
@@ -68,7 +68,8 @@ class GatewaySettings:
     gateway_hedged_percent: int = setting(
         0,
         "Largest part of its reads of the store that the gateway's cache sends a second time, because their answers "
-        "take longer to begin than 95 % of the earlier answers; the answer that begins first is used. 0: none.",
+        "take longer to begin than 95 % of the earlier answers; the answer that begins first is used. With 0, "
+        "it sends none.",
         minimum=0,
         maximum=100,
     )

@@ -18,13 +18,15 @@ class OpaSettings:
     )
     opa_batch_url: str = setting(
         "",
-        "URL of the rule that returns the positions of the allowed objects of a listing. Empty: the server sends a "
-        "request to opa_url for each object.",
+        "URL of the rule that returns the positions of the allowed objects of a listing. If it is empty, the server "
+        "sends a request to opa_url for each object.",
         schemes=("http", "https"),
     )
     opa_token_file: str = setting("", "File with the bearer token for requests to Open Policy Agent.")
     opa_ca_file: str = setting(
-        "", "Authorities (PEM) that sign the certificate of Open Policy Agent. Empty: those of the system."
+        "",
+        "Authorities (PEM) that sign the certificate of Open Policy Agent. If it is empty, the server uses the "
+        "authorities of the system.",
     )
     opa_timeout_s: float = setting(
         2.0, "Seconds after which a request to Open Policy Agent fails. The client then gets 503.", minimum=0.01

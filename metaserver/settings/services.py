@@ -73,12 +73,13 @@ class _SwitchSettings:
 class ServiceSettings(_SwitchSettings):
     services_url: str = setting(
         "",
-        "URL by which worker processes reach this server; with https, its certificate must cover the host. Empty: the "
-        "bound address, where they accept the certificate of tls_cert with any names.",
+        "URL at which worker processes reach this server. With https, the server's certificate must contain the host "
+        "of the URL. If it is empty, workers use the bound address and accept the certificate of `tls_cert` without "
+        "checking its names.",
         schemes=("http", "https"),
     )
     services_memory_bytes: int = setting(
-        4 << 30, "Memory limit of a worker process; a job that needs more fails. 0: none.", minimum=0
+        4 << 30, "Memory limit of a worker process; a job that needs more fails. 0 means no limit.", minimum=0
     )
     services_queue_jobs: int = setting(
         20_000, "Jobs of table services that can wait. A tenant can use four fifths of it.", minimum=10
@@ -99,7 +100,7 @@ class ServiceSettings(_SwitchSettings):
     services_local_memory_bytes: int = setting(
         8 << 30,
         "Memory limit of a job on PySpark on this machine, divided among the JVM, the driver and the tasks; at least "
-        "3 GiB. 0: none.",
+        "3 GiB. 0 means no limit.",
         minimum=0,
     )
     services_spark_master: str = setting(

@@ -79,8 +79,8 @@ class Settings(
     warehouse_umask: str = setting(
         "",
         "Permissions to remove from files and folders of a local warehouse outside the home, as an octal "
-        "umask such as 022 or 027. Empty: the umask of the server process. Everything inside the home is "
-        "private.",
+        "umask such as 022 or 027. If it is empty, the umask of the server process applies. Everything "
+        "inside the home is private.",
     )
 
     s3_endpoint: str = setting("", "URL of an S3-compatible store; empty for AWS.", schemes=("http", "https"))
@@ -119,7 +119,7 @@ class Settings(
     oidc_groups_claim: str = setting(
         "",
         "Claim with a list of groups. A user has the grants of the groups too, such as those of oidc-group:engineers. "
-        "Empty: the server ignores groups.",
+        "If it is empty, the server ignores groups.",
     )
     oidc_issuers_file: str = setting(
         "",
@@ -137,7 +137,7 @@ class Settings(
         "",
         "Key that encrypts the signing keys in the database: 32 random bytes in base64 (openssl rand -base64 "
         "32), the same for all replicas. In a list separated by commas, the first key encrypts and all keys "
-        "decrypt. Empty: encryption_key_file.",
+        "decrypt. If it is empty, the server reads encryption_key_file.",
         secret=True,
     )
     encryption_key_file: str = setting(
@@ -188,7 +188,7 @@ class Settings(
     commit_turn_s: float = setting(
         10.0,
         "Seconds that other changes of a table wait for a change with priority; at most half of "
-        "storage_timeout_s. 0: no change gets priority. Each process grants its own.",
+        "storage_timeout_s. With 0, no change gets priority. Each process grants its own.",
         minimum=0.0,
     )
     commit_memory_bytes: int = setting(
@@ -288,9 +288,11 @@ class Settings(
         "Budget for decoded manifests on local disk, shared by the workers of a machine; 0 disables it.",
         minimum=0,
     )
-    plan_disk_folder: str = setting("", "Folder for decoded manifests. Empty: <home>/cache/blocks.")
+    plan_disk_folder: str = setting(
+        "", "Folder for decoded manifests. If it is empty, the folder is <home>/cache/blocks."
+    )
     plan_threads: int = setting(
-        0, "Threads that decode manifests, per worker; 0: as many as there are cores.", minimum=0
+        0, "Threads that decode manifests, per worker. With 0, there is one for each core.", minimum=0
     )
     plan_time_budget_s: float = setting(
         10.0, "Seconds for pruning a scan; files that are not checked in time are kept.", minimum=0
@@ -416,7 +418,7 @@ class Settings(
         minimum=256 << 20,
     )
     sql_threads: int = setting(
-        0, "Threads of DuckDB for a statement; 0: as many as there are cores.", minimum=0, maximum=256
+        0, "Threads of DuckDB for a statement. With 0, there is one for each core.", minimum=0, maximum=256
     )
     sql_time_s: float = setting(
         60.0,
@@ -452,7 +454,7 @@ class Settings(
     query_history_days: int = setting(
         90,
         "Days for which the server remembers which statements read a table, by their shapes, for `seamark history` and "
-        "`seamark advise`. 0: it records nothing.",
+        "`seamark advise`. With 0, it records nothing.",
         minimum=0,
         maximum=3650,
     )
@@ -503,7 +505,7 @@ class Settings(
     event_kafka: str = setting(
         "",
         "Topic of Apache Kafka that receives every instant as a CloudEvent: kafka://host:port[,host:port]/topic. The "
-        "topic must exist. Empty: none.",
+        "topic must exist. If it is empty, the server sends none.",
         schemes=("kafka",),
     )
     event_kafka_client_properties: str = setting(
@@ -515,7 +517,8 @@ class Settings(
         "",
         "Subject of NATS JetStream that receives every instant as a CloudEvent, such as nats://host:port/subject or "
         "tls://host:port/subject. The address may begin with user:password@ and name several servers, separated by "
-        "commas. A stream must have the subjects subject.>. Empty: none.",
+        "commas. A stream must have the subjects subject.>. If it is empty, the server "
+        "sends none.",
         secret=True,
         schemes=("nats", "tls"),
     )
@@ -523,7 +526,7 @@ class Settings(
     openlineage_url: str = setting(
         "",
         "URL that receives OpenLineage events of jobs (HTTP POST), such as https://marquez.example/api/v1/lineage. "
-        "Empty: none.",
+        "If it is empty, the server sends none.",
         secret=True,
         schemes=("http", "https"),
     )

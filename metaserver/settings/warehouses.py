@@ -19,8 +19,8 @@ class WarehouseSettings:
     warehouse_endpoints: tuple[str, ...] = setting(
         (),
         "URLs of S3-compatible stores, and of Azure's Blob service, that a further warehouse can name as its own "
-        "s3_endpoint or azure_endpoint. Empty: further warehouses use the store of the server. An empty URL in the "
-        "list allows the stores of AWS and Azure, if the server has its own endpoint.",
+        "s3_endpoint or azure_endpoint. If the list is empty, further warehouses use the store of the server. An empty "
+        "URL in the list allows the stores of AWS and Azure, if the server has its own endpoint.",
         schemes=("http", "https"),
     )
     warehouses_limit: int = setting(
@@ -38,7 +38,9 @@ class WarehouseSettings:
         "have it.",
         schemes=("http", "https"),
     )
-    federation_warehouse: str = setting("", "The warehouse of the catalog in federation_uri. Empty: its default.")
+    federation_warehouse: str = setting(
+        "", "The warehouse of the catalog in federation_uri. If it is empty, the catalog chooses its default."
+    )
     federation_token: str = setting("", "Bearer token for the catalog in federation_uri.", secret=True)
     federation_credential: str = setting(
         "",
@@ -49,7 +51,7 @@ class WarehouseSettings:
     federation_fresh_s: float = setting(
         2.0,
         "Seconds for which an answer of the catalog in federation_uri is used. Then the server requests it again, with "
-        "the ETag of the answer if there is one. 0: for each request.",
+        "the ETag of the answer if there is one. With 0, the server asks for each request.",
         minimum=0,
         maximum=3600,
     )

@@ -305,8 +305,8 @@ class PointerStore(Protocol):
         Only the first `GROUPS_MAX` principals count.
         """
 
-    async def audit(self, since: str | None, limit: int) -> list[AuditRecord]:
-        """Return the audit records after `since`, in order of id."""
+    async def read_audit_records(self, after_id: str | None, limit: int) -> list[AuditRecord]:
+        """Return at most `limit` audit records with an id greater than `after_id`, in order of id."""
 
     async def load_cursor(self, consumer: str) -> str | None: ...
 

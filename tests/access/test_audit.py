@@ -61,7 +61,7 @@ async def record_operation(audit: AuditLog, operation: str = "createTable", stat
 
 
 async def list_records(store: PointerStore) -> list[AuditRecord]:
-    return await store.audit(None, 100_000)
+    return await store.read_audit_records(None, 100_000)
 
 
 async def test_changes_and_refusals_are_recorded_and_reads_are_not(store: PointerStore, clock: SimulatedClock) -> None:

@@ -41,7 +41,7 @@ def authenticate_secret(home: Path, secret: str) -> Principal:
 def read_audit(home: Path) -> list[AuditRecord]:
     async def read() -> list[AuditRecord]:
         async with open_store(Settings(home=home).make_database_url(), clock=SystemClock()) as store:
-            return await store.audit(None, 100)
+            return await store.read_audit_records(None, 100)
 
     return asyncio.run(read())
 

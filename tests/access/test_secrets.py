@@ -47,7 +47,7 @@ async def test_no_token_appears_in_logs_audit_answers_or_files(
             await send("GET", "/v1/config", headers={"Authorization": f"Bearer {jwt}"})
             await send("GET", "/v1/config", headers={"Authorization": f"Bearer {jwt}x"})
             await server.components.audit.flush()
-            audit = repr(await server.components.store.audit(None, 1000))
+            audit = repr(await server.components.store.read_audit_records(None, 1000))
             reprs = repr(server.components.authenticator) + repr(vars(server.components.authenticator.issuer))
     all_texts = {"answers": str(texts), "logs": str(logs), "audit": audit, "stdlib": caplog.text, "repr": reprs}
     assert len(logs) > 5

@@ -125,7 +125,7 @@ def test_chunks_that_pyarrow_cannot_represent_do_not_end_the_process(
 
 def test_chunk_whose_dictionary_page_pyarrow_skips_is_rejected() -> None:
     data = change_chunks(encode_rows(use_dictionary=False), add_dictionary_of_another_type)
-    with pytest.raises(Unreadable, match="have another type"):
+    with pytest.raises(Unreadable, match="dictionary offset is no I64"):
         read(data)
 
 
@@ -200,7 +200,7 @@ def test_list_that_states_another_type_of_its_items_is_rejected(name: str) -> No
     begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     footer, _ = thrift.read(data, begin)
     FOOTER_CHANGES[name](footer)
-    with pytest.raises(ValueError, match="items of another type"):
+    with pytest.raises(ValueError, match="items of another type|does not contain structures"):
         read_footer(thrift.write(sort_fields(footer)))
 
 

@@ -249,13 +249,13 @@ FOOTERS = {
 @pytest.mark.parametrize("name", FOOTERS)
 def test_footer_that_expands_to_much_is_not_decoded(tmp_path: Path, name: str) -> None:
     path = write_footer(tmp_path / "f.parquet", FOOTERS[name])
-    size, report = measure_peak(open_columns, path)
+    size, report = measure_peak(describe_open_file, path)
     assert report == f"the footer takes more than {LIMIT:,} bytes when it is decoded"
     assert size < LIMIT
 
 
-def open_columns(path: str) -> str:
-    """Return the rest of the budget once the file is open."""
+def describe_open_file(path: str) -> str:
+    """Open the file. Return its rows and the unused budget as text, or the reason of the refusal."""
     budget = create_decoding_budget(LIMIT)
     try:
         with pa.memory_map(path) as source:
@@ -272,7 +272,7 @@ def test_long_footer_of_a_valid_file_takes_its_accounted_memory(tmp_path: Path, 
     path = tmp_path / "wide.parquet"
     pq.write_table(table, path, row_group_size=1)
     footer = int.from_bytes(path.read_bytes()[-8:-4], "little")
-    size, report = measure_peak(open_columns, path)
+    size, report = measure_peak(describe_open_file, path)
     assert report.startswith("8 rows, ")
     remaining_bytes = LIMIT - int(report.split()[2])
     if footer <= FOOTER_FREE_BYTES:

@@ -23,14 +23,14 @@ async def load(rig: CatalogRig) -> Row:
     return row
 
 
-async def commit(rig: CatalogRig, commit: Commit) -> LoadedTable:
+async def commit_table(rig: CatalogRig, commit: Commit) -> LoadedTable:
     return await rig.commits.commit_table(CALLER, DB, "t", *commit)
 
 
 async def append(rig: CatalogRig, files: dict[str, int], **knobs: Any) -> EngineAppender:
     """Return an append to the current table."""
     client = EngineAppender(await load(rig), **knobs)
-    await commit(rig, client.commit(files))
+    await commit_table(rig, client.commit(files))
     return client
 
 

@@ -19,7 +19,7 @@ from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.engine_commits import commit_manifests, engine_commits
 from seamark.metaserver.objects.port import ObjectStore
 from tests.catalog.appender import EngineAppender, Row, _read_rows, read_list, read_snapshot
-from tests.catalog.appends import DB, append, commit, create, find_head, load
+from tests.catalog.appends import DB, append, commit_table, create, find_head, load
 from tests.catalog.rig import CatalogRig, open_rig
 from tests.seeds import first_seed
 from tests.waits import until
@@ -185,8 +185,8 @@ async def test_repeat_of_a_corrected_commit_gets_the_first_answer(tmp_path: Path
         await create(rig, 2)
         client = EngineAppender(await load(rig), file=WRONG_METRICS[0][0])
         request = client.commit({"file:///data/a": 3})
-        first = await commit(rig, request)
-        second_commit = await commit(rig, request)
+        first = await commit_table(rig, request)
+        second_commit = await commit_table(rig, request)
         assert first.metadata.current_snapshot_id == second_commit.metadata.current_snapshot_id == client.snapshot_id
         assert len((await load(rig))["snapshots"]) == 1
 
@@ -206,7 +206,7 @@ async def test_overtaken_and_merged_appends_are_corrected_too(tmp_path: Path) ->
                 if rng.random() < 0.5:
                     await append(rig, {f"file:///data/{step}-other": 1}, file=RIGHT_METRICS, merge=rng.choice((0, 1)))
                     paths.add(f"file:///data/{step}-other")
-                await commit(rig, late_appender.commit({f"file:///data/{step}": 2}))
+                await commit_table(rig, late_appender.commit({f"file:///data/{step}": 2}))
                 paths.add(f"file:///data/{step}")
                 metrics = await read_metrics(rig)
                 assert metrics.keys() == paths
@@ -220,5 +220,5 @@ async def test_commit_with_an_unreadable_manifest_is_not_changed(tmp_path: Path)
     async with open_rig(tmp_path) as rig:
         await create(rig, 2)
         client = EngineAppender(await load(rig), file=WRONG_METRICS[0][0], listed={"manifest_length": 7})
-        await commit(rig, client.commit({"file:///data/a": 3}))
+        await commit_table(rig, client.commit({"file:///data/a": 3}))
         assert find_head(await load(rig))["manifest-list"] == client.manifest_list

@@ -20,7 +20,7 @@ from tests.catalog.appender import (
     _write,
     read_list,
 )
-from tests.catalog.appends import append, commit, find_head, load
+from tests.catalog.appends import append, commit_table, find_head, load
 from tests.catalog.rig import CatalogRig, open_rig
 
 
@@ -50,7 +50,7 @@ async def delete(rig: CatalogRig, client: EngineAppender, entries: list[Row]) ->
     rows = [client._build_manifest_row(entries), *data]
     client.manifest_list = f"{client.folder}/snap-{client.snapshot_id}-client.avro"
     _write(client.manifest_list, _list_schema(3), rows, {"snapshot-id": str(client.snapshot_id)})
-    await commit(rig, client._request({}, [], 0, is_append=False))
+    await commit_table(rig, client._request({}, [], 0, is_append=False))
     (listed_row,) = (row for row in read_list(find_head(await load(rig))) if row["content"] == 1)
     assert listed_row["sequence_number"] == client.sequence
     rows_read = _read_rows(listed_row["manifest_path"])

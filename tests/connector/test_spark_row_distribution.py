@@ -43,7 +43,7 @@ def test_rows_of_one_bucket_with_many_keys_are_spread_over_all_tasks(monkeypatch
         columns = {"tenant": pa.array(["acme"] * count, pa.large_string()), "id": pa.array(range(count))}
         distribution = upserting.RowDistribution.of(opened_table, join_fields, 16 * upserting.TASK_ROWS, 4, None)
         assert distribution.tasks == 16
-        sizes = Counter(distribution.assign_tasks([columns[one.name] for one in join_fields]).tolist())
+        sizes = Counter(distribution.assign_tasks([columns[field.name] for field in join_fields]).tolist())
         assert max(sizes.values()) < 1.2 * count / distribution.tasks, sizes
         assert not distribution.owns(spec)
     single_distribution = upserting.RowDistribution.of(opened_table, fields[:1], 16 * upserting.TASK_ROWS, 4, None)

@@ -133,26 +133,26 @@ def await_final_outcome(shop: Shop, sql: str, **headers: str) -> str:
     return str(wait_for_result(read_outcome_if_final))
 
 
-def is_planned(shop: Shop, explained: str) -> bool:
+def is_planned(shop: Shop, explanation: str) -> bool:
     """Return whether a query plan of Trino reads `shop.orders` only from plans of Seamark."""
     with urllib.request.urlopen(f"{shop.seamark.base_url}/v1/namespaces/shop/tables/orders", timeout=60) as answer:
         snapshot_ids = {snapshot["snapshot-id"] for snapshot in json.load(answer)["metadata"]["snapshots"]}
-    read_snapshots = {int(match) for match in re.findall(r"orders\$data@(\d+)", explained)}
+    read_snapshots = {int(match) for match in re.findall(r"orders\$data@(\d+)", explanation)}
     return bool(read_snapshots) and snapshot_ids.isdisjoint(read_snapshots)
 
 
-def explain_over_plans(shop: Shop, sql: str, **options: Any) -> str:
+def explain_with_plan_tables(shop: Shop, sql: str, **options: Any) -> str:
     """Return the answer of an EXPLAIN statement that the proxy has rewritten.
 
     On a busy machine a plan can miss its budget. Then Trino gets the original statement, and the proxy plans again only
     after a pause, so the statement is repeated.
     """
 
-    def answer_over_plans() -> str:
-        explained = str(query_rows(shop.proxy.port, sql, **options)[0][0])
-        return explained if is_planned(shop, explained) else ""
+    def read_planned_explanation() -> str:
+        explanation = str(query_rows(shop.proxy.port, sql, **options)[0][0])
+        return explanation if is_planned(shop, explanation) else ""
 
-    return str(wait_for_result(answer_over_plans))
+    return str(wait_for_result(read_planned_explanation))
 
 
 def count_splits(port: int, sql: str) -> int:

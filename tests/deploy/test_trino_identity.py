@@ -118,7 +118,7 @@ def run_campaign(trino_and_proxy: TrinoAndProxy, trino_lake: TrinoLake, seed: st
         rng, schema = random.Random(f"{seed}/{first}"), f"random_{seed}_{first}"
         statements = create_lake(rng, trino_lake, schema)
         for _ in range(min(QUERIES_PER_LAKE, queries - first)):
-            text, values = translate_to_trino(statements.query(rng.choice([1, 1, 2, 2, 3])), schema), []
+            text, values = translate_to_trino(statements.draw_query(rng.choice([1, 1, 2, 2, 3])), schema), []
             if rng.random() < 0.3:
                 text, values = replace_numbers(rng, text)
             trino_and_proxy.ask(text, values, schemas=(schema, schema), legacy_prepared_statements=rng.random() < 0.5)

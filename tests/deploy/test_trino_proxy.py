@@ -21,7 +21,7 @@ from tests.deploy.shop import (
     Shop,
     connect,
     count_splits,
-    explain_over_plans,
+    explain_with_plan_tables,
     post,
     query_rows,
     run_both_ways,
@@ -120,7 +120,7 @@ def test_statement_reads_only_the_files_that_it_needs(shop: Shop) -> None:
     assert plan_header.startswith(f"rewritten; scans=1; files=1/{FILES}; shop.orders=1/{FILES}; ms=")
     assert count_splits(shop.trino.port, sql) >= FILES
     assert count_splits(shop.proxy.port, sql) <= 3
-    explained = explain_over_plans(shop, f"EXPLAIN ANALYZE {sql}")
+    explained = explain_with_plan_tables(shop, f"EXPLAIN ANALYZE {sql}")
     assert f"Input: {ROWS} rows" in explained or "Input: 1 row" in explained
 
 

@@ -350,7 +350,7 @@ class RuleStatements:
             ]
         )
 
-    def query(self, user: str) -> str:
+    def draw_query(self, user: str) -> str:
         """Return a random query; for users who may read no table, most are over views."""
         rng = self.rng
         name, columns = self.table()
@@ -394,7 +394,7 @@ def test_random_statements_of_three_users_are_equal_through_the_proxy(rig: Rules
     for number in range(queries):
         user = ("rita", "dan", "sue")[number % 3]
         rewritten_before = rig.proxy.count_statements("rewritten")
-        result = run_both(rig, statements.query(user), user)
+        result = run_both(rig, statements.draw_query(user), user)
         rewritten[user] += rig.proxy.count_statements("rewritten") - rewritten_before
         if isinstance(result, str):
             counts["refused" if "Access Denied" in result else "failed"] += 1

@@ -88,7 +88,7 @@ def check(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int) -> Counte
         open_session(lake, TRINO, proxy.port) as proxied,
     ):
         for number in range(queries):
-            text = random_queries.query()
+            text = random_queries.draw_query()
             if number % 3 == 0:
                 text = f"SELECT * FROM {NAMESPACE}.{rng.choice(TABLES)} WHERE {mixed.draw_trino_predicate()}"
             where = f"seed {seed}, query {number}: {text}"

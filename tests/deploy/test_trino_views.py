@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 import trino.exceptions
 
-from tests.deploy.shop import Shop, await_final_outcome, explain_over_plans, is_planned, post, query_rows, run_both_ways
+from tests.deploy.shop import (
+    Shop,
+    await_final_outcome,
+    explain_with_plan_tables,
+    is_planned,
+    post,
+    query_rows,
+    run_both_ways,
+)
 from tests.services.needs import NEEDS_TRINO
 from tests.services.trino_proxy import run_trino_proxy
 
@@ -122,12 +130,12 @@ def test_view_is_read_over_plan_tables(views: Shop, sql: str, views_named: str) 
 
 def test_view_reads_only_the_needed_files(views: Shop) -> None:
     sql = "EXPLAIN ANALYZE SELECT * FROM plain WHERE id = 4711"
-    assert explain_over_plans(views, sql, schema="views")
+    assert explain_with_plan_tables(views, sql, schema="views")
     assert not is_planned(views, query_rows(views.trino.port, sql, schema="views")[0][0])
     for view in ("nested", "deep", "deeper"):
         column = "number" if view == "deeper" else "id"
         explain = f"EXPLAIN SELECT * FROM {view} WHERE {column} = 4711"
-        assert explain_over_plans(views, explain, schema="views")
+        assert explain_with_plan_tables(views, explain, schema="views")
     count_query = "SELECT count(*) FROM views.plain WHERE id % 1 = 0 AND id = 4711"
     assert run_both_ways(views, count_query) == [[1]]
 

@@ -118,7 +118,7 @@ async def test_audit_records_are_written_once_the_database_is_back(
             async with asyncio.timeout(60):
                 await audit.flush()
         assert failures == 3
-        assert [record.principal_name for record in await store.audit(None, 10)] == ["ann"]
+        assert [record.principal_name for record in await store.read_audit_records(None, 10)] == ["ann"]
 
 
 @pytest.mark.usefixtures("full_disk")

@@ -430,8 +430,9 @@ async def test_pages_of_plans_with_and_without_time_form_a_complete_answer(tmp_p
 
 @pytest.mark.slow  # test_memory_account.py makes the same check for a whole server.
 async def test_memory_account_is_close_to_the_memory_of_the_process(tmp_path: Path) -> None:
-    """The test compares with Python's count of allocated memory, including NumPy's: within a tenth, with
-    derived data.
+    """The planner's count of bytes differs by less than 10 % from the memory that tracemalloc reports.
+
+    The memory includes NumPy arrays and derived data.
     """
     table = Table(tmp_path / "t")
     manifests = [table.write_manifest(f"m{n}", range(n * 3000, n * 3000 + 3000), day=n) for n in range(20)]

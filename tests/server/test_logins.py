@@ -94,7 +94,7 @@ async def test_changes_and_refused_requests_are_audited_with_their_principal(
     await server.get("/v1/namespaces")  # A refused request is audited.
     await server.get("/nothing/here")
     await server.components.audit.flush()
-    records = await server.components.store.audit(None, 100)
+    records = await server.components.store.read_audit_records(None, 100)
     assert [(record.principal_name, record.action, record.outcome, record.status) for record in records] == [
         ("reader", "createNamespace", "denied", 403),
         ("admin", "createNamespace", "allowed", 200),

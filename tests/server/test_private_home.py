@@ -89,9 +89,9 @@ def test_token_commands_make_the_database_private(permissive_umask: None, tmp_pa
 def test_database_outside_the_home_is_private_too(permissive_umask: None, tmp_path: Path) -> None:
     database = tmp_path / "elsewhere" / "catalog.db"
     database.parent.mkdir()
-    where = ("--home", str(tmp_path / "home"), "--database", f"sqlite:///{database}")
-    args = ("token", "list", *where)
-    assert run_seamark("token", "create", "ann", *where).returncode == 0
+    location_options = ("--home", str(tmp_path / "home"), "--database", f"sqlite:///{database}")
+    args = ("token", "list", *location_options)
+    assert run_seamark("token", "create", "ann", *location_options).returncode == 0
     assert stat.S_IMODE(database.stat().st_mode) == 0o600
     database.chmod(0o664)
     assert run_seamark(*args).returncode == 0

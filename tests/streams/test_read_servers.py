@@ -22,7 +22,7 @@ from tests.streams.test_fleet import make_shared_settings
 from tests.streams.test_fresh_reads import TABLE, read_client_planned_ids, scan_ids
 from tests.streams.test_read_stream import list_ids, read
 from tests.streams.test_rows_over_http import NEVER_MS, SCHEMA, create, streaming
-from tests.streams.test_stream_commands import count_calls
+from tests.streams.test_stream_commands import record_calls
 from tests.waits import until
 
 READ = {"role": "read", "writer_urls": ("http://writer:8181",)}
@@ -78,7 +78,7 @@ async def test_read_server_returns_waiting_rows_and_never_flushes_them(
         streams = reader.server.components.streams
         (table,) = streams.tables.values()
         rounds: list[str] = []
-        monkeypatch.setattr(table, "follow", count_calls(table.follow, "follow", rounds))
+        monkeypatch.setattr(table, "follow", record_calls(table.follow, "follow", rounds))
         await until(lambda: len(rounds) > 3)  # The rows were due for a flush in each round.
         assert (table.flushed, table.unflushed_rows) == ({0: 1}, 1)
         assert streams.counts.flushes == streams.counts.failed_flushes == 0

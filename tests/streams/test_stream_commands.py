@@ -106,14 +106,14 @@ async def test_drain_of_a_table_that_is_dropped_meanwhile_is_refused(
             assert (answer.status, (await answer.json())["error"]["type"]) == (404, "NoSuchTableException")
 
 
-def count_calls(method: Callable[..., Any], name: str, calls: list[str]) -> Callable[..., Any]:
+def record_calls(method: Callable[..., Any], name: str, calls: list[str]) -> Callable[..., Any]:
     """Return a method that adds its name to `calls` before it runs."""
 
-    def count_and_call(*arguments: Any) -> Any:
+    def record_and_call(*arguments: Any) -> Any:
         calls.append(name)
         return method(*arguments)
 
-    return count_and_call
+    return record_and_call
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ async def test_the_listing_has_pages_and_survives_a_restart(tmp_path: Path, monk
                 assert answer.status == 200
     async with streaming(tmp_path) as stream:
         requests: list[str] = []
-        entry_reads = count_calls(GeneratorStore.find_entries, "find_entries", requests)
+        entry_reads = record_calls(GeneratorStore.find_entries, "find_entries", requests)
         monkeypatch.setattr(GeneratorStore, "find_entries", entry_reads)
         pages: list[Any] = []
         query = "?pageSize=2"

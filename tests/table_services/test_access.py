@@ -147,8 +147,8 @@ async def test_worker_accepts_only_the_certificate_of_its_server(tmp_path: Path)
             SeamarkClient(server.url, certificates="none").ping()
 
 
-async def test_statement_requests_joins_from_a_server_with_such_a_certificate(tmp_path: Path) -> None:
-    """Plan tables use other connections than tables."""
+async def test_statement_with_a_join_accepts_the_certificate_of_its_server(tmp_path: Path) -> None:
+    """Requests for plan tables use other connections than requests for tables, so they need the certificate too."""
     authority = Authority(tmp_path, ("seamark.example",))
     authority.issue("server")
     files = {"tls_cert": str(authority.certificate), "tls_key": str(authority.key)}

@@ -193,8 +193,9 @@ class SourceFile:
     def _check(self) -> None:
         footer = self.footer
         self.leaves = list_leaves(footer)
-        if footer.rows != sum(group.rows for group in footer.groups):
-            raise ValueError(f"the file has {footer.rows} rows, but its row groups have another number of rows")
+        group_rows = sum(group.rows for group in footer.groups)
+        if footer.rows != group_rows:
+            raise ValueError(f"the footer states {footer.rows} rows, but the row groups have {group_rows} rows")
         # Other columns have no pages, and are never copied.
         groups = [group for group in footer.groups if group.rows]
         for group in groups:
@@ -215,7 +216,7 @@ class SourceFile:
         if group.has("encrypted").any():
             raise ValueError("a column chunk is encrypted, but its file is not")
         if group.has("file_path").any():
-            raise ValueError("the columns are in other files")
+            raise ValueError("a column chunk names another file; its pages must be in the file of the footer")
         if (group.read_values("packed_bytes") < 0).any() or (group.read_values("values") < 0).any():
             raise ValueError("a column chunk has a negative size")
         if (group.begins < len(MAGIC)).any() or (group.ends > self.data_end).any():

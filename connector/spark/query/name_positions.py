@@ -130,7 +130,7 @@ def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[Refe
     if is_write(catalyst, statement):
         # The code that runs such a statement compares the names of the tables that are read and written.
         target = _find_target_name(catalyst, statement)
-        read = {catalyst.parse_names(text[one.start : one.end])[-1].lower() for one in references}
+        read = {catalyst.parse_names(text[reference.start : reference.end])[-1].lower() for reference in references}
         if target is None or target.lower() in read:
             raise UnsupportedQuery("the query reads the table that it writes")
     return references
@@ -143,7 +143,7 @@ def _has_qualified_column(text: str, references: Sequence[ReferencePosition]) ->
     the field `t.c` of a column `db`, or as the field `c` of a column `t` in a relation with the alias `db`.
     """
     text_without_tables = splice(text, [Replacement(reference.start, reference.end, "") for reference in references])
-    names = {one.alias for one in references if one.alias is not None}
+    names = {reference.alias for reference in references if reference.alias is not None}
     forms = {form for name in names for form in (name, backquote(name), quote_name(name))}
     alternatives = "|".join(map(re.escape, sorted(forms)))
     if not names:

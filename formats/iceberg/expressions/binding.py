@@ -288,7 +288,7 @@ def _parse_bytes(kind: str, json: object) -> Literal | None:
         return None
     data = bytes.fromhex(json)
     if get_base_name(kind) == "fixed" and len(data) != get_fixed_length(kind):
-        raise ValueError(f"{len(data)} bytes")
+        raise ValueError(f"the value has {len(data)} bytes, but the type {kind} needs {get_fixed_length(kind)}")
     return data
 
 

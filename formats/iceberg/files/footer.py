@@ -123,7 +123,7 @@ class ParquetFooter:
         chunk = thrift.read(self.data, int(group.chunks[number, 0]))[0]
         kind, metadata = chunk.get(_METADATA, (STRUCT, {}))
         if kind != STRUCT or metadata.get(_DICTIONARY_PAGE, (I64,))[0] != I64:
-            raise ValueError("the metadata of a column chunk have another type")
+            raise ValueError("the metadata of a column chunk are no structure, or its dictionary offset is no I64")
         return dict(metadata)
 
     def read_encodings(self, group: RowGroup, number: int) -> list[int]:
@@ -167,7 +167,9 @@ def read_footer(data: bytes) -> ParquetFooter:
     for number in (_SCHEMA, _KEY_VALUES, _ORDERS):
         kind, encoded = raw.get(number, (LIST, b"\0"))
         if kind == LIST and encoded[0] >> 4 and encoded[0] & 15 != STRUCT:
-            raise ValueError("a list has items of another type")  # pyarrow ignores such a list.
+            raise ValueError(
+                f"the list in footer field {number} does not contain structures"
+            )  # pyarrow ignores such a list.
     groups = [_read_group(data, begin, ordinal) for ordinal, begin in enumerate(_footer.items(data, at)[:-1])]
     pairs = read_structures(_check_kind(raw[_KEY_VALUES], LIST)) if _KEY_VALUES in raw else []
     key_values = [(_get_binary(pair, 1) or b"", _get_binary(pair, 2)) for pair in pairs]
@@ -200,7 +202,7 @@ def _read_group(data: bytes, at: int, ordinal: int) -> RowGroup:
     fields = {number: value for number, value in other_fields.items() if number != COLUMNS}
     sorting = fields.get(SORTING)
     if sorting is not None and sorting[0] == LIST and sorting[1][1] and sorting[1][0] != STRUCT:
-        raise ValueError("a list has items of another type")  # pyarrow ignores such a list.
+        raise ValueError("the list of sorting columns does not contain structures")  # pyarrow ignores such a list.
     if any(fields.get(number, (None,))[0] != I64 for number in (TOTAL_BYTES, _GROUP_ROWS)):
         raise ValueError("a row group has no size or no number of rows")
     return RowGroup(chunks, fields, ordinal)
@@ -228,7 +230,7 @@ def _check_kind(value: tuple[int, bytes], kind: int) -> bytes:
 
 def _read_number(value: tuple[int, bytes]) -> int:
     if value[0] not in (I16, I32, I64):
-        raise ValueError("a number has another type")
+        raise ValueError(f"a number of the footer has the Thrift type {value[0]}, not an integer type")
     # The reader only reads structures, so the number becomes the only field of a structure.
     number = thrift.read(bytes([1 << 4 | I64]) + value[1] + b"\0")[0][1][1]
     return int(number)
@@ -237,7 +239,7 @@ def _read_number(value: tuple[int, bytes]) -> int:
 def _get_binary(fields: Fields, number: int) -> bytes | None:
     kind, value = fields.get(number, (BINARY, None))
     if kind != BINARY:
-        raise ValueError("a text has another type")
+        raise ValueError(f"field {number} of a footer structure has the Thrift type {kind}, not BINARY")
     return value if value is None else bytes(value)
 
 

@@ -85,14 +85,14 @@ class TtlPolicy:
                 policy names none of them.
         """
         time = self._find_time_column(metadata)
-        ttls = []
+        rules = []
         for age_h in sorted(set(self.ages_h.values()), reverse=True):
             columns = tuple(column for column, age in self.ages_h.items() if age <= age_h)
             before = _EPOCH + timedelta(milliseconds=now_ms) - timedelta(hours=min(age_h, now_ms // HOUR_MS))
-            ttls.append(
+            rules.append(
                 TtlRule(columns, {"type": "lt", "term": time.name, "value": _to_time_literal(time.kind, before)}, age_h)
             )
-        return ttls
+        return rules
 
     def _find_time_column(self, metadata: TableMetadata) -> TimeColumn:
         """Return the time column of the table's partitions."""
@@ -147,25 +147,25 @@ class TimeColumn(NamedTuple):
     name: str
     column_id: int
     kind: str
-    field_id: int
+    partition_field_id: int
     transform: str
 
     def to_ms(self, value: int) -> int:
-        """Return a value of the column in milliseconds since the epoch."""
+        """Convert a value of the column to milliseconds since the epoch."""
         return value * DAY_MS // UNITS_PER_DAY[self.kind]
 
 
 def find_time_columns(metadata: TableMetadata, spec: PartitionSpec) -> list[TimeColumn]:
     """Return the time columns by which a spec partitions the table, if the current schema has them."""
-    ttls = []
+    time_columns = []
     for field in spec.fields:
         column = metadata.current_schema.column(field.sources[0]) if len(field.sources) == 1 else None
         if column is None or field.transform not in _TRANSFORMS or not isinstance(column.type, str):
             continue
         kind = get_base_name(column.type)
         if kind == "date" or kind in _TIMES:
-            ttls.append(TimeColumn(column.name, column.id, kind, field.field_id or 0, field.transform))
-    return ttls
+            time_columns.append(TimeColumn(column.name, column.id, kind, field.field_id or 0, field.transform))
+    return time_columns
 
 
 def compute_partition_end_ms(time: TimeColumn, value: int) -> int:

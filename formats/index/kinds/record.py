@@ -47,8 +47,8 @@ Longs = npt.NDArray[np.int64]
 Ints = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
-Found = tuple[Longs, Ints, Longs]
-"""The columns (query, file, position) of the matches, ordered by query, file, position."""
+RowPositions = tuple[Longs, Ints, Longs]
+"""The rows that match, as arrays (query, file, position), ordered by query, file, position."""
 
 ROWS_MAX = (1 << 32) - 1
 """The maximum number of rows of a data file: positions are uint32."""
@@ -203,7 +203,7 @@ class Fences:
         """Return (the first page, the page after the last) of each range of pages, int64[n, 2]."""
         return stretches(self.first, np.sort(hi))
 
-    def lookup_bytes(self, hi: Words, lo: Words, pages: Sequence[Part]) -> Found:
+    def look_up_in_pages(self, hi: Words, lo: Words, pages: Sequence[Part]) -> RowPositions:
         """Return the result of `Record.lookup` from pages that were read before.
 
         Args:
@@ -265,7 +265,7 @@ class RecordBlob:
         """The number of entries of each file, uint64[files]."""
         return self.fences.counts
 
-    def lookup(self, hi: Words, lo: Words) -> Found:
+    def lookup(self, hi: Words, lo: Words) -> RowPositions:
         """Return the rows with these hashes (`hash_halves`).
 
         Args:
@@ -292,7 +292,7 @@ class RecordBlob:
             raise ValueError("the number of entries of a data file differs from the directory")
 
 
-def mark_files(rows: Found, files: int) -> Flags:
+def mark_files(rows: RowPositions, files: int) -> Flags:
     """Return uint8[files]: 1 if a file has a row in `rows`."""
     flags = np.zeros(files, dtype=np.uint8)
     flags[rows[1]] = 1
@@ -330,10 +330,10 @@ class RemoteRecord:
         matches = await self.look_up_rows(query.high, query.low)
         return None if matches is None else mark_files(matches, self.data_files)
 
-    async def look_up_rows(self, high: Hashes, low: Hashes) -> Found | None:
+    async def look_up_rows(self, high: Hashes, low: Hashes) -> RowPositions | None:
         """Look up hashes as `Record.lookup` does. Return None if the lookup would take too many reads."""
         pages = await self._blob.read_all(self._fences.list_page_ranges(high, low))
-        return None if pages is None else self._fences.lookup_bytes(high, low, pages)
+        return None if pages is None else self._fences.look_up_in_pages(high, low, pages)
 
 
 class RecordKind(IndexKind[FileRecords, RecordBlob]):

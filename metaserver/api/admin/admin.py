@@ -342,7 +342,7 @@ async def remove_grant(call: Call) -> None:
 )
 async def list_audit(call: Call) -> AuditPage:
     after, size = _read_paging(call)
-    records = await call.components.store.audit(after, size + 1)
+    records = await call.components.store.read_audit_records(after, size + 1)
     return AuditPage(
         records[:size], call.components.catalog.pages.encode(records[size - 1].id) if len(records) > size else None
     )

@@ -36,7 +36,8 @@ class LeasePlanSnapshotsRequest(msgspec.Struct, rename="kebab", forbid_unknown_f
         int,
         msgspec.Meta(
             ge=0,
-            description="The time in seconds for which loadTable adds the snapshots from now on. 0 withdraws them.",
+            description="The lease in seconds, from now. loadTable includes the snapshots of the plans until it ends. "
+            "0 ends the lease at once.",
         ),
     ]
 

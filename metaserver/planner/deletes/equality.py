@@ -80,8 +80,9 @@ class EqualityDeletes:
     ) -> Iterator[tuple[Longs, Longs]]:
         """Yield (positions, delete rows) of all applicable pairs, unordered, in batches of limited size.
 
-        `sequences`, int64[n], are the data files' sequence numbers. Each item of `scopes`, int64[n], has one scope of
-        each file.
+        Args:
+            sequences: The sequence number of each data file, int64[n].
+            scopes: Arrays of int64[n]. Each array has one scope for each data file.
         """
         for family in self._families:
             yield from family.iter_applicable_pairs(pieces, sequences, scopes)

@@ -15,7 +15,7 @@ from seamark.formats.index.definitions import IndexDefinition
 from seamark.formats.index.index_file import FilesTable
 from seamark.formats.index.keys.hashing import Hashes
 from seamark.formats.index.kinds.bitmap import Bitmap
-from seamark.formats.index.kinds.record import Found
+from seamark.formats.index.kinds.record import RowPositions
 from seamark.metaserver.index.files.indexes import Indexes, OpenIndex
 from seamark.metaserver.index.files.remote import RemoteIndexFile
 from seamark.metaserver.planner.indexes.coverage import Coverage, compute_coverages
@@ -28,7 +28,7 @@ class RemoteRows(NamedTuple):
 
     location: str
     files: FilesTable
-    rows: Found
+    rows: RowPositions
 
 
 class RecordIndex(NamedTuple):

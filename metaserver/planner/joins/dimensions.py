@@ -75,12 +75,15 @@ class DimensionSkipped(Exception):
 
 
 class DimensionLimits(NamedTuple):
-    rows: int
+    """The limits for reading the rows of dimension tables."""
+
+    rows_max: int
     """The maximum number of rows of one table that remain after its plan."""
-    read_bytes: int
+    read_bytes_max: int
     """The maximum number of bytes that one request reads of one table's files."""
-    memory_bytes: int
-    decoded_bytes: int
+    memory_bytes_max: int
+    """The maximum memory of the kept columns and keys of all tables."""
+    decoded_bytes_max: int
     """The maximum memory of the decoded columns of one table's files."""
 
 
@@ -155,9 +158,9 @@ class Dimensions:
         self._objects = objects
         self._clock = clock
         self._limits = limits
-        keys_bytes = limits.memory_bytes // _KEYS_DIVISOR
+        keys_bytes = limits.memory_bytes_max // _KEYS_DIVISOR
         self._columns: MemoryCache[tuple[str, DimensionColumn, Hashable], FileColumn] = MemoryCache(
-            limits.memory_bytes - keys_bytes, "join-columns"
+            limits.memory_bytes_max - keys_bytes, "join-columns"
         )
         self._keys: MemoryCache[Hashable, tuple[KeySet, ...]] = MemoryCache(keys_bytes, "join-keys")
         self._tasks: dict[Hashable, asyncio.Task[tuple[KeySet, ...]]] = {}
@@ -226,8 +229,8 @@ class Dimensions:
         scan = await self._planner.plan(request.bound_scan, request.entry)
         files = await asyncio.to_thread(list_files_at, scan, scan.entry_ids)
         rows = sum(file.records for file in files)
-        if rows > self._limits.rows or any(file.records < 0 for file in files):
-            raise DimensionSkipped(f"the table has {rows:,} rows; the limit is {self._limits.rows:,} rows")
+        if rows > self._limits.rows_max or any(file.records < 0 for file in files):
+            raise DimensionSkipped(f"the table has {rows:,} rows; the limit is {self._limits.rows_max:,} rows")
         dynamic_filters, bound = request.bound_scan.dynamic_filters, request.bound_scan.bound
         async with self._concurrency:
             try:
@@ -258,7 +261,7 @@ class Dimensions:
     ) -> list[Columns]:
         mapping = read_name_mapping(metadata.properties)
         loop = asyncio.get_running_loop()
-        rows = DataRows(self._objects, loop, mapping, self._limits.read_bytes, self._limits.decoded_bytes)
+        rows = DataRows(self._objects, loop, mapping, self._limits.read_bytes_max, self._limits.decoded_bytes_max)
         sources = {column: _find_default_and_names(metadata, mapping, column) for column in needed}
 
         async def read(file: ListedFile) -> Columns:

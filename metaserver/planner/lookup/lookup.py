@@ -290,11 +290,11 @@ class FoundStatistics:
 class IntegerColumn:
     """An integer column that can be written directly into an Arrow buffer."""
 
-    def __init__(self, files: FoundFiles, side: BoundColumn | None) -> None:
+    def __init__(self, files: FoundFiles, bounds: BoundColumn | None) -> None:
         self._files = files
-        self._layout = None if side is None else side.layout
+        self._layout = None if bounds is None else bounds.layout
         self.nullable = self._layout is None or not _lookup.whole(self._layout, files._table)
-        """Whether a value may be absent."""
+        """True if some rows may have no value."""
 
     def write(self, values: memoryview, width: int, bits: memoryview) -> int:
         """Fill `values` and `bits` in Arrow's format.

@@ -199,8 +199,8 @@ class CachedViews:
     def find_containing_views(self, blocks: set[Block]) -> list[tuple[ViewKey, TableView]]:
         return [(key, cached.view) for key, cached in self._views.items() if not blocks.isdisjoint(cached.all_blocks)]
 
-    def find_sharing(self, blocks: Sequence[Block]) -> TableView | None:
-        """Return a recently used view of a neighbouring snapshot, which has the first or last of these blocks."""
+    def find_view_with_shared_edge(self, blocks: Sequence[Block]) -> TableView | None:
+        """Return a recently used view whose first or last block is the first or last of `blocks`, or None."""
         edges = {*blocks[:1], *blocks[-1:]}
         return next((view for view in self._list_recent() if not edges.isdisjoint(view.edges)), None)
 

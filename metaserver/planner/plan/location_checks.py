@@ -126,29 +126,33 @@ class _Folders:
 
     __slots__ = ("blocks", "names")
 
-    def __init__(self, view: TableView, of_base: _Folders | None) -> None:
+    def __init__(self, view: TableView, base_folders: _Folders | None) -> None:
         """Read the folders of the blocks that the view's base lacks.
 
         Args:
-            of_base: The folders of the view's base.
+            base_folders: The folders of the view's base.
         """
-        numbers: dict[bytes | None, int] = {} if of_base is None else {name: n for n, name in enumerate(of_base.names)}
-        read = []
-        for number in view.list_blocks_to_compute(of_base):
+        numbers: dict[bytes | None, int] = (
+            {} if base_folders is None else {name: n for n, name in enumerate(base_folders.names)}
+        )
+        folder_rows = []
+        for number in view.list_blocks_to_compute(base_folders):
             path, block = view.manifests[number].manifest_path, view.blocks[number]
             paths = block.get_packed_texts("file_path")
-            manifest = numbers.setdefault(_cut_folder(path).encode("utf-8", "surrogatepass"), len(numbers))
-            files = numbers.setdefault(None if paths is None else paths.common.rpartition(b"/")[0], len(numbers))
-            read.append((manifest, files, _DOTS in path, paths is not None and block.may_have_dots))
-        blocks = np.array(read, dtype=np.int32).reshape(len(read), 4)
-        self.blocks: npt.NDArray[np.int32] = view.with_base(blocks, None if of_base is None else of_base.blocks)
+            manifest_folder = numbers.setdefault(_cut_folder(path).encode("utf-8", "surrogatepass"), len(numbers))
+            data_folder = numbers.setdefault(None if paths is None else paths.common.rpartition(b"/")[0], len(numbers))
+            folder_rows.append((manifest_folder, data_folder, _DOTS in path, paths is not None and block.may_have_dots))
+        blocks = np.array(folder_rows, dtype=np.int32).reshape(len(folder_rows), 4)
+        self.blocks: npt.NDArray[np.int32] = view.with_base(
+            blocks, None if base_folders is None else base_folders.blocks
+        )
         """int32[blocks, 4]: the folder of the manifest, the common folder of its files, whether the manifest's path
         has dots, and whether a path of its files may have dots. Folders are positions in `names`.
         """
         used, positions = np.unique(self.blocks[:, :_DOTTED], return_inverse=True)
         self.blocks[:, :_DOTTED] = positions.reshape(len(self.blocks), _DOTTED)
-        every = list(numbers)
-        self.names: list[bytes | None] = [every[number] for number in used.tolist()]
+        all_folders = list(numbers)
+        self.names: list[bytes | None] = [all_folders[number] for number in used.tolist()]
         """The folders. None represents the files of blocks without paths."""
 
     @property
@@ -181,8 +185,8 @@ def _list_folders(view: TableView) -> _Folders:
     folders = view.derived.get(_Folders)
     if folders is None:
         base = view.base
-        of_base = None if base is None else base.derived.get(_Folders)
-        folders = view.derived.keep(_Folders(view, of_base))
+        base_folders = None if base is None else base.derived.get(_Folders)
+        folders = view.derived.keep(_Folders(view, base_folders))
     return folders
 
 

@@ -439,7 +439,7 @@ class Planner:
             # The delete index reads all delete blocks, so they are verified first.
             if deletes and not await asyncio.to_thread(_verify_all, blocks[count:]):
                 raise CacheDamaged("The local copy of a delete manifest is damaged; repeat the request")
-            base = self._views.find_sharing(blocks[:count])
+            base = self._views.find_view_with_shared_edge(blocks[:count])
             view = TableView(selected_manifests, blocks[:count], deletes, blocks[count:], ordinals=ordinals, base=base)
             index = await self._run(view, lambda: DeleteIndex(view, metadata.partition_specs, metadata.schemas))
             left_out = set(range(len(data))).difference(ordinals)

@@ -28,7 +28,7 @@ from seamark.formats.index.kernels._record import ENTRIES_A_PAGE, stretches
 from seamark.formats.index.keys.hashing import Hashes, hash_halves
 from seamark.formats.index.keys.keys import Keys, Mask
 from seamark.formats.index.kinds.kind import REMOTE_KEYS_MAX
-from seamark.formats.index.kinds.record import Found, RecordBlob
+from seamark.formats.index.kinds.record import RecordBlob, RowPositions
 from seamark.formats.index.packing import Longs
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import TooLarge
@@ -257,7 +257,7 @@ class _Search:
         )
         return query[is_in_part], data_file[is_in_part], position[is_in_part].astype(np.int64)
 
-    def _look_up_file(self, location: str, high: Hashes, low: Hashes) -> Found:
+    def _look_up_file(self, location: str, high: Hashes, low: Hashes) -> RowPositions:
         if location in self._index.remote:
             return self._index.remote[location].rows
         record = self._index.opened[location].index

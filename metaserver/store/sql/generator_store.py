@@ -111,7 +111,7 @@ class GeneratorStore(ABC):
     load_namespace = _make_known_point_read("namespace", queries.load_namespace)
     load_entry = _make_known_point_read("entry", queries.load_entry)
     find_token_by_digest = _make_known_point_read("token", queries.find_token_by_digest)
-    _grants_of = _make_known_point_read("grants", queries.grants)
+    _grants_of = _make_known_point_read("grants", queries.read_grants)
     grants_of_any = _make_known_point_read("grants of any", queries.grants_of_any)
     list_namespaces = _list_read(queries.list_namespaces)
     find_namespaces = _list_read(queries.find_namespaces)
@@ -151,7 +151,7 @@ class GeneratorStore(ABC):
     grants_page = _list_read(queries.grants_page)
     list_owned = _point_read(queries.list_owned)
     owns_any = _point_read(queries.owns_any)
-    audit = _list_read(queries.audit)
+    read_audit_records = _list_read(queries.read_audit_records)
     load_cursor = _point_read(queries.load_cursor)
     load_secret = _point_read(queries.load_secret)
     swap_secret = _run_as_transaction(records.swap_secret)
@@ -170,7 +170,7 @@ class GeneratorStore(ABC):
 
     async def grants(self, principal: str | None) -> list[Grant]:
         if principal is None:
-            return await self._list(lambda: queries.grants(None))
+            return await self._list(lambda: queries.read_grants(None))
         return await self._grants_of(principal)
 
     async def archive_instants(self, keep: int, limit: int) -> int:

@@ -341,7 +341,7 @@ def list_tokens() -> Steps[list[AccessToken]]:
     return _read_all(TOKEN.decode, f"SELECT {TOKEN} FROM tokens ORDER BY name, id")  # noqa: S608
 
 
-def grants(principal: str | None) -> Steps[list[Grant]]:
+def read_grants(principal: str | None) -> Steps[list[Grant]]:
     if principal is None:
         return _read_all(GRANT.decode, f"SELECT {GRANT} FROM grants ORDER BY principal, namespace, name, role")  # noqa: S608
     sql = f"SELECT {GRANT} FROM grants WHERE principal = $1 AND {NO_OWNERSHIP} ORDER BY namespace, name, role"  # noqa: S608
@@ -403,9 +403,10 @@ def grants_of_any(principals: tuple[str, ...]) -> Steps[list[Grant]]:
     return grants
 
 
-def audit(since: str | None, limit: int) -> Steps[list[AuditRecord]]:
+def read_audit_records(after_id: str | None, limit: int) -> Steps[list[AuditRecord]]:
+    """Return at most `limit` audit records with an id greater than `after_id`, in order of id."""
     sql = f"SELECT {AUDIT} FROM audit WHERE id > $1 ORDER BY id LIMIT $2"  # noqa: S608
-    return _read_all(AUDIT.decode, sql, since or "", limit)
+    return _read_all(AUDIT.decode, sql, after_id or "", limit)
 
 
 def load_secret(name: str) -> Steps[bytes | None]:

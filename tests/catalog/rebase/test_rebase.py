@@ -21,7 +21,7 @@ from tests.catalog.appender import (
     read_snapshot,
     to_local_path,
 )
-from tests.catalog.appends import DB, append, commit, create, find_head, load
+from tests.catalog.appends import DB, append, commit_table, create, find_head, load
 from tests.catalog.rig import CALLER, RacingStore, open_rig
 from tests.support.wrapper_capture import WrapperCapture
 
@@ -35,7 +35,7 @@ async def test_overtaken_append_follows_the_appends_that_overtook_it(tmp_path: P
         request = appender.commit(expected_rows)
         await append(rig, {"b": 2})
         last_file = await append(rig, {"c": 3})
-        committed_table = await commit(rig, request)
+        committed_table = await commit_table(rig, request)
         metadata = await load(rig)
         snapshot = find_head(metadata)
         assert committed_table.metadata.current_snapshot_id == snapshot["snapshot-id"] == appender.snapshot_id
@@ -68,10 +68,10 @@ async def test_file_rewritten_by_a_rejected_client_is_read_again(tmp_path: Path)
         request[1][0]["snapshot"]["summary"]["added-data-files"] = "3"
         await append(rig, {"b": 2})
         with pytest.raises(CommitConflict):
-            await commit(rig, request)
+            await commit_table(rig, request)
         refused_list, refused_manifests = appender.manifest_list, list(appender.manifests)
         appender.manifests.clear()
-        await commit(rig, appender.commit({"new": 1}))
+        await commit_table(rig, appender.commit({"new": 1}))
         assert (appender.manifest_list, appender.manifests) == (refused_list, refused_manifests)
         assert read_snapshot(find_head(await load(rig))).keys() == {"a", "b", "new"}
 
@@ -155,12 +155,12 @@ async def test_doubtful_append_is_rejected_as_without_rebase_and_changes_nothing
         await append(rig, {"b": 2})
         metadata, before = await load(rig), await rig.list_files()
         with pytest.raises(CommitConflict):
-            await commit(rig, request)
+            await commit_table(rig, request)
         await rig.publisher.close()
         assert await rig.list_files() == before
         assert await load(rig) == metadata
         valid_appender = EngineAppender(metadata | {"refs": {}, "current-snapshot-id": None, "last-sequence-number": 1})
-        await commit(rig, valid_appender.commit({"late": 1}))
+        await commit_table(rig, valid_appender.commit({"late": 1}))
         assert set(read_snapshot(find_head(await load(rig)))) == {"a", "b", "late"}, "a sound one comes through"
 
 
@@ -169,15 +169,15 @@ async def test_append_to_a_dropped_branch_is_rejected(tmp_path: Path) -> None:
         await create(rig)
         first = await append(rig, {"a": 1})
         dev = {"ref-name": "dev", "type": "branch", "snapshot-id": first.snapshot_id}
-        await commit(rig, ([], [{"action": "set-snapshot-ref", **dev}]))
+        await commit_table(rig, ([], [{"action": "set-snapshot-ref", **dev}]))
         request = EngineAppender(await load(rig), branch="dev").commit({"late": 1})
-        await commit(rig, ([], [{"action": "remove-snapshot-ref", "ref-name": "dev"}]))
+        await commit_table(rig, ([], [{"action": "remove-snapshot-ref", "ref-name": "dev"}]))
         with pytest.raises(CommitConflict, match="dev is missing"):
-            await commit(rig, request)
-        await commit(rig, ([], [{"action": "set-snapshot-ref", **dev, "type": "tag"}]))
+            await commit_table(rig, request)
+        await commit_table(rig, ([], [{"action": "set-snapshot-ref", **dev, "type": "tag"}]))
         await append(rig, {"b": 1})
         with pytest.raises(CommitConflict):
-            await commit(rig, request)
+            await commit_table(rig, request)
 
 
 async def test_existing_snapshot_id_or_manifest_is_not_added_again(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ async def test_existing_snapshot_id_or_manifest_is_not_added_again(tmp_path: Pat
         loaded_table = await load(rig)
         for request in (same_id, thief.commit({"b": 1})):
             with pytest.raises(CommitConflict):
-                await commit(rig, request)
+                await commit_table(rig, request)
         assert await load(rig) == loaded_table
 
 
@@ -209,9 +209,9 @@ async def test_append_that_needs_too_many_manifest_reads_is_rejected(
         size = to_local_path(appender.manifests[0]).stat().st_size
         monkeypatch.setattr(rebase, "_MANIFESTS_LIMIT_BYTES", size - 1)
         with pytest.raises(CommitConflict):
-            await commit(rig, request)
+            await commit_table(rig, request)
         monkeypatch.setattr(rebase, "_MANIFESTS_LIMIT_BYTES", size)
-        await commit(rig, request)
+        await commit_table(rig, request)
 
 
 @pytest.mark.parametrize("value", ["none", "", "true", "overwrite"])
@@ -221,9 +221,9 @@ async def test_appends_are_rebased_only_for_tables_that_enable_it(tmp_path: Path
         request = EngineAppender(await load(rig)).commit({"late": 1})
         await append(rig, {"a": 1})
         with pytest.raises(CommitConflict, match="branch main was created concurrently"):
-            await commit(rig, request)
-        await commit(rig, ([], [{"action": "set-properties", "updates": {"seamark.commit.rebase": "Append"}}]))
-        await commit(rig, request)
+            await commit_table(rig, request)
+        await commit_table(rig, ([], [{"action": "set-properties", "updates": {"seamark.commit.rebase": "Append"}}]))
+        await commit_table(rig, request)
         assert set(read_snapshot(find_head(await load(rig)))) == {"a", "late"}
 
 
@@ -247,9 +247,9 @@ async def test_version_2_append_is_rebased_onto_a_table_upgraded_to_version_3(tm
         await create(rig)
         await append(rig, {"a": 1})
         request = EngineAppender(await load(rig), merge=merge).commit({"late": 10})
-        await commit(rig, ([], [{"action": "upgrade-format-version", "format-version": 3}]))
+        await commit_table(rig, ([], [{"action": "upgrade-format-version", "format-version": 3}]))
         await append(rig, {"b": 2})
-        await commit(rig, request)
+        await commit_table(rig, request)
         metadata = await load(rig)
         files = read_snapshot(find_head(metadata))
         assert {path: file.first_row_id for path, file in files.items()} == {"a": 2, "b": 0, "late": 3}
@@ -266,9 +266,9 @@ async def test_append_is_rebased_some_time_after_a_rollback(tmp_path: Path) -> N
         )
         await append(rig, {"b": 2})
         ref = {"ref-name": "main", "type": "branch", "snapshot-id": first.snapshot_id}
-        await commit(rig, ([], [{"action": "set-snapshot-ref", **ref}]))
+        await commit_table(rig, ([], [{"action": "set-snapshot-ref", **ref}]))
         await append(rig, {"c": 1})
-        await commit(rig, request)
+        await commit_table(rig, request)
         metadata = await load(rig)
         assert set(read_snapshot(find_head(metadata))) == {"a", "c", "late"}
         assert find_head(metadata)["timestamp-ms"] == metadata["snapshot-log"][-2]["timestamp-ms"]
@@ -284,10 +284,10 @@ async def test_append_is_rebased_when_another_branch_took_its_sequence_number(tm
             "type": "branch",
             "snapshot-id": first.snapshot_id,
         }
-        await commit(rig, ([], [create_dev]))
+        await commit_table(rig, ([], [create_dev]))
         request = EngineAppender(await load(rig), branch="dev").commit({"late": 1})
         await append(rig, {"b": 2})
-        await commit(rig, request)
+        await commit_table(rig, request)
         metadata = await load(rig)
         assert set(read_snapshot(find_head(metadata, "dev"))) == {"a", "late"}
         assert set(read_snapshot(find_head(metadata))) == {"a", "b"}
@@ -300,9 +300,9 @@ async def test_rebased_branch_keeps_the_retention_set_meanwhile(tmp_path: Path) 
         first = await append(rig, {"a": 1})
         request = EngineAppender(await load(rig), retention={"min-snapshots-to-keep": 3}).commit({"late": 1})
         ref = {"ref-name": "main", "type": "branch", "snapshot-id": first.snapshot_id, "max-ref-age-ms": 77}
-        await commit(rig, ([], [{"action": "set-snapshot-ref", **ref}]))
+        await commit_table(rig, ([], [{"action": "set-snapshot-ref", **ref}]))
         await append(rig, {"b": 1}, retention={"max-ref-age-ms": 77})
-        committed_table = await commit(rig, request)
+        committed_table = await commit_table(rig, request)
         assert (
             committed_table.metadata.refs["main"].max_ref_age_ms,
             committed_table.metadata.refs["main"].min_snapshots_to_keep,
@@ -322,8 +322,8 @@ async def test_missing_total_is_omitted_and_timestamps_do_not_go_back(tmp_path: 
         late_request[1][0]["snapshot"]["summary"] |= {"manifests-kept": "0", "total-equality-deletes": "0"}
         request = first.commit({"a": 1})
         del request[1][0]["snapshot"]["summary"]["total-records"]
-        await commit(rig, request)
-        await commit(rig, late_request)
+        await commit_table(rig, request)
+        await commit_table(rig, late_request)
         snapshot = find_head(await load(rig))
         assert snapshot["timestamp-ms"] == first.metadata["last-updated-ms"] + 50_000
         assert snapshot["summary"] == {
@@ -339,13 +339,13 @@ async def test_repeat_of_a_rebased_append_gets_its_first_outcome(tmp_path: Path)
         appender = EngineAppender(await load(rig))
         request = appender.commit({"late": 1})
         await append(rig, {"b": 2})
-        committed_table = await commit(rig, request)
+        committed_table = await commit_table(rig, request)
         await append(rig, {"c": 3})
-        second_commit = await commit(rig, request)
+        second_commit = await commit_table(rig, request)
         assert second_commit.metadata == committed_table.metadata
-        await commit(rig, ([], [{"action": "remove-snapshots", "snapshot-ids": [appender.snapshot_id]}]))
+        await commit_table(rig, ([], [{"action": "remove-snapshots", "snapshot-ids": [appender.snapshot_id]}]))
         before = await rig.list_files()
-        second_commit = await commit(rig, request)
+        second_commit = await commit_table(rig, request)
         assert committed_table.entry is not None
         assert second_commit.entry is not None
         assert second_commit.entry.metadata_location == committed_table.entry.metadata_location
@@ -370,7 +370,7 @@ async def test_rebase_that_loses_the_swap_is_repeated_and_leaves_no_file(tmp_pat
             await append(other, {"d": 4})
 
         capture.wrapper.intruder = intrude
-        await commit(rig, request)
+        await commit_table(rig, request)
         await rig.publisher.close()
         metadata = await load(rig)
         files = read_snapshot(find_head(metadata))
@@ -406,11 +406,11 @@ async def test_rebase_with_an_unknown_outcome_keeps_the_files_that_the_table_may
         await append(rig, {"a": 1})
         capture.wrapper.forgets = True
         with pytest.raises(CommitUnknown):
-            await commit(rig, request)
+            await commit_table(rig, request)
         capture.wrapper.forgets = False
         await rig.publisher.close()
         assert set(read_snapshot(find_head(await load(rig)))) == {"a", "late"}
-        committed_table = await commit(rig, request)
+        committed_table = await commit_table(rig, request)
         assert set(read_snapshot(find_head(await load(rig)))) == {"a", "late"}
         assert committed_table.metadata.last_sequence_number == 2
 
@@ -424,7 +424,7 @@ async def test_merge_that_met_another_merge_is_undone_and_its_files_are_added(tm
         first, second = [EngineAppender(await load(rig), merge=3, apart=apart) for _ in range(2)]
         requests = [first.commit({"one": 10}), second.commit({"two": 20})]
         for request in requests:
-            await commit(rig, request)
+            await commit_table(rig, request)
         metadata = await load(rig)
         manifests = read_list(find_head(metadata))
         manifest_paths = {row["manifest_path"] for row in manifests}
@@ -447,7 +447,7 @@ async def test_merge_is_kept_after_a_plain_append_overtakes_it(tmp_path: Path) -
         appender = EngineAppender(await load(rig), merge=3)
         request = appender.commit({"late": 10})
         await append(rig, {"d": 1})
-        await commit(rig, request)
+        await commit_table(rig, request)
         manifests = read_list(find_head(await load(rig)))
         assert [row["manifest_path"] for row in manifests if row["existing_files_count"]] == appender.manifests
         assert len(manifests) == 2

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.catalog.appender import Commit, EngineAppender, Row, read_snapshot
-from tests.catalog.appends import commit, create, find_head, load
+from tests.catalog.appends import commit_table, create, find_head, load
 from tests.catalog.rig import CatalogRig, open_rig
 from tests.seeds import quick
 
@@ -80,7 +80,7 @@ class AppendHistory:
     async def finish(self) -> None:
         if self.clients:
             client, request, files = self.clients.pop(self.source.randrange(len(self.clients)))
-            committed_table = await commit(self.rig, request)
+            committed_table = await commit_table(self.rig, request)
             assert committed_table.metadata.refs[client.branch].snapshot_id == client.snapshot_id
             self.model.branches[client.branch].update(files)
 
@@ -89,7 +89,7 @@ class AppendHistory:
         files = self.model.branches["main"]
         if files:
             removed_files = self.source.sample(sorted(files), self.source.randint(1, min(3, len(files))))
-            await commit(self.rig, EngineAppender(metadata).commit({}, removed_files))
+            await commit_table(self.rig, EngineAppender(metadata).commit({}, removed_files))
             for path in removed_files:
                 del files[path]
 
@@ -98,11 +98,11 @@ class AppendHistory:
         if "main" in metadata.get("refs", {}) and "dev" not in self.model.branches:
             snapshot_id = find_head(metadata)["snapshot-id"]
             create = {"action": "set-snapshot-ref", "ref-name": "dev", "type": "branch", "snapshot-id": snapshot_id}
-            await commit(self.rig, ([], [create]))
+            await commit_table(self.rig, ([], [create]))
             self.model.branches["dev"] = dict(self.model.branches["main"])
 
     async def upgrade(self) -> None:
-        await commit(self.rig, ([], [{"action": "upgrade-format-version", "format-version": 3}]))
+        await commit_table(self.rig, ([], [{"action": "upgrade-format-version", "format-version": 3}]))
 
     async def run(self, steps: int, *, upgrades: bool, label: str) -> None:
         moves: list[Callable[[], Any]] = [self.begin] * 5 + [self.finish] * 4 + [self.delete, self.draw_branch]

@@ -59,7 +59,7 @@ class RandomStatements(Comparisons):
 
     # Queries
 
-    def query(self, depth: int = 3) -> str:
+    def draw_query(self, depth: int = 3) -> str:
         return self.draw_with_query([], depth, [])[0]
 
     def draw_with_query(

@@ -183,7 +183,7 @@ def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
     counts: Counter[str] = Counter()
     for rng, statements, connection in draw_lakes(seed, lakes_count):
         for _ in range(QUERIES_PER_LAKE):
-            text = statements.query(rng.choice([1, 1, 2, 2, 3]))
+            text = statements.draw_query(rng.choice([1, 1, 2, 2, 3]))
             try:
                 expected = count_rows(connection, text)
             except duckdb.Error:
@@ -292,7 +292,7 @@ def test_statement_within_execute_immediate_is_analysed_like_a_plain_statement()
     for rng, statements, _ in draw_lakes(13, 3):
         known_columns = KnownColumns(rng, statements.tables)
         for _ in range(20):
-            text = statements.query(rng.choice([1, 2]))
+            text = statements.draw_query(rng.choice([1, 2]))
             text_scans, inside = find_scans(text, columns_of=known_columns), wrap_in_immediate(text)
             scans = find_scans(inside, columns_of=known_columns)
             assert [scan.predicate for scan in scans] == [one.predicate for one in text_scans], text

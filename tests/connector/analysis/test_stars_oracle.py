@@ -78,7 +78,7 @@ class Stars:
     def draw_chance(self, share: float) -> bool:
         return self.rng.random() < share
 
-    def query(self, _: int = 1) -> str:
+    def draw_query(self, _: int = 1) -> str:
         source, names = self.draw_fact(), ["f"]
         for name, join_condition in self.rng.sample(self.draw_joins(), self.rng.randint(1, 3)):
             kind = self.rng.choice(["JOIN", "JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN", ","])
@@ -203,7 +203,7 @@ def run_campaign(seed: int, stars: int, queries: int) -> tuple[Counter[str], Cou
             for text in statements.make_tables():
                 connection.execute(text)
             for _ in range(queries):
-                text = statements.query()
+                text = statements.draw_query()
                 scans = find_scans(text, columns_of=lambda names: TABLES.get(names[2]))
                 counts["rows left out by joins"] += check_same(
                     rng, connection, text, scans, count_rows(connection, text), name

@@ -157,7 +157,7 @@ def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
         cutting = PlanViews(rng, connection, telling, views, texts, counts)
         statements.tables = [*statements.tables, *[view for view in views.values() for _ in range(3)]]
         for _ in range(QUERIES_PER_LAKE):
-            text = statements.query(rng.choice([1, 1, 2, 2, 3]))
+            text = statements.draw_query(rng.choice([1, 1, 2, 2, 3]))
             try:
                 expected = count_rows(connection, text)
             except duckdb.Error:

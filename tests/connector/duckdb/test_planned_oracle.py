@@ -125,7 +125,7 @@ def run_campaign(server: Seamark, seed: int, lakes: int, queries: int) -> Counte
                 copy.execute(f"CREATE TABLE {quote(table.name)} AS FROM rows")
                 copy.unregister("rows")
             for _ in range(queries):
-                text = statements.query(rng.choice([1, 1, 1, 2])).replace("main", schema)
+                text = statements.draw_query(rng.choice([1, 1, 1, 2])).replace("main", schema)
                 check(con, text, counts, f"seed {seed}/{number}", copy)
     return counts
 

@@ -145,7 +145,7 @@ def check_one(
     counts: Counter[str],
     seed: str,
 ) -> None:
-    text = statements.query(rng.choice([1, 1, 2, 2, 3]))
+    text = statements.draw_query(rng.choice([1, 1, 2, 2, 3]))
     try:
         expected = _count_rows(connection, text)
     except duckdb.Error:

@@ -80,7 +80,7 @@ class RandomQueries:
         self._schema = schema
         self._mixed = MixedPredicates(rng)
 
-    def query(self) -> str:
+    def draw_query(self) -> str:
         if self._rng.random() < 0.1:
             return self._draw_compared()
         draw = self._rng.random()

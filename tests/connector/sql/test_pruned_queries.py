@@ -44,7 +44,7 @@ def check(url: str, seed: int, queries: int) -> Counter[str]:
     # A session keeps the analysis of a statement, so the statement without an analysis runs in another session.
     with SqlSession(url) as session, SqlSession(url) as whole_session:
         for number in range(queries):
-            text = random_queries.query()
+            text = random_queries.draw_query()
             pruned = session.sql(text)
             counts["files left out"] += sum(table.considered_files - table.files for table in pruned.explanation.tables)
             counts["joins"] += sum(len(table.joins) for table in pruned.explanation.tables)
@@ -112,7 +112,7 @@ def test_tag_is_read_as_the_snapshot_that_it_names(server: ServerThread) -> None
     queries = RandomQueries(random.Random(first_seed() + 1), "db")
     with SqlSession(server.url) as session:
         for number in range(examples(30, 4)):
-            text = queries.query()
+            text = queries.draw_query()
             for name in TABLES:
                 text = text.replace(f"db.{name} ", f"db.{name} FOR VERSION AS OF 'it''s' ")
             actual = session.sql(text)

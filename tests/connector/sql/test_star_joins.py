@@ -173,7 +173,7 @@ class StarSchema:
                 table.manage_snapshots().create_tag(snapshot.snapshot_id, "old").commit()
         self.has_tag = True
 
-    def query(self) -> str:
+    def draw_query(self) -> str:
         """Return a random query, which mostly follows from a cube."""
         rng = self._rng
         aliases = rng.sample(list(JOINED), rng.choice((1, 1, 2, 3)))
@@ -250,7 +250,7 @@ def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
 
         def compare_queries() -> None:
             # The session has translated the first queries before the tables changed.
-            texts[:] = [*texts[-3:], *(star.query() for _ in range(queries))]
+            texts[:] = [*texts[-3:], *(star.draw_query() for _ in range(queries))]
             for text in texts:
                 counts[_compare(server, session, text, seed)] += 1
 

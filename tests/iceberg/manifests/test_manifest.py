@@ -345,7 +345,7 @@ def test_named_type_may_be_reused() -> None:
     assert actual["partition"] == [(1000, b"12"), (1001, b"34")]
 
 
-def test_memory_for_a_thousand_columns_depends_on_stored_statistics() -> None:
+def test_decoder_keeps_only_the_stored_bounds_of_a_thousand_columns() -> None:
     """Each entry has statistics of four of a thousand columns; the decoder allocates nothing of size rows x columns."""
     rows = [
         build_entry(SCHEMA, lower_bounds=[{"key": (i * 7 + k) % 1000, "value": b"v%d" % i} for k in range(4)])

@@ -120,7 +120,7 @@ def look_up_remotely(record: RecordBlob, hi: Any, lo: Any) -> tuple[Any, Any, An
     tail = blob[-Fences.compute_directory_bytes(blob[-64:], len(blob)) :]
     fences = Fences(tail, len(blob))
     pages = [blob[offset : offset + length] for offset, length in fences.list_page_ranges(hi, lo)]
-    return fences.lookup_bytes(hi, lo, pages)
+    return fences.look_up_in_pages(hi, lo, pages)
 
 
 def build_hashes(values: Sequence[int]) -> Any:
@@ -364,7 +364,7 @@ def test_damaged_page_affects_only_its_lookups_and_is_never_merged() -> None:
         b"".join(merge([(record, np.ones(1, bool))]))
     spans = [bytes(blob[at : at + size]) for at, size in record.fences.list_page_ranges(hi, lo)]
     with pytest.raises(ValueError, match="page 2 does not match"):
-        record.fences.lookup_bytes(hi, lo, spans)
+        record.fences.look_up_in_pages(hi, lo, spans)
 
 
 def change_page(blob: bytes, page: int, change: Callable[[bytearray], None]) -> memoryview:

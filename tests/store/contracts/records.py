@@ -103,8 +103,8 @@ class RecordsContract(StorePair):
         )
         await store.transact([SaveAudit(records[:83]), SaveAudit(())])
         await store.transact([SaveAudit(records)])
-        assert await store.audit(None, 999) == list(records)
-        assert await store.audit("a100", 2) == list(records[101:103])
+        assert await store.read_audit_records(None, 999) == list(records)
+        assert await store.read_audit_records("a100", 2) == list(records[101:103])
 
     async def test_old_records_are_pruned_within_the_limit(self, store: GeneratorStore, clock: SimulatedClock) -> None:
         now = clock.now_ms()
@@ -115,7 +115,7 @@ class RecordsContract(StorePair):
         assert await store.prune(now, audit_before_ms=5, metrics_before_ms=5, limit=9) == 1
         assert [await store.find_idempotency_record(f"k{n}", 0) is None for n in range(5)] == [True] * 3 + [False] * 2
         assert await store.prune(now, audit_before_ms=6, metrics_before_ms=6, limit=9) == 2
-        assert await store.audit(None, 9) == []
+        assert await store.read_audit_records(None, 9) == []
         assert await store.list_metrics_reports(None, None, 9) == []
 
     async def test_token_keeps_its_name_until_it_is_revoked_or_expires(

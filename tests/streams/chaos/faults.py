@@ -56,7 +56,7 @@ class ServerFaults:
         kinds += [self.kill_reader]
         kinds += [self.fill_disk, self.fill_disk] if self._disk is not None else []
         kinds += [self.kill_broker] if self._kafka is not None else []
-        kinds += [self.cut_off, self.cut_off] if self._network is not None else []
+        kinds += [self.isolate_server, self.isolate_server] if self._network is not None else []
         kind = self._rng.choice(kinds)
         self.counts[kind.__name__] += 1
         kind()
@@ -97,8 +97,8 @@ class ServerFaults:
         time.sleep(self._rng.choice((0, 2)))
         self._kafka.start()
 
-    def cut_off(self) -> None:
-        """Cut a server off from the broker, the database and the clients. No connection ends."""
+    def isolate_server(self) -> None:
+        """Drop all packets between a server and the broker, the database and the clients. TCP connections stay open."""
         assert self._network is not None
         with self._rng.choice(self._network.hosts).isolate():
             time.sleep(self._rng.choice((0.5, 3, 6)))

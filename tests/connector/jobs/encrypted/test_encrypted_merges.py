@@ -93,13 +93,13 @@ def test_random_jobs_keep_rows_in_files_with_the_same_protection(
     rng = random.Random(first_seed() + version)
     create(server, version)
     owners: dict[int, set[tuple[str, str]]] = {}
-    known_keys: set[str] = set()
+    seen_paths: set[str] = set()
     first = 0
     for configuration in rng.sample([*CONFIGURATIONS, *CONFIGURATIONS], 8):
         size = rng.choice([20, 700])
         append(client, "db.t", build_rows(rng, range(first, first + size)))
-        new_paths = [path for path in list_paths(client) if path not in known_keys]
-        known_keys.update(new_paths)
+        new_paths = [path for path in list_paths(client) if path not in seen_paths]
+        seen_paths.update(new_paths)
         for path in new_paths if configuration is not None else []:
             encrypt(path, configuration)
         owners |= dict.fromkeys(range(first, first + size), read_protections(new_paths[0]))
@@ -203,11 +203,11 @@ def test_encrypted_files_of_a_sorted_table_are_sorted_and_stay_encrypted(
     create(server, version)
     with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_sort_order() as update:
         update.desc("fixed", IdentityTransform(), NullOrder.NULLS_LAST)
-    rng, known_keys, secret = random.Random(first_seed() + version), set[str](), set[int]()
+    rng, seen_paths, secret = random.Random(first_seed() + version), set[str](), set[int]()
     for number in range(6):
         append(client, "db.t", build_rows(rng, range(number * 400, number * 400 + 400)))
-        new_paths = [path for path in list_paths(client) if path not in known_keys]
-        known_keys.update(new_paths)
+        new_paths = [path for path in list_paths(client) if path not in seen_paths]
+        seen_paths.update(new_paths)
         if number % 2:
             secret.update(range(number * 400, number * 400 + 400))
             for path in new_paths:

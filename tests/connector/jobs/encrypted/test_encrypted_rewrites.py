@@ -48,19 +48,21 @@ PLAIN_PARTS = [CONFIGURATIONS[number] for number in (0, 2, 3)]
 """The configurations that do not encrypt the column of the partition spec."""
 
 
-def fill(client: IndexClient, rng: random.Random, configurations: list[Any], size: int) -> dict[int, Any]:
+def append_by_configuration(
+    client: IndexClient, rng: random.Random, configurations: list[Any], size: int
+) -> dict[int, Any]:
     """Append rows in one commit for each configuration. Return the protection of each row."""
-    owners: dict[int, Any] = {}
-    known_keys: set[str] = set()
+    protections_by_id: dict[int, Any] = {}
+    seen_paths: set[str] = set()
     for number, configuration in enumerate(configurations):
         ids = range(number * size, number * size + size)
         append(client, "db.t", build_rows(rng, ids))
-        new_paths = [path for path in list_paths(client) if path not in known_keys]
-        known_keys.update(new_paths)
+        new_paths = [path for path in list_paths(client) if path not in seen_paths]
+        seen_paths.update(new_paths)
         for path in new_paths if configuration is not None else []:
             encrypt(path, configuration)
-        owners |= dict.fromkeys(ids, read_protections(new_paths[0]))
-    return owners
+        protections_by_id |= dict.fromkeys(ids, read_protections(new_paths[0]))
+    return protections_by_id
 
 
 def read_row_protections(client: IndexClient) -> dict[int, Any]:
@@ -94,19 +96,19 @@ def test_clustered_rows_stay_in_files_with_the_same_protection(
         catalog.create_table("db.t", SCHEMA, partition_spec=BY_PART, properties=properties)
     configurations = [*PLAIN_PARTS, *PLAIN_PARTS]
     rng.shuffle(configurations)
-    owners = fill(client, rng, configurations, 700)
+    protections_by_id = append_by_configuration(client, rng, configurations, 700)
     model = read(client, lineage=version == 3)
     report = cluster_incrementally(client, "db.t")
     assert (report.errors, report.rows) == ([], len(model))
     assert read(client, lineage=version == 3) == model
-    assert read_row_protections(client) == owners
+    assert read_row_protections(client) == protections_by_id
     assert spilled
     texts = [row["payload"].encode() for row in model.values() if row["payload"]][::50]
     assert not any(text in data for text in texts for data in spilled)
     # The service's job has the keys in its process, and finds files that are in layers of this layout.
-    owners |= fill_more(client, rng, owners)
+    protections_by_id |= fill_more(client, rng, protections_by_id)
     run_clustering(client, ("db", "t"))
-    assert read_row_protections(client) == owners
+    assert read_row_protections(client) == protections_by_id
     monkeypatch.delenv(KMS_CLASS)
     before = list_paths(client)
     second_report = cluster_incrementally(client, "db.t", full=True)
@@ -114,9 +116,9 @@ def test_clustered_rows_stay_in_files_with_the_same_protection(
     assert list_paths(client) == before
 
 
-def fill_more(client: IndexClient, rng: random.Random, owners: dict[int, Any]) -> dict[int, Any]:
+def fill_more(client: IndexClient, rng: random.Random, protections_by_id: dict[int, Any]) -> dict[int, Any]:
     """Append enough unclustered files with the same protection for the next clustering."""
-    first, known_paths, added_keys = len(owners), set(list_paths(client)), dict[int, Any]()
+    first, known_paths, added_keys = len(protections_by_id), set(list_paths(client)), dict[int, Any]()
     for number in range(6):
         ids = range(first + number * 50, first + number * 50 + 50)
         append(client, "db.t", build_rows(rng, ids))
@@ -175,7 +177,7 @@ def test_changed_rows_are_in_files_with_the_same_protection(
 ) -> None:
     rng = random.Random(first_seed() + 10 * seed + version)
     create(server, version)
-    fill(client, rng, [CONFIGURATIONS[2]] * 3, 60)
+    append_by_configuration(client, rng, [CONFIGURATIONS[2]] * 3, 60)
     keys, model = encrypted.build_keys(), read(client)
     highest = len(model)
     for step in range(8):
@@ -213,7 +215,7 @@ def test_change_of_rows_from_differently_encrypted_files_is_refused(
     """A change of rows from one kind of encrypted files, with or without plain files, is accepted."""
     create(server, 2)
     rng = random.Random(first_seed())
-    owners = fill(client, rng, [None, CONFIGURATIONS[3], CONFIGURATIONS[2]], 50)
+    protections_by_id = append_by_configuration(client, rng, [None, CONFIGURATIONS[3], CONFIGURATIONS[2]], 50)
     keys, before = encrypted.build_keys(), read(client)
     files = sorted(list_paths(client))
 
@@ -233,10 +235,10 @@ def test_change_of_rows_from_differently_encrypted_files_is_refused(
     change(2, 110)  # One row is in a plain file, the other in an encrypted one.
     for number in (2, 60, 61, 110):
         before[number]["payload"] = "new"
-    owners[2] = owners[110]
+    protections_by_id[2] = protections_by_id[110]
     assert read(client) == before
     live = read_row_protections(client) if mode == "copy-on-write" else {2: read_protections(append_file(client, 2))}
-    assert live == {number: owners[number] for number in live}
+    assert live == {number: protections_by_id[number] for number in live}
     opened_table = replace(open_table(client, "db.t", At(ref=MAIN)), keys=keys)
     assert pickle.loads(pickle.dumps(opened_table)) == replace(opened_table, keys=None)
 
@@ -273,7 +275,7 @@ def test_indexes_contain_plain_columns_of_encrypted_files(
     monkeypatch.setenv(KEY_FILE, encrypted.write_key_file(tmp_path, "db"))
     create(server, 2)
     rng = random.Random(first_seed())
-    fill(client, rng, [CONFIGURATIONS[2], {**CONFIGURATIONS[2], "plaintext_footer": False}], 80)
+    append_by_configuration(client, rng, [CONFIGURATIONS[2], {**CONFIGURATIONS[2], "plaintext_footer": False}], 80)
     client.put_index("db.t", "ids", columns=["id"], kind="bitmap")
     client.put_index("db.t", "payloads", columns=["payload"], kind="bitmap")
     with closing(InProcessWorkers()) as workers:
