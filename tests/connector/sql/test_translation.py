@@ -204,7 +204,7 @@ def test_identifiers_of_a_statement_do_not_reach_duckdb() -> None:
         ("SELECT 1 UNION SELECT 'a'", "use CAST"),
         ("SELECT 1, 2 UNION SELECT 1", "2 and 1 columns"),
         ("SELECT DATE '2024-13-01'", "not a valid date"),
-        ("SELECT id FROM s.t LIMIT -1", "number of rows"),
+        ("SELECT id FROM s.t LIMIT -1", "need a whole number of at most"),
         ("SELECT id FROM s.t ORDER BY 3", "has 1 columns"),
         ("SELECT 99999999999999999999", "out of the range"),
     ],
