@@ -25,7 +25,7 @@ COLUMNS = (ICEBERG, UNTOUCHED, CLUSTERED, CUBED)
 FILE_COLUMNS = (ICEBERG, UNTOUCHED, CLUSTERED)
 """The columns whose files are compared. The facts with cubes are in another number of files."""
 NOTHING_READ = FilesRead(0, 0)
-"""What a query without a scan of the facts reads of them."""
+"""The files and bytes of the facts that a query without a scan of the facts reads."""
 _FACT_NAME = re.compile(rf"\b{FACT}\b")
 
 
