@@ -1,8 +1,8 @@
 """`seamark token`, `seamark grant` and `seamark role`: manage logins and rights.
 
-The commands write directly to the database; running servers apply a change to the next request. An
-account that can open the database needs no login; this is how the first admin is created. The audit log
-records each change under `cli:` and the account of the operating system.
+The commands write directly to the database, and running servers apply a change to the next request. An account of the
+operating system that can open the database needs no login, so it can create the first admin. The audit log records each
+change under `cli:` and the account's name.
 """
 
 from __future__ import annotations
@@ -45,34 +45,42 @@ _NAMESPACE = click.option(
     "namespaces",
     multiple=True,
     metavar="A.B",
-    help="Namespace of the role, including everything below it; repeatable. Default: the whole catalog. Write a dot "
-    "within a level as \\. (in most shells: '\\.').",
+    help="Namespace of the role, including the namespaces and tables below it. Repeatable. Default: the whole catalog. "
+    "Write a dot within a level as \\. (in most shells: '\\.').",
 )
 _OBJECT = (
-    click.option("--table", metavar="NAME", help="A table of the only --namespace. Default: the namespace."),
-    click.option("--view", metavar="NAME", help="A view of the only --namespace."),
-    click.option("--function", metavar="NAME", help="A function of the only --namespace."),
-    click.option("--server", is_flag=True, help="The server, with its tokens, replicas and warehouses."),
-    click.option("--deny", is_flag=True, help="Deny the privilege. A denial is stronger than any grant."),
+    click.option(
+        "--table",
+        metavar="NAME",
+        help="Table in the namespace of --namespace, which must be set once. Default: the namespace itself.",
+    ),
+    click.option("--view", metavar="NAME", help="View in the namespace of --namespace, which must be set once."),
+    click.option(
+        "--function", metavar="NAME", help="Function in the namespace of --namespace, which must be set once."
+    ),
+    click.option(
+        "--server", is_flag=True, help="Use the server as the object, with its tokens, replicas and warehouses."
+    ),
+    click.option("--deny", is_flag=True, help="Deny the privilege. A denial overrides every grant."),
 )
 _where = settings_flags(("home", "database"))
 _WAREHOUSE = click.option(
     "--warehouse",
     "warehouse_name",
     metavar="NAME",
-    help="The further warehouse in which the role counts. Default: the server's own warehouse.",
+    help="Further warehouse in which the role applies. Default: the server's own warehouse.",
 )
 
 
 def _object_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that name the object of a grant, and its effect, to a command."""
+    """Add to a command the options that name the object of a grant, and the option `--deny`."""
     for option in reversed(_OBJECT):
         command = option(command)
     return command
 
 
 class _RightType(click.ParamType[str]):
-    """A role or a privilege that a grant may have."""
+    """The parameter type of a role or a privilege in a grant."""
 
     name = "role"
 
@@ -95,8 +103,8 @@ def token() -> None:
 def grant() -> None:
     """Add, list and remove grants of roles and privileges.
 
-    A grant is on the server, the whole catalog, a namespace, table, view or function. It counts for everything in its
-    object.
+    The object of a grant is the server, the whole catalog, a namespace, a table, a view or a function. The grant
+    applies to the object and everything in it.
 
     Roles are reader, writer, admin and owner. Privileges are browse, plan, read, maintain, write, create, drop and
     manage-grants.
@@ -107,22 +115,24 @@ def grant() -> None:
 def role() -> None:
     """Add and remove the members of roles, and list the roles.
 
-    A role NAME is the principal role:NAME of seamark grant add. Its members have the rights that it has.
+    In seamark grant add, the principal role:NAME is the role NAME. The members of a role have its rights.
     """
 
 
 @token.command("create")
 @click.argument("name")
-@click.option("--role", type=_ROLES, help="The only role of the token; it replaces existing grants of this name.")
+@click.option("--role", type=_ROLES, help="Role of the token. It replaces the existing grants of NAME.")
 @_NAMESPACE
 @click.option(
-    "--expires-in", metavar="TIME", help="The lifetime, such as 12h, 30d or 1y. Default: the token never expires."
+    "--expires-in",
+    metavar="TIME",
+    help="Lifetime of the token, such as 12h, 30d or 1y. Default: the token never expires.",
 )
 @click.option(
     "--from-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File with the token: smk_ and 43 or more letters, digits, - and _. If this token exists, also revoked, "
-    "nothing changes. The command does not print it. Default: a random token.",
+    help="File that contains the token: smk_ and at least 43 letters, digits, - and _. The command does not print it. "
+    "If this token already exists, even if it is revoked, nothing changes. Default: a new random token.",
 )
 @json_option
 @_where
@@ -138,9 +148,8 @@ def create(
 ) -> None:
     """Create the token NAME and print it on standard output.
 
-    No later command shows it.
-
-    Audit log and timeline show NAME. Engines take the token as `token`, or as `credential` NAME:TOKEN.
+    The token cannot be shown again. NAME identifies the token in the audit log and the timeline. Engines accept the
+    token as `token`, or as `credential` in the form NAME:TOKEN.
     """
     if namespaces and role is None:
         raise click.UsageError("--namespace requires --role")
@@ -163,8 +172,8 @@ def create(
         print_json({"name": name, "token": secret, "grants": [_grant_json(one) for one in grants]})
         return
     click.echo(secret)
-    may = "; ".join(_describe_grant(grant) for grant in grants) or "nothing yet: see seamark grant add"
-    click.echo(f"Keep it: it is not shown again. {name} may do: {may}", err=True)
+    may = "; ".join(_describe_grant(grant) for grant in grants) or "none yet; add some with seamark grant add"
+    click.echo(f"Store the token now, because it is not shown again. Rights of {name}: {may}", err=True)
 
 
 def _create_from_file(
@@ -177,7 +186,7 @@ def _create_from_file(
     *,
     as_json: bool,
 ) -> None:
-    """Create the token in the file `path`, unless it exists."""
+    """Create the token whose text is in the file `path`, unless it exists."""
     try:
         secret = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -222,7 +231,7 @@ def list_tokens(as_json: bool, config: Path | None, **flags: Any) -> None:
 def revoke(name: str, as_json: bool, config: Path | None, **flags: Any) -> None:
     """Revoke the token NAME and all its access tokens.
 
-    Its grants stay for a new token of the same name.
+    The grants of NAME remain, and apply to a new token with the same name.
     """
 
     async def work(store: PointerStore, clock: Clock) -> None:
@@ -244,10 +253,10 @@ def revoke(name: str, as_json: bool, config: Path | None, **flags: Any) -> None:
 def add(
     principal: str, role: str, namespaces: tuple[str, ...], as_json: bool, config: Path | None, **flags: Any
 ) -> None:
-    """Grant ROLE, a role or a privilege, to PRINCIPAL, or deny it a privilege.
+    """Grant the role or privilege ROLE to PRINCIPAL, or deny a privilege with --deny.
 
-    PRINCIPAL is a token's name, oidc:SUBJECT for a user of the OIDC issuer, oidc-group:GROUP for its group, or
-    role:NAME for the members of a role. Other issuers have their own names instead of oidc.
+    PRINCIPAL is the name of a token, oidc:SUBJECT for a user of the OIDC issuer, oidc-group:GROUP for a group of the
+    issuer, or role:NAME for the members of a role. Principals of a further issuer begin with its name instead of oidc.
     """
     make_grants = _pop_object(flags, namespaces)
     _add_grants(lambda: make_grants(principal, role), principal, config, flags, as_json=as_json)
@@ -266,7 +275,7 @@ def _add_grants(
         await store.transact([SaveGrant(grant) for grant in grants])
         for grant in grants:
             await _audit(store, clock, "addGrant", f"{grant.principal} {_describe_grant(grant)}")
-        # The tokens are in the database of the server, also for a further warehouse.
+        # Tokens are stored in the database of the server, even if the grant is for a further warehouse.
         is_known = ":" in principal or flags.get("warehouse_name") is not None
         return grants, is_known or any(token.name == principal for token in await store.list_tokens())
 
@@ -287,7 +296,7 @@ def _add_grants(
 def remove(
     principal: str, role: str, namespaces: tuple[str, ...], as_json: bool, config: Path | None, **flags: Any
 ) -> None:
-    """Remove a grant, or a denial, of ROLE to PRINCIPAL on the same object."""
+    """Remove the grant or denial of ROLE to PRINCIPAL on an object."""
     make_grants = _pop_object(flags, namespaces)
     _remove_grants(lambda: make_grants(principal, role), config, flags, as_json=as_json)
 
@@ -322,15 +331,17 @@ def _grant_json(grant: Grant) -> dict[str, Any]:
 
 
 def _pop_object(flags: dict[str, Any], namespaces: tuple[str, ...]) -> Callable[[str, str], list[Grant]]:
-    """Take the options of the object out of the flags, and return a function that makes the grants on it."""
+    """Remove the options of the object from `flags`, and return a function that makes grants on the object."""
     names = {kind: name for kind in (TABLE, VIEW, FUNCTION) if (name := flags.pop(kind)) is not None}
     on_server, deny = flags.pop("server"), flags.pop("deny")
     if len(names) + on_server > 1:
-        raise click.UsageError("A grant is on one object: use only one of --table, --view, --function and --server")
+        raise click.UsageError(
+            "A grant has exactly one object: use only one of --table, --view, --function and --server"
+        )
     if names and len(namespaces) != 1:
         raise click.UsageError(f"--{next(iter(names))} requires one --namespace")
     if on_server and namespaces:
-        raise click.UsageError("--server names the whole object: leave out --namespace")
+        raise click.UsageError("--server grants rights on the server itself, not on a namespace: leave out --namespace")
     kind, name = next(iter(names.items()), (SERVER if on_server else NAMESPACE, ""))
 
     def make_grants(principal: str, role: str) -> list[Grant]:
@@ -370,7 +381,7 @@ def _grant_row(grant: Grant) -> tuple[str, ...]:
 @json_option
 @_where
 def add_member(name: str, principal: str, as_json: bool, config: Path | None, **flags: Any) -> None:
-    """Make PRINCIPAL a member of the role NAME."""
+    """Add PRINCIPAL to the members of the role NAME."""
     _add_grants(lambda: [make_grant(principal, ROLE_PREFIX + name, ())], principal, config, flags, as_json=as_json)
 
 
@@ -381,7 +392,7 @@ def add_member(name: str, principal: str, as_json: bool, config: Path | None, **
 @json_option
 @_where
 def remove_member(name: str, principal: str, as_json: bool, config: Path | None, **flags: Any) -> None:
-    """End the membership of PRINCIPAL in the role NAME."""
+    """Remove PRINCIPAL from the members of the role NAME."""
     _remove_grants(lambda: [make_grant(principal, ROLE_PREFIX + name, ())], config, flags, as_json=as_json)
 
 
@@ -390,7 +401,7 @@ def remove_member(name: str, principal: str, as_json: bool, config: Path | None,
 @json_option
 @_where
 def list_roles(as_json: bool, config: Path | None, **flags: Any) -> None:
-    """List the roles with their members. A role exists while it has a member or a grant."""
+    """List the roles with their members. A role exists as long as it has a member or a grant."""
 
     async def work(store: PointerStore, clock: Clock) -> list[tuple[str, ...]]:
         members: dict[str, list[str]] = {}
@@ -406,10 +417,10 @@ def list_roles(as_json: bool, config: Path | None, **flags: Any) -> None:
 
 
 def _run(config: Path | None, flags: dict[str, Any], work: Work[T], *, creates: bool = True) -> T:
-    """Run `work` on the database of the settings. An error becomes a message and an exit code.
+    """Run `work` on the database of the settings, and report an error as a message and an exit code.
 
     Args:
-        creates: Whether a missing database is created, which the command reports. If False, a missing database is an
+        creates: Whether the command creates a missing database and reports it. If False, a missing database is an
             error, because the home may be wrong.
     """
     warehouse_name = flags.get("warehouse_name")
@@ -424,7 +435,8 @@ def _run(config: Path | None, flags: dict[str, Any], work: Work[T], *, creates: 
         result = asyncio.run(_open_and(settings, warehouse_name, work))
         if is_new:
             say(
-                f"The database {database} is new. If a server runs already, it has another one: name its --home",
+                f"The database {database} is new. If a server is already running, it uses another database: set --home "
+                "to the home of the server",
                 err=True,
             )
         return result
@@ -437,7 +449,7 @@ def _run(config: Path | None, flags: dict[str, Any], work: Work[T], *, creates: 
 async def _open_and(settings: Settings, warehouse_name: str | None, work: Work[T]) -> T:
     os.umask(PRIVATE_UMASK)
     for path in make_private(settings) if settings.database else prepare_home(settings):
-        click.echo(f"{path} was accessible to other accounts and is private now", err=True)
+        click.echo(f"{path} could be read by other accounts; it is private now", err=True)
     clock = SystemClock()
     if warehouse_name is not None:
         settings = await find_warehouse_settings(settings, clock, warehouse_name)
@@ -461,10 +473,10 @@ async def _audit(store: PointerStore, clock: Clock, action: str, resource: str) 
 
 
 def account_name() -> str:
-    """Return the account of the operating system, for the audit log and the timeline."""
+    """Return the name of the operating system's account, for the audit log and the timeline."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError, ImportError):  # A container may run with a user id that has no name.
+    except (KeyError, OSError, ImportError):  # In a container, the user id may have no name.
         return "unknown"
 
 
@@ -473,7 +485,7 @@ def _parse_paths(namespaces: tuple[str, ...]) -> list[NamespacePath]:
 
 
 def _describe_grant(grant: Grant) -> str:
-    """Return the right and the object of a grant, for messages."""
+    """Return a text with the right and the object of a grant, for messages."""
     if grant.kind == SERVER:
         place = "the server"
     elif grant.name:

@@ -1,9 +1,8 @@
-"""`seamark buckets`: shows and doubles the number of a table's buckets.
+"""`seamark buckets`: shows the buckets of a table, and changes their number.
 
-It shows their sizes and the recommended number.
-
-The server is found in the same way as for `seamark explain`. Exit codes: 0 on success, 1 when the server
-refuses or cannot be reached, 2 for invalid arguments, such as a number of buckets that is not a doubling.
+The command finds the server in the same way as `seamark explain`. Exit codes: 0 on success, 1 if the server refuses or
+cannot be reached, 2 for invalid arguments, such as a number of buckets that is not the present one times a power of
+two.
 """
 
 from __future__ import annotations
@@ -31,9 +30,10 @@ from seamark.connector.write.buckets import TARGET_BYTES, BucketSizes, compute_b
 @click.argument("table")
 @click.option(
     "--column",
-    help="Show or resize only the buckets of this column. Required for a resize if several columns have buckets.",
+    help="Column whose buckets are shown or resized. It is required for a resize if several columns have buckets. "
+    "Default: all columns with buckets.",
 )
-@click.option("--resize", "wanted", type=click.IntRange(min=1), metavar="N", help="The new number of buckets.")
+@click.option("--resize", "wanted", type=click.IntRange(min=1), metavar="N", help="New number of buckets.")
 @click.option("--double", is_flag=True, help="Double the number of buckets.")
 @click.option(
     "--target-bytes",
@@ -41,7 +41,7 @@ from seamark.connector.write.buckets import TARGET_BYTES, BucketSizes, compute_b
     default=TARGET_BYTES,
     show_default=True,
     metavar="BYTES",
-    help="Target size of a bucket, used for the advice.",
+    help="Target size of a bucket, from which the recommended number is computed.",
 )
 @server_command
 def buckets(
@@ -53,17 +53,17 @@ def buckets(
     target_bytes: int,
     as_json: bool,
 ) -> None:
-    """Show the sizes of the buckets of TABLE with advice on their number, or resize them.
+    """Show the sizes of the buckets of TABLE and the recommended number of buckets, or resize the buckets.
 
     \b
     For instance:
       seamark buckets sales.orders
       seamark buckets sales.orders --double
-    A resize changes the partition spec alone: it is one commit, writers and readers continue, and old files
-    stay unchanged. TABLE is a namespace and a name, joined by dots; a dot within a name is written \\. .
+    A resize only changes the partition spec. It is one commit: readers and writers continue, and existing files do not
+    change. TABLE is a namespace and a name, joined by dots; write a dot within a name as \\. .
     """
     if double and wanted is not None:
-        raise click.UsageError("--double and --resize are both set; set one of them")
+        raise click.UsageError("--double and --resize cannot be used together: use one of them")
     sizes = compute_bucket_sizes(client, table, target_bytes=target_bytes)
     shown_sizes = [size for size in sizes if column in (None, size.column)]
     if not shown_sizes:
@@ -118,7 +118,7 @@ def _print_sizes(table: str, columns: list[BucketSizes]) -> None:
         if bucketed.shared_files:
             share = f"{show_count(bucketed.shared_files, 'file')} ({show_size(bucketed.shared_bytes)})"
             of = f"with rows of several buckets of {bucketed.column}"
-            say(f"{share} {of}; older partition specs wrote them.")
+            say(f"{share} {of} in older partition specs.")
         if bucketed.advice > bucketed.buckets:
             each = show_size(round(bucketed.partition_bytes / bucketed.advice))
             more = "" if len(columns) == 1 else f" --column {bucketed.column}"

@@ -1,6 +1,6 @@
-"""Finds the running server for commands, and reports its refusals and connection errors.
+"""Find the running server for commands, and report its refusals and connection errors.
 
-Exit codes: 1 when the server refuses or cannot be reached, 2 for invalid arguments.
+Exit codes: 1 if the server refuses or cannot be reached, 2 for invalid arguments.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from seamark.formats.iceberg.types.near_names import near_names
 from seamark.formats.runtime.decoding import convert_json
 
 _NAMES_MAX = 10_000
-"""The maximum number of names that are compared with a name that does not exist."""
+"""The maximum number of existing names that are compared with a missing name, to suggest a similar one."""
 
 _REFUSED = re.compile(r"No answer from [^ ]+: Connection refused")
 
@@ -37,7 +37,7 @@ Client = TypeVar("Client", bound=SeamarkClient)
 
 
 def find_server_url(config: Path | None, flags: dict[str, Any]) -> str:
-    """Return the URL of the running server whose home the settings name.
+    """Return the URL of the running server whose home folder is in the settings.
 
     Raises:
         Misconfigured: No server is running.
@@ -54,7 +54,7 @@ def find_server_url(config: Path | None, flags: dict[str, Any]) -> str:
 
 
 def to_command_error(error: ClientError, *, has_token: bool) -> click.ClickException:
-    """Return the error of the command for an error of its client. It contains advice where possible."""
+    """Convert an error of the client to an error of the command, with advice if possible."""
     hint = ""
     if isinstance(error, LoginRequired) and not has_token:
         hint = "; set --token or the variable SEAMARK_TOKEN"
@@ -86,10 +86,12 @@ def open_client(make: Callable[[], Client]) -> Iterator[Client]:
 
 
 def server_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that name a server, a login and a warehouse, and pass the command the client as `client`."""
+    """Add options for the server, the login and the warehouse to a command, and pass it a client as `client`."""
 
     @settings_flags(("home",))
-    @click.option("--warehouse", metavar="NAME", help="A further warehouse of the server. Default: its own warehouse.")
+    @click.option(
+        "--warehouse", metavar="NAME", help="Further warehouse of the server. Default: the server's own warehouse."
+    )
     @address_options
     @wraps(command)
     def run(
@@ -112,10 +114,10 @@ def server_command(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def add_suggestions(client: SeamarkClient, table: Any = None) -> Iterator[None]:
-    """Add advice to a NoSuchResource error that is raised in the context.
+    """Add advice to a NoSuchResource error that the context raises.
 
-    The advice is the command that restores or creates the missing entry, or a similar name. The name is
-    compared with `table`, or with the name in the error.
+    The advice is the command that restores or creates the missing entry, or a similar name. The similar name is one
+    that resembles `table`, or if that is None, the name in the error.
     """
     try:
         yield
@@ -140,10 +142,7 @@ def add_suggestions(client: SeamarkClient, table: Any = None) -> Iterator[None]:
 
 
 def _is_other_kind(client: SeamarkClient, kind: str, name: str) -> bool:
-    """Return whether a missing table is a view, or a missing view is a table.
-
-    The function never raises.
-    """
+    """Return whether a missing table is a view, or a missing view is a table. Errors are ignored."""
     if kind not in ("Table", "View"):
         return False
     try:
@@ -155,7 +154,7 @@ def _is_other_kind(client: SeamarkClient, kind: str, name: str) -> bool:
 
 
 def _was_dropped(client: SeamarkClient, name: str) -> bool:
-    """Return whether a table or view with this name can be restored. The function never raises."""
+    """Return whether a dropped table or view with this name can be restored. Errors are ignored."""
     try:
         *namespace, last = split_table(name)
         entries = islice(list_dropped_entries(client, tuple(namespace)), _NAMES_MAX)
@@ -170,7 +169,7 @@ def _list_names(client: SeamarkClient, *, view: bool) -> Iterator[str]:
 
 
 def _find_similar_name(name: str, names: Iterator[str]) -> str | None:
-    """Return the most similar of the names, or None. The function never raises."""
+    """Return the name in `names` that is most similar to `name`, or None. Errors are ignored."""
     try:
         return next(iter(near_names(name, islice(names, _NAMES_MAX), maximum=1)), None)
     except (ClientError, ValueError):
@@ -178,9 +177,9 @@ def _find_similar_name(name: str, names: Iterator[str]) -> str | None:
 
 
 def find_similar_name(client: SeamarkClient, table: Any) -> str | None:
-    """Return the existing table whose name is most similar to a missing table's name, or None.
+    """Return the existing table whose name is most similar to the name of a missing table, or None.
 
-    The function never raises.
+    Errors are ignored.
     """
     if not isinstance(table, str):
         return None

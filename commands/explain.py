@@ -1,8 +1,8 @@
-"""`seamark explain`: shows how the server plans a scan, stage by stage.
+"""`seamark explain`: shows each stage of a scan plan.
 
-It is a client of the running server, which is found by `--url` or in the `--home` of the server. Exit
-codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments or an invalid
-predicate, 3 when no part of the predicate could be used.
+The command is a client of the running server, which it finds by `--url` or in the server's `--home`. Exit codes: 0 on
+success, 1 if the server refuses or cannot be reached, 2 for invalid arguments or an invalid predicate, 3 if no part of
+the predicate could be used.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ _QUERY = re.compile(r"\s*(select|with)\s", re.IGNORECASE)
 @click.command()
 @click.argument("table", required=False)
 @click.argument("predicate", required=False)
-@click.option("--sql", "query", metavar="QUERY", help="Explain all tables of a query, instead of TABLE.")
+@click.option(
+    "--sql", "query", metavar="QUERY", help="SQL query. Explain the scan of each of its tables, instead of TABLE."
+)
 @click.option(
     "--dialect",
     type=click.Choice(("trino", "duckdb")),
@@ -56,7 +58,7 @@ _QUERY = re.compile(r"\s*(select|with)\s", re.IGNORECASE)
     type=json.loads,
     multiple=True,
     metavar="JSON",
-    help="A join of the table, in the form of a request for a plan table; repeatable.",
+    help="Join of TABLE with another table, as the JSON of a request for a plan table. Repeatable.",
 )
 @click.option("--files", "files", is_flag=True, help="List the remaining files.")
 @click.option(
@@ -66,14 +68,15 @@ _QUERY = re.compile(r"\s*(select|with)\s", re.IGNORECASE)
     show_default=True,
     help="Maximum number of files to list.",
 )
-@click.option("--ref", help="A branch or tag.")
-@click.option("--snapshot-id", type=int, metavar="ID", help="A snapshot. Default: the current snapshot.")
+@click.option("--ref", help="Branch or tag to scan.")
+@click.option("--snapshot-id", type=int, metavar="ID", help="Snapshot to scan. Default: the current snapshot.")
 @click.option(
     "--as-of",
     "as_of_ms",
     metavar="TIME",
     callback=lambda context, option, text: None if text is None else parse_time_ms(text, "--as-of"),
-    help="The snapshot that was current at this time: ms since the epoch, or 2026-01-31T12:00 (UTC without a zone).",
+    help="Scan the snapshot that was current at this time: milliseconds since the epoch, or a time such as "
+    "2026-01-31T12:00 (in UTC, unless it has a zone).",
 )
 @server_command
 def explain(
@@ -91,10 +94,10 @@ def explain(
     as_of_ms: int | None,
     as_json: bool,
 ) -> None:
-    """Show how a scan of TABLE with the SQL PREDICATE is planned: files and bytes after each stage.
+    """Show how a scan of TABLE with the SQL condition PREDICATE is planned: files and bytes after each stage.
 
-    With --sql it shows this for each table of a whole query, with the conditions and joins that the query implies.
-    Nothing is run.
+    With --sql, show this for each table of a query, with the conditions and joins that follow from the query. The query
+    is not run.
 
     \b
     For instance:
@@ -103,11 +106,11 @@ def explain(
         '{"table": ["sales", "days"], "on": {"day": "date"}, "predicate": "holiday"}'
       seamark explain --sql "SELECT sum(price) FROM sales.orders o JOIN sales.days d \\
         ON o.day = d.date WHERE d.holiday"
-    TABLE is a namespace and a name, joined by dots; a dot within a name is written \\. .
+    TABLE is a namespace and a name, joined by dots; write a dot within a name as \\. .
     """
     at = At(snapshot_id, ref, as_of_ms)
     if (table is None) == (query is None):
-        raise click.UsageError("Give a TABLE, or a query with --sql")
+        raise click.UsageError("There is nothing to explain: name a TABLE, or set --sql to a query")
     if query is not None:
         if joins or files or at != CURRENT:
             raise click.UsageError(
@@ -132,7 +135,7 @@ def explain(
 
 
 def _show_query(explained: ExplainedQuery) -> None:
-    """Print each reference separately, and then one line for all references."""
+    """Print the plan of each table reference, and then one line for all references."""
     console = open_console()
     for table in explained.tables:
         console.rule(escape_for_terminal(table.reference), align="left", characters="─")
@@ -156,7 +159,8 @@ def _print_explanation(table: str, explanation: Explanation, *, is_whole: bool =
     Args:
         table: The name of the table.
         explanation: The explanation.
-        is_whole: Whether the reader checks only the explained predicate. A query may check more conditions.
+        is_whole: Whether the reader checks only the explained predicate. The reader of a query may check further
+            conditions.
     """
     console = open_console()
     console.print(
@@ -216,7 +220,7 @@ def _print_explanation(table: str, explanation: Explanation, *, is_whole: bool =
 
 
 def suggest_improvements(table: str, explanation: Explanation) -> Iterator[str]:
-    """Yield a sentence for each term that prunes few files, with the command that would help."""
+    """Yield texts about each term that prunes few files, with a command that would help."""
     if explanation.files <= 1:
         return
     indexed = {index["name"]: index for index in explanation.indexes}
@@ -224,12 +228,12 @@ def suggest_improvements(table: str, explanation: Explanation) -> Iterator[str]:
     compared = Counter(term["column"] for term in explanation.terms)
     for term in explanation.terms:
         if term.get("filter", {}).get("type") == "not-null" and compared[term["column"]] > 1:
-            continue  # A comparison, which is reported, implies this term.
+            continue  # The reported terms include a comparison of the column, which implies that it is not null.
         name, files_in, left = term["column"], term["files-in"], term["files-left"]
         index = indexed.get(term["index"])
         if left <= max(1, files_in // 2) or (index is not None and index["files-removed"]):
             continue
-        # The name must be quoted: a writer of the table chose it, and a reader copies the command.
+        # Quote the name: a writer of the table chose it, and a reader may copy the command into a shell.
         compared_term = term.get("filter", {}).get("term")
         function = compared_term.get("transform", IDENTITY) if isinstance(compared_term, dict) else IDENTITY
         column = shlex.quote(format_term(function if is_function(function) else IDENTITY, name))
@@ -245,19 +249,22 @@ def suggest_improvements(table: str, explanation: Explanation) -> Iterator[str]:
         elif term["index-kind"] is not None:
             command = f"seamark index create {table} --kind {term['index-kind']} --columns {column}"
             if term["index-files"] is None:
-                yield f"  How many files an index would keep is not known ({term['index-note']}): {command}"
+                yield f"The number of files that an index would keep is unknown ({term['index-note']}): {command}"
             else:
                 yield f"  With an index the plan would keep about {show_count(term['index-files'], 'file')}: {command}"
         elif term["index-files"] is not None:
-            yield f"  An index would not help: about {show_count(term['index-files'], 'file')} hold a matching row."
+            yield (
+                f"An index would not help, because about {show_count(term['index-files'], 'file')} contain a matching "
+                "row."
+            )
     for unknown in explanation.unknown_layouts:
-        yield f"What a layout by {unknown['column']} would give is not known: {unknown['reason']}."
+        yield f"The effect of a layout by {unknown['column']} is unknown: {unknown['reason']}."
     for layout in explanation.layouts[:_SHOWN_LAYOUTS_MAX]:
         columns = ", ".join(layout["columns"])
         layout_text = f"Sorted by {columns}" if len(layout["columns"]) == 1 else f"Clustered by {columns}"
         setting = shlex.quote(f"{CLUSTERING}={','.join(layout['columns'])}")
         files = f"{layout['files']:,} of {show_count(layout['files-in'], 'file')}"
-        yield f"{layout_text}, the table would be read from about {files}: seamark table set {table} {setting}"
+        yield f"{layout_text}, a scan of the table would read about {files}: seamark table set {table} {setting}"
 
 
 def _make_title(explanation: Explanation) -> str:

@@ -51,7 +51,7 @@ def renew(as_json: bool, config: Path | None, **flags: Any) -> None:
 async def _renew(settings: Settings) -> str:
     os.umask(PRIVATE_UMASK)
     for path in prepare_home(settings):
-        click.echo(f"{path} was accessible to other accounts and is private now", err=True)
+        click.echo(f"{path} could be read by other accounts; it is private now", err=True)
     clock = SystemClock()
     async with open_store(settings.make_database_url(), clock=clock) as store:
         protected_by = await renew_keys(settings, store, clock)

@@ -19,18 +19,19 @@ from seamark.formats.runtime.tls import CA_VARIABLE
 @click.command()
 @click.argument("engine", type=click.Choice(ENGINES))
 @click.option("--catalog", default="sea", show_default=True, help="Name of the catalog in the engine.")
-@click.option("--s3", "on_s3", is_flag=True, help="Tables are in S3, and Trino has its own S3 keys.")
+@click.option("--s3", "on_s3", is_flag=True, help="Use Trino's own S3 keys for the tables, which are in S3.")
 @server_options
 def connect(client: IndexClient, engine: str, catalog: str, on_s3: bool) -> None:
-    """Print how ENGINE connects to the server: a command, a script or a file that runs unedited.
+    """Print a configuration with which ENGINE connects to the server: a command, a script or a file, ready to use.
 
-    If --token or SEAMARK_TOKEN is set, the configuration reads the token from the variable SEAMARK_TOKEN. If
-    SEAMARK_CA is set, it also contains the settings with which the engine trusts that authority.
+    If --token or SEAMARK_TOKEN is set, the configuration reads the token from the variable SEAMARK_TOKEN. If SEAMARK_CA
+    is set, the configuration makes the engine trust the certificate authority in it.
     """
     if not catalog.isidentifier() or not catalog.isascii():
         raise click.BadParameter(f"{catalog!r} is not a name; write letters, digits and _", param_hint="--catalog")
-    next(client.namespaces(), None)  # A wrong address must be an error of this command, not of the engine.
+    # Check the address first, so that the command reports a wrong address, not the engine.
+    next(client.namespaces(), None)
     authority = os.environ.get(CA_VARIABLE, "")
     say(format_connection(engine, catalog, client.url, has_token=client.has_token, on_s3=on_s3, authority=authority))
     if client.has_token and TOKEN not in os.environ:
-        say(f"Set {TOKEN} before you run it.", err=True)
+        say(f"Set the variable {TOKEN} before you run the configuration.", err=True)

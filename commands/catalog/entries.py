@@ -17,10 +17,13 @@ from seamark.connector.client.names import join_name, split_name, split_table
 
 @dataclass(frozen=True)
 class NamedEntries:
-    """The tables or the views of a catalog.
+    """The tables or the views of a catalog, and functions that read and change them.
 
     Attributes:
+        noun: "table" or "view".
+        names: Yields the names in some namespaces.
         load: Returns the Iceberg metadata of an entry.
+        rename: Gives an entry a new name.
         drop: Drops an entry. It has a parameter `purge` if `is_purgeable`.
     """
 
@@ -33,16 +36,16 @@ class NamedEntries:
 
 
 def add_commands(group: click.Group, kind: NamedEntries) -> None:
-    """Add the commands `list`, `rename` and `drop`.
+    """Add the commands `list`, `rename` and `drop` to a group.
 
-    The name of an entry is the argument `table` or `view`.
+    Their argument with the name of the entry is called `table` or `view`.
     """
     noun = kind.noun
     title, plural = noun.capitalize(), f"{noun}s"
 
     @group.command(
         "list",
-        help=f"List the {plural} of NAMESPACE, or all {plural} that you may see.",
+        help=f"List the {plural} of NAMESPACE, or all {plural} that you have rights to see.",
     )
     @click.argument("namespace", required=False)
     @server_command
@@ -70,7 +73,7 @@ def add_commands(group: click.Group, kind: NamedEntries) -> None:
 
     def drop_command(client: IndexClient, yes: bool, as_json: bool, purge: bool = False, **arguments: str) -> None:
         name = arguments[noun]
-        kind.load(client, name)  # If the name does not exist, the command fails without a question.
+        kind.load(client, name)  # If the name does not exist, fail before asking for confirmation.
         if not yes:
             question = f"Drop {name}{' and delete its files after the retention' if purge else ''}?"
             click.confirm(question, abort=True, err=as_json)
@@ -85,12 +88,12 @@ def add_commands(group: click.Group, kind: NamedEntries) -> None:
     )
     if kind.is_purgeable:
         command = click.option("--purge", is_flag=True, help="Delete its files after the retention time.")(command)
-    text = f"Drop {noun.upper()}. `seamark undrop` restores it within the server's retention."
+    text = f"Drop {noun.upper()}. `seamark undrop` can restore it until the server's retention time ends."
     group.command("drop", help=text)(click.argument(noun)(command))
 
 
 def print_changed(client: IndexClient, kind: NamedEntries, name: str, text: str, *, as_json: bool) -> None:
-    """Print `text`, or with `as_json` the metadata of the entry, as `show` prints them."""
+    """Print `text`, or the metadata of the entry if `as_json` is set."""
     print_result(kind.load(client, name) if as_json else None, text, as_json=as_json)
 
 
@@ -102,7 +105,7 @@ def print_properties(metadata: Mapping[str, Any]) -> None:
 def find_latest_dropped(client: IndexClient, name: str) -> dict[str, Any] | None:
     """Return the latest dropped entry with this name, or None.
 
-    Only its namespace is searched, because a user may have no right on other namespaces.
+    The function searches only the namespace of the name, because a user may have no rights on others.
     """
     levels = split_table(name)
     matches = [entry for entry in list_dropped_entries(client, levels[:-1]) if entry["name"] == levels[-1]]

@@ -1,6 +1,6 @@
-"""`seamark snapshot` and `seamark timeline`: show what happened to a table, through the running server.
+"""`seamark snapshot` and `seamark timeline`: show the history of a table, through the running server.
 
-Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
+Exit codes: 0 on success, 1 if the server refuses or cannot be reached, 2 for invalid arguments.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from seamark.connector.client.values import TimelineInstant
 _INSTANTS_SHOWN_DEFAULT = 20
 _FOLLOW_S = 1.0
 _HIDDEN = ("request-id", "definition-id")
-"""The parts of an instant's summary that are for machines. Only `--json` prints them."""
+"""The keys of an instant's summary that only `--json` prints, because people do not need them."""
 
 
 @click.group()
@@ -37,11 +37,11 @@ def snapshot() -> None:
     type=click.IntRange(min=1),
     default=_INSTANTS_SHOWN_DEFAULT,
     show_default=True,
-    help="Maximum number of snapshots.",
+    help="Maximum number of snapshots to show.",
 )
 @server_command
 def list_snapshots(client: IndexClient, table: str, limit: int, as_json: bool) -> None:
-    """List the snapshots of TABLE, newest first, with the branches and tags that name them."""
+    """List the snapshots of TABLE, newest first, and the branches and tags that point to them."""
     snapshots, refs = _load_snapshots(client, table)
     shown_snapshots = snapshots[:limit]
     if as_json:
@@ -72,7 +72,7 @@ def list_snapshots(client: IndexClient, table: str, limit: int, as_json: bool) -
         right_aligned=("rows", "files", "size"),
     )
     if len(snapshots) > limit:
-        say(f"{show_count(len(snapshots) - limit, 'older snapshot', 'are')} not shown; set --limit")
+        say(f"{show_count(len(snapshots) - limit, 'older snapshot', 'are')} not shown; set --limit to show more")
 
 
 @snapshot.command()
@@ -80,7 +80,7 @@ def list_snapshots(client: IndexClient, table: str, limit: int, as_json: bool) -
 @click.argument("snapshot")
 @server_command
 def show(client: IndexClient, table: str, snapshot: str, as_json: bool) -> None:
-    """Show one SNAPSHOT of TABLE, by its id, or by the name of a branch or tag."""
+    """Show the snapshot of TABLE with the id SNAPSHOT, or of the branch or tag SNAPSHOT."""
     snapshots, refs = _load_snapshots(client, table)
     match = next(
         (
@@ -108,7 +108,7 @@ def show(client: IndexClient, table: str, snapshot: str, as_json: bool) -> None:
 
 
 def _load_snapshots(client: IndexClient, table: str) -> tuple[list[dict[str, Any]], dict[int, list[str]]]:
-    """Return (the snapshots, the newest first; the names of branches and tags by snapshot id)."""
+    """Return the snapshots, newest first, and the names of branches and tags by snapshot id."""
     metadata: dict[str, Any] = msgspec.json.decode(client.load_table(table, history=True).metadata)
     refs: dict[int, list[str]] = {}
     for name, ref in sorted(metadata.get("refs", {}).items()):
@@ -137,16 +137,18 @@ def _count(snapshot: dict[str, Any], name: str) -> str:
     type=click.IntRange(min=1),
     default=_INSTANTS_SHOWN_DEFAULT,
     show_default=True,
-    help="Maximum number of instants.",
+    help="Maximum number of instants to show.",
 )
-@click.option("--action", help="Show only this action: commit, create, drop, index, maintenance, …")
-@click.option("--follow", is_flag=True, help="Continue to print new instants until Ctrl-C.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line, the oldest first.")
+@click.option(
+    "--action", help="Action of the instants to show: commit, create, drop, index, maintenance, … Default: all actions."
+)
+@click.option("--follow", is_flag=True, help="Keep printing new instants until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on each line, oldest first.")
 @server_options
 def timeline(
     client: IndexClient, table: str | None, limit: int, action: str | None, follow: bool, as_json: bool
 ) -> None:
-    """Show what happened to TABLE, or to all that you may read: the latest instants, oldest first."""
+    """Show the latest instants of TABLE, or of everything that you have rights to read, oldest first."""
     newest = list(client.timeline(table, action=action, newest_first=True, limit=limit))
     _print_instants(newest[::-1], as_json=as_json)
     if not newest and not as_json and not follow:
@@ -182,7 +184,7 @@ def _make_instant_row(instant: TimelineInstant) -> tuple[str, ...]:
 def _describe_change(summary: Mapping[str, Any]) -> str:
     """Return a text that describes the change of an instant.
 
-    A commit without a snapshot changes properties, schemas or references; its `updates` are named.
+    For a commit without a snapshot, which changes properties, schemas or references, the text lists its `updates`.
     """
     updates = summary.get("updates")
     if "operation" not in summary and isinstance(updates, list):

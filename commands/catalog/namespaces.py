@@ -21,14 +21,14 @@ from seamark.connector.client.policies import change_namespace_properties
 def namespace() -> None:
     """List, show, create, change and drop namespaces.
 
-    Levels of a nested namespace are joined by dots; a dot within a level is written \\. .
+    The levels of a nested namespace are joined by dots; write a dot within a level as \\. .
     """
 
 
 @namespace.command("list")
 @server_command
 def list_namespaces(client: IndexClient, as_json: bool) -> None:
-    """List all namespaces that you may see."""
+    """List all namespaces that you have rights to see."""
     names = sorted(client.namespaces())
     if as_json:
         print_json([list(name) for name in names])
@@ -57,10 +57,10 @@ def show(client: IndexClient, name: str, as_json: bool) -> None:
 
 @namespace.command()
 @click.argument("name")
-@click.option("--property", "properties", metavar="NAME=VALUE", multiple=True, help="Set a property; repeatable.")
+@click.option("--property", "properties", metavar="NAME=VALUE", multiple=True, help="Set a property. Repeatable.")
 @server_command
 def create(client: IndexClient, name: str, properties: tuple[str, ...], as_json: bool) -> None:
-    """Create the namespace NAME. The namespace above it must exist."""
+    """Create the namespace NAME. Its parent namespace must exist."""
     create_namespace(client, name, check_properties(parse_properties(properties, "--property")))
     _print_changed(client, name, f"Namespace {name} is created", as_json=as_json)
 
@@ -68,7 +68,7 @@ def create(client: IndexClient, name: str, properties: tuple[str, ...], as_json:
 @namespace.command("set")
 @click.argument("name")
 @click.argument("properties", metavar="PROPERTY=VALUE...", nargs=-1)
-@click.option("--unset", "removals", metavar="PROPERTY", multiple=True, help="Remove a property; repeatable.")
+@click.option("--unset", "removals", metavar="PROPERTY", multiple=True, help="Remove a property. Repeatable.")
 @server_command
 def set_properties(
     client: IndexClient, name: str, properties: tuple[str, ...], removals: tuple[str, ...], as_json: bool
@@ -76,7 +76,7 @@ def set_properties(
     """Change properties of the namespace NAME."""
     changes = check_properties(parse_properties(properties, "property"))
     if not changes and not removals:
-        raise click.UsageError("Give PROPERTY=VALUE or --unset PROPERTY")
+        raise click.UsageError("There is nothing to change: write PROPERTY=VALUE, or use --unset PROPERTY")
     change_namespace_properties(client, name, changes, removals)
     _print_changed(client, name, f"Namespace {name} is changed", as_json=as_json)
 

@@ -1,8 +1,7 @@
-"""`seamark retained`: lists and releases dropped entries that keep their locations.
+"""`seamark retained`: lists and releases the locations of dropped tables and views.
 
-The commands use the running server.
-
-Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
+The commands use the running server. Exit codes: 0 on success, 1 if the server refuses or cannot be reached, 2 for
+invalid arguments.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from seamark.connector.client.catalog import list_retained_entries, purge_droppe
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_name, split_table
 
-_ID = click.option("--id", "entry_id", help="The id of the entry, if several entries had the name.")
+_ID = click.option("--id", "entry_id", help="Id of the entry, if several dropped entries had the name.")
 _YES = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 
 
 @click.group()
 def retained() -> None:
-    """List and release dropped tables and views that keep their locations.
+    """List and release dropped tables and views whose locations are still reserved.
 
-    These entries can no longer be restored. There are still files in their locations, which only their last
-    namespace may use. TABLE is the name that the table or view had.
+    These entries can no longer be restored, but their locations still contain files. Only the namespace that an entry
+    was in may use its location. TABLE is the name that the table or view had.
     """
 
 
@@ -34,12 +33,12 @@ def retained() -> None:
 @click.argument("namespace", required=False)
 @server_command
 def list_command(client: IndexClient, namespace: str | None, as_json: bool) -> None:
-    """List the entries of NAMESPACE, or of the whole catalog."""
+    """List the dropped entries of NAMESPACE, or of the whole catalog."""
     entries = list(list_retained_entries(client, None if namespace is None else split_name(namespace)))
     if as_json:
         print_json(entries)
     elif not entries:
-        say("No dropped table or view keeps its location.")
+        say("No dropped table or view still reserves its location.")
     else:
         print_rows(
             ("name", "kind", "dropped", "id"),
@@ -61,10 +60,10 @@ def list_command(client: IndexClient, namespace: str | None, as_json: bool) -> N
 @_YES
 @server_command
 def release(client: IndexClient, table: str, entry_id: str | None, yes: bool, as_json: bool) -> None:
-    """Allow other namespaces to use the location of TABLE. Its files stay."""
+    """Release the location of TABLE, so that other namespaces can use it. The files are not deleted."""
     entry = _find_entry(client, table, entry_id)
     if not yes:
-        click.confirm(f"Let others use the location of {table} and its files?", abort=True, err=as_json)
+        click.confirm(f"Let other namespaces use the location of {table} and the files in it?", abort=True, err=as_json)
     release_retained(client, entry["id"])
     print_result({"released": entry}, f"The location of {table} is released; its files stay", as_json=as_json)
 
@@ -75,9 +74,9 @@ def release(client: IndexClient, table: str, entry_id: str | None, yes: bool, as
 @_YES
 @server_command
 def purge(client: IndexClient, table: str, entry_id: str | None, yes: bool, as_json: bool) -> None:
-    """Delete the files that the metadata of TABLE names, and release its location if no file is left.
+    """Delete the files that the metadata of TABLE references, and release its location if it is then empty.
 
-    For a view, the files stay and the location is released.
+    For a view, no files are deleted, and the location is released.
     """
     entry = _find_entry(client, table, entry_id)
     if not yes:
@@ -93,7 +92,7 @@ def purge(client: IndexClient, table: str, entry_id: str | None, yes: bool, as_j
 
 
 def _find_entry(client: IndexClient, table: str, entry_id: str | None) -> dict[str, Any]:
-    """Return the entry with this name and, if given, this id.
+    """Return the dropped entry with this name and, if `entry_id` is not None, this id.
 
     Raises:
         click.ClickException: No entry or several entries match.
@@ -108,11 +107,11 @@ def _find_entry(client: IndexClient, table: str, entry_id: str | None) -> dict[s
     if not matches:
         subject = f"{table} with the id {entry_id}" if entry_id is not None else table
         raise click.ClickException(
-            f"No dropped table or view {subject} keeps its location; seamark retained list shows the entries"
+            f"No dropped table or view {subject} reserves its location; seamark retained list shows those that do"
         )
     if len(matches) > 1:
         ids = ", ".join(str(match["id"]) for match in matches)
         raise click.ClickException(
-            f"{len(matches)} dropped entries had the name {table}; choose one of them with --id: {ids}"
+            f"{len(matches)} dropped entries had the name {table}: choose one of them with --id: {ids}"
         )
     return matches[0]

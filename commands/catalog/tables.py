@@ -59,7 +59,7 @@ _SQL_TYPES = {
 def table() -> None:
     """List, show, create, change, rename and drop tables.
 
-    TABLE is a namespace and a name, joined by dots; a dot within a name is written \\. .
+    TABLE is a namespace and a name, joined by dots; write a dot within a name as \\. .
     """
 
 
@@ -130,18 +130,18 @@ def _write_type(kind: Any) -> str:
     metavar="NAME:TYPE",
     multiple=True,
     required=True,
-    help="A column with an Iceberg type: id:long, price:decimal(9,2), at:timestamptz. A ! after the type makes the "
-    "column required. Repeatable.",
+    help="Column with an Iceberg type, such as id:long, price:decimal(9,2) or at:timestamptz. A ! after the type makes "
+    "the column required. Repeatable.",
 )
 @click.option(
     "--partition",
     "partition",
     metavar="TERM",
     multiple=True,
-    help="A partition field: c, day(ts), bucket[16](id). Repeatable, in order.",
+    help="Partition field, such as c, day(ts) or bucket[16](id). Repeatable, in the order of the fields.",
 )
-@click.option("--property", "properties", metavar="NAME=VALUE", multiple=True, help="Set a property; repeatable.")
-@click.option("--location", help="Location of the table. Default: the server chooses it in its warehouse.")
+@click.option("--property", "properties", metavar="NAME=VALUE", multiple=True, help="Set a property. Repeatable.")
+@click.option("--location", help="Location of the table. Default: the server chooses a location in its warehouse.")
 @server_command
 def create(
     client: IndexClient,
@@ -152,7 +152,7 @@ def create(
     location: str | None,
     as_json: bool,
 ) -> None:
-    """Create an empty table TABLE. The namespace must exist."""
+    """Create the empty table TABLE. Its namespace must exist."""
     fields = [_parse_field(number, text) for number, text in enumerate(columns, 1)]
     schema = {"type": "struct", "schema-id": 0, "fields": fields}
     table_properties = check_properties(parse_properties(properties, "--property"))
@@ -196,7 +196,7 @@ def _parse_spec(terms: Sequence[str], fields: Sequence[dict[str, Any]]) -> dict[
 @table.command("set")
 @click.argument("table")
 @click.argument("properties", metavar="PROPERTY=VALUE...", nargs=-1)
-@click.option("--unset", "removals", metavar="PROPERTY", multiple=True, help="Remove a property; repeatable.")
+@click.option("--unset", "removals", metavar="PROPERTY", multiple=True, help="Remove a property. Repeatable.")
 @server_command
 def set_properties(
     client: IndexClient, table: str, properties: tuple[str, ...], removals: tuple[str, ...], as_json: bool
@@ -204,20 +204,22 @@ def set_properties(
     """Change properties of TABLE."""
     changes = check_properties(parse_properties(properties, "property"))
     if not changes and not removals:
-        raise click.UsageError("Give PROPERTY=VALUE or --unset PROPERTY")
+        raise click.UsageError("There is nothing to change: write PROPERTY=VALUE, or use --unset PROPERTY")
     change_table_properties(client, table, changes, removals)
     print_changed(client, _TABLES, table, f"Table {table} is changed", as_json=as_json)
 
 
 @click.command()
 @click.argument("table", required=False)
-@click.option("--id", "entry_id", help="The id of the dropped entry, if several entries had the name.")
-@click.option("--to", metavar="NAME", help="Restore it under another name, which includes a namespace.")
+@click.option("--id", "entry_id", help="Id of the dropped entry, if several dropped entries had the name.")
+@click.option(
+    "--to", metavar="NAME", help="New name of the restored entry, including its namespace. Default: the old name."
+)
 @server_command
 def undrop(client: IndexClient, table: str | None, entry_id: str | None, to: str | None, as_json: bool) -> None:
-    """Restore the dropped table or view TABLE; without TABLE, list what can be restored.
+    """Restore the dropped table or view TABLE. Without TABLE, list the entries that can be restored.
 
-    If several entries had the name, the latest is restored.
+    If several dropped entries had the name, restore the one that was dropped last.
     """
     if table is None and entry_id is None:
         _show_dropped(list(list_dropped_entries(client)), as_json=as_json)
@@ -246,7 +248,7 @@ def _show_dropped(entries: list[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
         print_json(entries)
     elif not entries:
-        say("Nothing was dropped that can be restored.")
+        say("There are no dropped tables or views that can be restored.")
     else:
         print_rows(
             ("name", "kind", "dropped", "until", "files", "id"),

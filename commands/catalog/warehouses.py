@@ -33,8 +33,8 @@ _CREDENTIALS = click.option(
     "--credentials",
     "credentials_file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File with the keys of the warehouse, one NAME=VALUE on each line: s3_access_key_id and "
-    "s3_secret_access_key. No command shows them.",
+    help="File with the keys of the warehouse, one NAME=VALUE on each line: s3_access_key_id and s3_secret_access_key. "
+    "No command prints the keys.",
 )
 
 
@@ -42,7 +42,7 @@ _CREDENTIALS = click.option(
 def warehouse() -> None:
     """Create, list, show, change and drop further warehouses.
 
-    Only an admin of the whole catalog can use these commands. Other commands use a further warehouse with --warehouse
+    Only an admin of the whole catalog can use these commands. Other commands select a further warehouse by --warehouse
     NAME.
     """
 
@@ -81,7 +81,11 @@ def show(client: IndexClient, name: str, as_json: bool) -> None:
 
 @warehouse.command()
 @click.argument("name")
-@click.option("--location", required=True, help="URI of the root of its tables, below one of --warehouse-roots.")
+@click.option(
+    "--location",
+    required=True,
+    help="URI of the root folder of the warehouse's tables, below one of the server's --warehouse-roots.",
+)
 @_SETTINGS
 @_CREDENTIALS
 @server_command
@@ -115,7 +119,7 @@ def change(
 ) -> None:
     """Change settings or keys of the warehouse NAME."""
     if not settings and not removals and credentials_file is None:
-        raise click.UsageError("Give --set, --unset or --credentials")
+        raise click.UsageError("There is nothing to change: use --set, --unset or --credentials")
     own_settings: dict[str, Any] = {**load_warehouse(client, name)["settings"], **parse_properties(settings, "--set")}
     own_settings = {key: value for key, value in own_settings.items() if key not in removals}
     credentials = None if credentials_file is None else _read_credentials(credentials_file)
@@ -128,7 +132,7 @@ def change(
 @click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 @server_command
 def drop(client: IndexClient, name: str, yes: bool, as_json: bool) -> None:
-    """Drop the warehouse NAME, which must be empty. Its files and its database stay."""
+    """Drop the warehouse NAME, which must be empty. Its files and its database are not deleted."""
     if not yes:
         click.confirm(escape_for_terminal(f"Drop the warehouse {name}?"), abort=True, err=True)
     drop_warehouse(client, name)

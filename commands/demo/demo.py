@@ -1,8 +1,8 @@
-"""`seamark demo`: a lookup before and after an index is built, then rows that a reader sees before a commit.
+"""`seamark demo`: shows a lookup before and after an index is built, and rows that a reader sees before a commit.
 
-A server starts with its defaults in a temporary home. Unmodified PyIceberg writes the table and makes the
-lookup; the server's table services build the index. The rows before and after must be equal, and equal to
-the rows that were written. No JVM is needed.
+The demo starts a server with default settings in a temporary home. Unmodified PyIceberg writes the table and looks rows
+up; the server's table services build the index. The rows of both lookups must equal the rows that were written. The
+demo needs no JVM.
 """
 
 from __future__ import annotations
@@ -45,10 +45,12 @@ _CLOCK = SystemClock()
 
 @dataclass(frozen=True)
 class DemoLookup:
-    """The result of a lookup.
+    """The result of a lookup of one user's rows.
 
-    It has the rows of one user, the number of files that PyIceberg opened for them, and the times of planning and
-    reading.
+    Attributes:
+        files: The number of data files that PyIceberg opened.
+        seconds: The time of planning and reading.
+        rows: The rows.
     """
 
     files: int
@@ -61,8 +63,11 @@ class DemoResult:
     """The result of the demo.
 
     Attributes:
-        files_with_rows: The number of files that contain a row of the result. No plan can leave these files
-            out.
+        files: The number of data files of the table.
+        files_with_rows: The number of data files that contain a row of the result. Every plan must contain them.
+        before: The lookup before the index was built.
+        after: The lookup after the index was built.
+        build_s: The time until the index was built, in seconds.
     """
 
     files: int
@@ -78,17 +83,18 @@ class DemoResult:
 )
 @click.option("--keep", is_flag=True, help="Keep the server and the table until Ctrl-C.")
 def demo(files: int, keep: bool) -> None:
-    """Look one user up in 2,000 files, before and after an index is built; then read rows while they arrive.
+    """Look up one user in 2,000 files, before and after an index is built. Then read rows while they arrive.
 
-    The command starts its own server in a temporary folder, writes the table with PyIceberg, and deletes
-    everything at its end. It takes less than a minute.
+    The command starts its own server in a temporary folder, writes the table with PyIceberg, and deletes everything at
+    the end. It takes less than a minute.
     """
     if not 1 <= files <= FILES_MAX:
         raise click.BadParameter(
-            f"The number of files is {files}; it must be between 1 and {FILES_MAX:,}", param_hint="--files"
+            f"The number of files is {files}, but it must be between 1 and {FILES_MAX:,}", param_hint="--files"
         )
     console = Console()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # So SIGTERM also ends the server.
+    # Exit normally on SIGTERM, so that the server ends too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     os.environ["no_proxy"] = "127.0.0.1"  # PyIceberg must not connect to the server through a proxy.
     with tempfile.TemporaryDirectory(prefix="seamark-demo-") as folder:
         try:
@@ -110,14 +116,14 @@ def _run_demo(folder: Path, files: int, console: Console, *, keep: bool) -> None
             with contextlib.closing(RestCatalog("demo", uri=url)) as catalog:
                 show_stream(measure_stream(catalog, url), console)
             if keep:
-                console.print(f"\nThe server stays at [bold]{url}[/] until Ctrl-C. The table is {TABLE}.")
+                console.print(f"The server runs at [bold]{url}[/] until Ctrl-C. The table is {TABLE}.")
                 with contextlib.suppress(KeyboardInterrupt):
                     signal.pause()
 
 
 @contextlib.contextmanager
 def _run_server(folder: Path) -> Iterator[str]:
-    """Start a server with its defaults, yield its URL, and stop the server when the context ends.
+    """Start a server with default settings, yield its URL, and stop it when the context ends.
 
     Raises:
         ClickException: The server does not start.
@@ -153,10 +159,10 @@ def _wait_for_url(process: subprocess.Popen[bytes], server_json: Path, log: Path
 
 
 def measure(url: str, files: int, progress: Progress) -> DemoResult:
-    """Write the table, and look a user up before and after the index is built.
+    """Write the table, and look up a user before and after the index is built.
 
     Raises:
-        ClickException: An answer is wrong.
+        ClickException: A lookup returns other rows than were written.
     """
     events = make_events(files)
     user = int(events["user_id"][len(events) // 2].as_py())
@@ -172,7 +178,9 @@ def measure(url: str, files: int, progress: Progress) -> DemoResult:
             after = look_up(catalog, user)
     for lookup in (before, after):
         if not lookup.rows.equals(expected):
-            raise click.ClickException(f"A lookup returned {len(lookup.rows)} rows, but {len(expected)} were written")
+            raise click.ClickException(
+                f"A lookup returned {len(lookup.rows)} rows instead of the {len(expected)} rows that were written"
+            )
     with_rows = len(pc.unique(expected["batch"]))
     return DemoResult(files, with_rows, before, after, build_s)
 
@@ -185,7 +193,7 @@ def _step(progress: Progress, text: str) -> Iterator[None]:
 
 
 def make_events(files: int) -> pa.Table:
-    """Return 500 events per file, of users in random order, so that minima and maxima of users prune nothing."""
+    """Return 500 events for each file. The users are in random order, so column bounds of users prune no files."""
     rng, count = np.random.default_rng(1), files * ROWS_A_FILE
     pages = pa.array([f"/page/{number}" for number in range(50)])
     return pa.table(
@@ -199,7 +207,7 @@ def make_events(files: int) -> pa.Table:
 
 
 def write(catalog: RestCatalog, events: pa.Table) -> None:
-    """Write one file for each batch, in one append."""
+    """Write one data file for each batch, in one append."""
     catalog.create_namespace(NAMESPACE)
     table = catalog.create_table(TABLE, schema=events.schema)
     with table.update_spec() as spec:
@@ -216,7 +224,7 @@ def look_up(catalog: RestCatalog, user: int) -> DemoLookup:
 
 
 def build(catalog: RestCatalog, client: IndexClient, progress: Progress, task: TaskID) -> float:
-    """Define the index by a table property, wait until the server has built it, and return the seconds.
+    """Define the index by a table property, and return the seconds until the server has built it.
 
     Raises:
         ClickException: The build takes longer than `BUILD_S`.
@@ -241,7 +249,7 @@ def _sort_rows(rows: pa.Table) -> pa.Table:
 
 
 def show(result: DemoResult, console: Console) -> None:
-    """Print the result as bars and one sentence."""
+    """Print the result as bars and a sentence."""
     before, after = result.before, result.after
     rows = (
         ("stock Iceberg", before.files, before.seconds),

@@ -68,7 +68,7 @@ def run_offline(
     try:
         os.umask(PRIVATE_UMASK)
         for path in prepare_home(settings) if creates else make_private(settings):
-            say(f"{path} was accessible to other accounts and is private now", err=True)
+            say(f"{path} could be read by other accounts; it is private now", err=True)
         with _lock(settings, is_locked=is_locked):
             if warehouse_name is not None:
                 settings = asyncio.run(find_warehouse_settings(settings, SystemClock(), warehouse_name))

@@ -1,4 +1,4 @@
-"""OIDC issuers: the issuer of the settings `oidc_…`, and the issuers of `oidc_issuers_file`."""
+"""OIDC issuers: the one that the settings `oidc_…` define, and those of `oidc_issuers_file`."""
 
 from __future__ import annotations
 
@@ -24,43 +24,43 @@ RESERVED_NAMES = frozenset(
 )
 ISSUERS_MAX = 32
 _FILES_MAX = 8
-"""The maximum number of files whose issuers are kept."""
+"""The maximum number of issuer files whose content `_read_file` caches."""
 _ISSUER_NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class IssuerSettings:
-    """An issuer whose JWTs the server accepts. A table `[[issuer]]` of the file has the same keys."""
+    """An issuer whose JWTs the server accepts.
+
+    Each field is a key of a table `[[issuer]]` in the file of `oidc_issuers_file`.
+    """
 
     name: str
-    """The prefix of its principals: a subject `ann` of the issuer `corp` is the principal `corp:ann`."""
+    """The prefix of the issuer's principals: the subject `ann` of the issuer `corp` is the principal `corp:ann`."""
     url: str
-    """The value of `iss` in its tokens."""
+    """The value of the claim `iss` in the issuer's tokens."""
     audience: str
     jwks_url: str = ""
-    """The URL of its keys. If it is empty, the discovery document names the URL."""
+    """The URL of the issuer's keys. If it is empty, the issuer's discovery document contains the URL."""
     principal_claim: str = "sub"
     roles_claim: str = ""
     groups_claim: str = ""
     ca_file: str = ""
-    """The authorities (PEM) that sign the certificate of the issuer.
+    """A PEM file with the authorities that sign the certificate of the issuer.
 
-    If it is empty, the authorities of the system are used.
+    If it is empty, the authorities of the operating system are used.
     """
     token_file: str = ""
-    """A file with a bearer token for requests to the issuer. Kubernetes requires one for its keys."""
+    """A file with a bearer token for requests to the issuer. Kubernetes requires one to read its keys."""
 
     @property
     def states_rights(self) -> bool:
-        """Whether its tokens state rights that the database does not have."""
+        """Whether the issuer's tokens contain rights that are not in the database: roles or groups."""
         return bool(self.roles_claim or self.groups_claim)
 
 
 def is_issuer_name(name: str) -> bool:
-    """Return whether an issuer can have this name.
-
-    Principals of other kinds must not begin with the name and a colon.
-    """
+    """Return whether `name` is valid for an issuer and is not reserved for other kinds of principals."""
     return bool(_ISSUER_NAME.fullmatch(name)) and name not in RESERVED_NAMES and not name.endswith(GROUP_SUFFIX)
 
 
@@ -68,10 +68,10 @@ _KEYS = {field.name: field for field in dataclasses.fields(IssuerSettings)}
 
 
 def read_issuers(settings: Settings) -> tuple[IssuerSettings, ...]:
-    """Return all issuers of the settings.
+    """Return the issuers that the settings and the file of `oidc_issuers_file` define.
 
     Raises:
-        ConfigError: The file cannot be read, or one of its issuers is invalid.
+        ConfigError: The file cannot be read, an issuer is invalid, or two issuers have the same name or URL.
     """
     issuers = []
     if settings.oidc_issuer:
@@ -98,7 +98,10 @@ def read_issuers(settings: Settings) -> tuple[IssuerSettings, ...]:
 
 
 def _identify_content(path: Path) -> tuple[int, int, int]:
-    """Return numbers that change when the file is replaced; zeros if it cannot be read."""
+    """Return the numbers that identify the file's content: they change when the file is replaced.
+
+    If the file cannot be read, all numbers are 0.
+    """
     try:
         status = path.stat()
     except OSError:
@@ -108,11 +111,11 @@ def _identify_content(path: Path) -> tuple[int, int, int]:
 
 @lru_cache(maxsize=_FILES_MAX)
 def _read_file(path: Path, content: tuple[int, int, int]) -> tuple[IssuerSettings, ...]:
-    """Return the issuers of a file, which several components of a server need.
+    """Return the issuers of a file. The result is cached, because several components read the same file.
 
     Args:
         path: The file.
-        content: The numbers that identify its content.
+        content: The numbers of `_identify_content`; they are a part of the cache key.
     """
     try:
         with path.open("rb") as file:
@@ -123,7 +126,7 @@ def _read_file(path: Path, content: tuple[int, int, int]) -> tuple[IssuerSetting
         raise ConfigError(f"The file {path} of oidc_issuers_file is not valid TOML: {error}") from None
     tables = document.pop("issuer", None)
     if document or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ConfigError(f"The file {path} of oidc_issuers_file must have only tables [[issuer]]")
+        raise ConfigError(f"The file {path} of oidc_issuers_file must contain only tables [[issuer]]")
     if len(tables) > ISSUERS_MAX:
         raise ConfigError(f"The file {path} has {len(tables)} issuers; the server accepts at most {ISSUERS_MAX}")
     return tuple(_read_issuer(table, f"issuer {number} of {path}") for number, table in enumerate(tables, 1))
@@ -136,7 +139,7 @@ def _read_issuer(table: dict[str, Any], source: str) -> IssuerSettings:
             hint = f"did you mean {similar[0]!r}?" if similar else f"the keys are {', '.join(_KEYS)}"
             raise ConfigError(f"The key {key!r} of {source} is unknown; {hint}")
         if not isinstance(value, str) or not value.isprintable():
-            raise ConfigError(f"The key {key!r} of {source} must be text in one line; {value!r} is not")
+            raise ConfigError(f"The key {key!r} of {source} must be text without line breaks; {value!r} is not")
     for key in ("name", "url", "audience"):
         if not table.get(key):
             raise ConfigError(f"The key {key!r} of {source} is missing: set it")

@@ -1,4 +1,4 @@
-"""Reads the settings from flags, environment variables and the TOML file, and checks them."""
+"""Read the settings from flags, environment variables and the TOML file, and check them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from seamark.metaserver.settings.fleet import split_address
 from seamark.metaserver.settings.settings import FIELDS, Settings, make_flag_name, make_variable_name
 
 CONFIG_VARIABLE = "SEAMARK_CONFIG"
-"""The variable that names the TOML file if `--config` does not."""
+"""The environment variable that names the TOML file if the flag `--config` does not."""
 _LOCAL_BYTES_MIN = 3 << 30
 _PATH_CHARACTERS_MAX = 200
 _ROLE = re.compile(r"arn:[a-z-]+:iam::[0-9]{12}:role/.+")
@@ -30,13 +30,16 @@ _TYPES: dict[str, Any] = typing.get_type_hints(Settings)
 
 
 def load(flags: Mapping[str, Any], environment: Mapping[str, str], config: Path | None = None) -> Settings:
-    """Return the settings from flags > `environment` > TOML file > defaults.
+    """Return the settings. A flag has precedence over a variable, a variable over the TOML file, and the file over a
+    default.
 
-    `flags` maps field names to text, numbers, booleans or sequences. None means that the flag is not set.
-    `config` is the TOML file; by default, it is the file that SEAMARK_CONFIG names.
+    Args:
+        flags: Text, number, boolean or sequence by field name. None means that the flag is not set.
+        environment: The environment variables.
+        config: The TOML file. If it is None, the variable SEAMARK_CONFIG may name one.
 
     Raises:
-        ConfigError: A value is invalid; the message names the setting and the source of the value.
+        ConfigError: A value is invalid. The message names the setting and the source of the value.
     """
     if config is None and environment.get(CONFIG_VARIABLE):
         config = Path(environment[CONFIG_VARIABLE])
@@ -55,7 +58,7 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], config: Path 
 
 
 def find_exposed_secrets(environment: Mapping[str, str], config: Path | None = None) -> tuple[Path, list[str]] | None:
-    """Return the TOML file and its secret settings, if other accounts may read the file; otherwise None."""
+    """Return the TOML file and the secrets in it if other accounts can read the file, otherwise None."""
     if config is None and environment.get(CONFIG_VARIABLE):
         config = Path(environment[CONFIG_VARIABLE])
     if config is None:
@@ -65,10 +68,10 @@ def find_exposed_secrets(environment: Mapping[str, str], config: Path | None = N
 
 
 def check(settings: Settings) -> None:
-    """Check settings that depend on each other.
+    """Check that settings which depend on each other do not contradict each other.
 
     Raises:
-        ConfigError: Settings contradict each other; the message names them.
+        ConfigError: Settings contradict each other. The message names them.
     """
     has_issuer = bool(settings.oidc_issuer)
     if "oidc" in settings.auth and (
@@ -76,7 +79,7 @@ def check(settings: Settings) -> None:
     ):
         raise ConfigError(
             f"auth = {settings.auth!r} needs oidc_issuer and oidc_audience: the issuer of the accepted tokens, and the "
-            "audience that they must name. For several issuers, set oidc_issuers_file"
+            "audience that they must contain. For several issuers, set oidc_issuers_file"
         )
     if bool(settings.s3_access_key_id) != bool(settings.s3_secret_access_key):
         raise ConfigError("s3_access_key_id and s3_secret_access_key must be set together: set both or neither")
@@ -88,10 +91,12 @@ def check(settings: Settings) -> None:
         raise ConfigError("s3_client_access = 'sts' sends clients keys of a role: set s3_sts_role")
     if settings.s3_sts_role and not _ROLE.fullmatch(settings.s3_sts_role):
         raise ConfigError(
-            f"s3_sts_role must be the ARN of a role, arn:aws:iam::…:role/…: {settings.s3_sts_role!r} is not"
+            f"s3_sts_role must be the ARN of a role, arn:aws:iam::…:role/…; {settings.s3_sts_role!r} is not"
         )
     if urlsplit(settings.gateway_url).path.strip("/"):
-        raise ConfigError(f"gateway_url must not have a path, which S3 clients would drop: {settings.gateway_url!r}")
+        raise ConfigError(
+            f"gateway_url must not have a path, because S3 clients would ignore it; it is {settings.gateway_url!r}"
+        )
     if settings.s3_folder:
         if settings.s3_endpoint or settings.s3_access_key_id:
             raise ConfigError("s3_folder replaces an S3 store: leave s3_endpoint and s3_access_key_id empty")
@@ -108,7 +113,8 @@ def check(settings: Settings) -> None:
             )
         if settings.s3_client_access not in ("none", "gateway"):
             raise ConfigError(
-                f"s3_backend has no S3 keys, so s3_client_access cannot be {settings.s3_client_access!r}: set gateway"
+                f"s3_backend has no S3 keys, so s3_client_access cannot be {settings.s3_client_access!r}: set "
+                "s3_client_access to gateway"
             )
     if settings.peer_address:
         split_address(settings.peer_address)
@@ -117,13 +123,18 @@ def check(settings: Settings) -> None:
             raise ConfigError("peer_listen needs peer_address, at which other replicas reach this server: set it")
         split_address(settings.peer_listen, "peer_listen")
     if "worker" not in settings.services_launchers:
-        raise ConfigError("services_launchers lacks worker, which runs all jobs that rewrite no data files: add it")
+        raise ConfigError(
+            "services_launchers must contain worker, which runs all jobs that do not rewrite data files: add it"
+        )
     if "cluster" in settings.services_launchers and not settings.services_spark_master:
-        raise ConfigError("services_launchers has cluster: set services_spark_master, or remove cluster")
+        raise ConfigError(
+            "services_launchers contains cluster, which needs a Spark master: set services_spark_master, or remove "
+            "cluster"
+        )
     if 0 < settings.services_local_memory_bytes < _LOCAL_BYTES_MIN:
         raise ConfigError(
-            f"services_local_memory_bytes is {settings.services_local_memory_bytes}: a JVM, a driver and a task need "
-            f"{_LOCAL_BYTES_MIN}; 0 means no limit"
+            f"services_local_memory_bytes is {settings.services_local_memory_bytes}, but a JVM, a driver and a task "
+            f"need {_LOCAL_BYTES_MIN}: set at least that many, or 0 for no limit"
         )
     if bool(settings.tls_cert) != bool(settings.tls_key):
         raise ConfigError("tls_cert and tls_key must be set together: set both or neither")
@@ -132,7 +143,8 @@ def check(settings: Settings) -> None:
         raise ConfigError(f"warehouse_umask must be an octal number such as 022: {settings.warehouse_umask!r} is not")
     if "/" in settings.prefix or any(ch.isspace() or not ch.isprintable() for ch in settings.prefix):
         raise ConfigError(
-            f"prefix must be one path segment: {settings.prefix!r} has a slash, a space or a control character"
+            f"prefix must be one path segment without slashes, spaces and control characters; {settings.prefix!r} is "
+            "not"
         )
 
 
@@ -141,10 +153,13 @@ def _check_client_certificates(settings: Settings) -> None:
         raise ConfigError(f"auth = {settings.auth!r} needs the authorities of client certificates: set tls_client_ca")
     if settings.tls_client_ca and not settings.tls_cert:
         raise ConfigError(
-            "tls_client_ca needs tls_cert and tls_key: the server can check certificates of clients only if it ends TLS"
+            "tls_client_ca needs tls_cert and tls_key: the server can check client certificates only on its own TLS "
+            "connections"
         )
     if settings.tls_client_crl and not settings.tls_client_ca:
-        raise ConfigError("tls_client_crl has lists of the authorities of client certificates: set tls_client_ca")
+        raise ConfigError(
+            "tls_client_crl has the revocation lists of the authorities in tls_client_ca: set tls_client_ca too"
+        )
     if settings.tls_client_auth == "required" and not settings.tls_client_ca:
         raise ConfigError(
             "tls_client_auth = 'required' needs the authorities of client certificates: set tls_client_ca"
@@ -168,7 +183,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
         if name not in FIELDS:
             if isinstance(value, dict):
                 raise ConfigError(
-                    f"The configuration file {path} has a table [{name}]: write its keys without it, at the top level"
+                    f"The configuration file {path} has a table [{name}], but it can only have keys at the top level: "
+                    "write the keys of the table there"
                 )
             similar_names = difflib.get_close_matches(name, FIELDS, n=1)
             hint = f"; did you mean {similar_names[0]!r}?" if similar_names else "; `seamark serve --help` lists them"
@@ -177,10 +193,11 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def convert(name: str, value: Any, source: str) -> Any:
-    """Return `value` as the field's type.
+    """Convert `value` to the type of the setting `name`.
 
     Raises:
-        ConfigError: The value has another type or is outside its limits; the message says what `source` must contain.
+        ConfigError: The value has the wrong type or is outside the limits. The message names `source` and says what is
+            valid.
     """
 
     def refuse(requirement: str, instead: str = "") -> ConfigError:
@@ -200,7 +217,7 @@ def convert(name: str, value: Any, source: str) -> Any:
             allowed_form = "a URL that starts with " + " or ".join(f"{scheme}://" for scheme in metadata["schemes"])
             raise refuse(allowed_form, _as_location(item) if LOCAL in metadata["schemes"] else "")
         if metadata["pattern"] and item and not re.fullmatch(metadata["pattern"], item):
-            raise refuse(f"a text that matches {metadata['pattern']}")
+            raise refuse(f"a text that matches the regular expression {metadata['pattern']}")
         minimum, maximum = metadata["minimum"], metadata["maximum"]
         if (minimum is not None and item < minimum) or (maximum is not None and item > maximum):
             raise refuse(f"at least {minimum:g}" if maximum is None else f"from {minimum:g} to {maximum:g}")
@@ -208,7 +225,7 @@ def convert(name: str, value: Any, source: str) -> Any:
 
 
 def _as_location(text: str) -> str:
-    """Return the URL that a path, or a location written by Hadoop or Java, probably means; empty if there is none."""
+    """Return the URL that a path, or a URL in the style of Hadoop or Java, probably means, or an empty text."""
     scheme, separator, after_scheme = text.partition("://")
     rules = find_rules(scheme)
     if rules is not None and scheme in rules.aliases:
@@ -268,7 +285,7 @@ def _parse_truth(value: Any, refuse: Refuse) -> bool:
 
 
 def _list(value: Any, refuse: Refuse) -> tuple[str, ...]:
-    """Return a TOML array or repeated flag unchanged. Text is split at commas."""
+    """Return a TOML array or repeated flag unchanged, and a text split at its commas."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     if not isinstance(value, (list, tuple)):

@@ -151,7 +151,7 @@ def test_dropped_table_is_restored(shop: IndexClient) -> None:
     refusal = invoke_command(shop, "table", "show", "shop.sales")
     assert "Table does not exist: shop.sales; seamark undrop shop.sales restores what was dropped" in refusal.output
     assert "shop.orders is restored" in run_command(shop, "undrop", "shop.sales", "--to", "shop.orders")
-    assert run_command(shop, "undrop").strip() == "Nothing was dropped that can be restored."
+    assert run_command(shop, "undrop").strip() == "There are no dropped tables or views that can be restored."
     assert "2 rows" in run_command(shop, "table", "show", "shop.orders")
     assert "can be restored" in invoke_command(shop, "undrop", "shop.sales").output
     run_command(shop, "table", "drop", "shop.orders", answer="y\n")
@@ -205,7 +205,7 @@ def test_retained_entry_is_chosen_by_id_if_several_have_the_name(shop: IndexClie
     first, second = entries = run_json(shop, "retained", "list")
     refusal = invoke_command(shop, "retained", "release", "shop.orders", "--yes")
     assert (
-        f"2 dropped entries had the name shop.orders; choose one of them with --id: {first['id']}, {second['id']}"
+        f"2 dropped entries had the name shop.orders: choose one of them with --id: {first['id']}, {second['id']}"
         in refusal.output
     )
     unknown = invoke_command(shop, "retained", "purge", "shop.orders", "--id", "none", "--yes")
@@ -274,7 +274,7 @@ def test_mistake_is_reported_in_one_sentence(shop: IndexClient) -> None:
         ),
         (["table", "create", "shop.t", "--column", "id:long", "--property", "x"], 2, "write NAME=VALUE"),
         (["table", "create", "shop.orders", "--column", "id:long"], 1, "already exists"),
-        (["table", "set", "shop.orders"], 2, "Give PROPERTY=VALUE"),
+        (["table", "set", "shop.orders"], 2, "There is nothing to change: write PROPERTY=VALUE"),
         (
             ["table", "set", "shop.orders", "seamark.compaction.enabld=true"],
             2,

@@ -51,9 +51,9 @@ def test_explain_says_why_a_condition_did_not_prune_and_what_would_help(url: str
     _, text = run_explain("db.t", "id >= 1 AND data = 'x' AND id <> 'abc'", "--url", url)
     for part in (
         "id did not prune: bounds of id allow it in 4 of 4 files",
-        "How many files an index would keep is not known (the values are not sampled): "
+        "The number of files that an index would keep is unknown (the values are not sampled): "
         "seamark index create db.t --kind bitmap --columns id",
-        "What a layout by data would give is not known: a data file cannot be read: ",
+        "The effect of a layout by data is unknown: a data file cannot be read: ",
         "data did not prune: bounds of data allow it in 4 of 4 files",
         ": seamark index create db.t --kind bloom --columns data",
         "Not used: id <> 'abc': 'abc' is not a literal of id, which is long; write a number",
@@ -145,8 +145,8 @@ def test_query_with_unused_conditions_is_not_said_to_match_all_rows(url: str) ->
 
 def test_refused_query_is_reported_with_the_reason(url: str) -> None:
     for arguments, code, expected in (
-        ((), 2, "Give a TABLE, or a query with --sql"),
-        (("db.t", "--sql", "SELECT 1 FROM db.t"), 2, "Give a TABLE, or a query with --sql"),
+        ((), 2, "There is nothing to explain: name a TABLE, or set --sql to a query"),
+        (("db.t", "--sql", "SELECT 1 FROM db.t"), 2, "There is nothing to explain: name a TABLE, or set --sql to a query"),
         (("--sql", "SELECT 1 FROM db.t", "--files"), 2, "cannot be set with --sql"),
         (("--sql", "SELECT 1 FRM db.t"), 2, "The query is not"),
         (("--sql", "SELECT 1 FROM t"), 2, "has no namespace"),

@@ -82,7 +82,7 @@ def test_token_commands_make_the_database_private(permissive_umask: None, tmp_pa
     (home / "seamark.db").chmod(0o644)
     second_token = run_seamark("token", "create", "bob", "--home", str(home))
     assert second_token.stdout.strip().startswith("smk_")
-    assert "seamark.db was accessible to other accounts" in second_token.stderr
+    assert "seamark.db could be read by other accounts" in second_token.stderr
     assert open_files(home) == []
 
 

@@ -155,7 +155,7 @@ def test_broken_file_is_rejected(tmp_path: Path, content: bytes) -> None:
         ({"peer_address": ":8183"}, "write host:port"),
         ({"peer_listen": "0.0.0.0:8183"}, "peer_listen needs peer_address"),
         ({"peer_address": "h:1", "peer_listen": "0.0.0.0"}, "peer_listen is '0.0.0.0'; write host:port"),
-        ({"services_launchers": "local"}, "lacks worker"),
+        ({"services_launchers": "local"}, "must contain worker"),
         ({"services_launchers": "worker,cluster"}, "set services_spark_master"),
         ({"services_launchers": "worker,yarn"}, "must be one of worker, local, cluster"),
         ({"services_local_memory_bytes": str(1 << 30)}, "services_local_memory_bytes"),

@@ -607,7 +607,7 @@ def test_patterns_match_exactly_the_names_that_they_are_filled_to(data: st.DataO
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "must have only tables"),
+        ("", "must contain only tables"),
         ('[[rule]]\nuri = "x"\n', "Set principal and exactly one of"),
         ('[[rule]]\nuri = "x"\ncn = "y"\nprincipal = "p"\n', "exactly one of"),
         ('[[rule]]\nuri = "{a}{a}"\nprincipal = "p"\n', "is invalid"),

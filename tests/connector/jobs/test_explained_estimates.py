@@ -168,8 +168,8 @@ def test_explain_gives_no_estimate_for_a_value_without_a_sample(client: IndexCli
     assert explained.layouts == ()
     assert [unknown["column"] for unknown in explained.unknown_layouts] == ["color"]
     lines = list(suggest_improvements("db.t", explained))
-    assert any("What a layout by color would give is not known: a data file cannot be read" in line for line in lines)
-    assert any("How many files an index would keep is not known" in line for line in lines)
+    assert any("The effect of a layout by color is unknown: a data file cannot be read" in line for line in lines)
+    assert any("The number of files that an index would keep is unknown" in line for line in lines)
     assert not any("about" in line for line in lines)
     for path in paths:
         path.write_bytes(content[path])
