@@ -1,9 +1,9 @@
-"""`seamark index build`: builds the missing part of an index, while writers continue.
+"""`seamark index build`: builds an index for the files that it does not cover, while writers continue.
 
-Small builds run in this process; larger builds run in Spark, which is embedded unless `--master` names a
-cluster. Exit codes: 0 when the index covers all files that it can cover, 1 after a refusal, 2 for invalid
-arguments, 130 after Ctrl-C, 143 after SIGTERM. Ctrl-C and SIGTERM roll the build back; its index files
-stay, and the next build continues from them.
+Small builds run in this process. Larger builds run in Spark, which is embedded unless `--master` names a cluster. Exit
+codes: 0 if the index covers all files that it can cover, 1 after a refusal, 2 for invalid arguments, 130 after Ctrl-C,
+143 after SIGTERM. Ctrl-C and SIGTERM roll the build back. Its index files are kept, and the next build continues from
+them.
 """
 
 from __future__ import annotations
@@ -57,13 +57,14 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
         type=click.Choice(ENGINES),
         default="auto",
         show_default=True,
-        help="Engine that reads the data files: this process, Spark, or (auto) Spark if there are many files.",
+        help="Engine that reads the data files: process (this process), spark, or auto (Spark if there are many "
+        "files).",
     )(command)
 
 
 @contextmanager
 def open_workers(engine: str, master: str) -> Iterator[Workers]:
-    """Open the workers that read data files. When the context ends, close them.
+    """Open the workers that read data files, and close them when the context ends.
 
     Raises:
         Misconfigured: Spark is requested but not installed.
@@ -88,9 +89,9 @@ def has_spark() -> bool:
 
 
 def start_spark(master: str) -> Workers:
-    """Start Spark.
+    """Start Spark, and return workers that run on it.
 
-    PySpark is an optional dependency. Only this function imports it.
+    Only this function imports PySpark, because it is an optional dependency.
     """
     if not has_spark():
         raise Misconfigured("Spark is not installed; run pip install 'seamark[spark]', or use --engine process")
@@ -102,9 +103,9 @@ def start_spark(master: str) -> Workers:
 def handle_sigterm() -> Iterator[None]:
     """Handle SIGTERM like Ctrl-C while the context is active.
 
-    Both signals raise KeyboardInterrupt. The command ends without an error text, with the exit code that
-    shells use for a process that a signal ended. Further signals have no effect, because they would interrupt
-    the clean-up. SIGKILL ends the process immediately.
+    Both signals raise KeyboardInterrupt. The command ends without an error message, with the exit code of a process
+    that a signal ended. Further signals have no effect, because they would interrupt the clean-up. SIGKILL ends the
+    process immediately.
     """
     received: list[int] = []
 
@@ -136,8 +137,8 @@ def handle_sigterm() -> Iterator[None]:
 def build_command(client: IndexClient, table: str, name: str | None, engine: str, master: str, as_json: bool) -> None:
     """Build the index NAME of TABLE, or all its indexes, for data files that are not covered.
 
-    Only the indexed columns are read. Writers do not wait; files that they commit during the build are
-    included.
+    The command reads only the indexed columns. Writers do not wait, and the build includes files that they commit
+    meanwhile.
     """
     indexes = client.indexes(table) if name is None else [client.index(table, name)]
     broken = [index for index in indexes if index.health == "broken" and name is None]
@@ -190,7 +191,7 @@ def _show_progress(bar: ProgressBar, task_id: TaskID, now: BuildProgress) -> Non
 
 def _show_left(report: BuildReport) -> None:
     if report.files_not_indexed:
-        say(f"Cannot be indexed, and kept by every plan: {show_count(report.files_not_indexed, 'data file')}", err=True)
+        say(f"Plans always keep {show_count(report.files_not_indexed, 'data file')} that cannot be indexed:", err=True)
     for path, reason in report.skipped[:_SKIPPED_SHOWN_MAX]:
         say(f"  {path}: {reason}", err=True)
     if report.files_not_indexed > _SKIPPED_SHOWN_MAX:

@@ -124,7 +124,7 @@ def explain(
         return
     assert table is not None
     if predicate is not None and _QUERY.match(predicate):
-        raise click.UsageError("The predicate is a whole query; set --sql to the query instead of naming a TABLE")
+        raise click.UsageError("PREDICATE is a whole query: use --sql QUERY, without a TABLE")
     explanation = client.explain(table, predicate, at=at, files=files, limit=limit if files else None, joins=joins)
     if as_json:
         print_json(explanation.json)
@@ -249,13 +249,13 @@ def suggest_improvements(table: str, explanation: Explanation) -> Iterator[str]:
         elif term["index-kind"] is not None:
             command = f"seamark index create {table} --kind {term['index-kind']} --columns {column}"
             if term["index-files"] is None:
-                yield f"The number of files that an index would keep is unknown ({term['index-note']}): {command}"
+                yield f"  The number of files that an index would keep is unknown ({term['index-note']}): {command}"
             else:
                 yield f"  With an index the plan would keep about {show_count(term['index-files'], 'file')}: {command}"
         elif term["index-files"] is not None:
             yield (
-                f"An index would not help, because about {show_count(term['index-files'], 'file')} contain a matching "
-                "row."
+                "  An index would not help, because about "
+                f"{show_count(term['index-files'], 'file')} contain a matching row."
             )
     for unknown in explanation.unknown_layouts:
         yield f"The effect of a layout by {unknown['column']} is unknown: {unknown['reason']}."

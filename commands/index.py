@@ -1,7 +1,7 @@
-"""`seamark index`: defines, lists, pauses and drops a table's indexes through the running server.
+"""`seamark index`: defines, lists, pauses and drops the indexes of a table through the running server.
 
-The server is found in the same way as for `seamark explain`. Exit codes: 0 on success, 1 when the server
-refuses or cannot be reached, 2 for invalid arguments or an invalid definition.
+The command finds the server in the same way as `seamark explain`. Exit codes: 0 on success, 1 if the server refuses or
+cannot be reached, 2 for invalid arguments or an invalid definition.
 """
 
 from __future__ import annotations
@@ -34,37 +34,38 @@ from seamark.formats.runtime.lazy_module import LazyModule
 if TYPE_CHECKING:
     from seamark.connector.index import cube_estimates, lookups
 else:
-    # Only the creation of a cube reads data files. The other commands start faster without the reader.
+    # Only the command that creates a cube reads data files. Without this import, the other commands start faster.
     cube_estimates = LazyModule("seamark.connector.index.cube_estimates")
     lookups = LazyModule("seamark.connector.index.lookups")
 
 _BUILT_NEXT = (
-    "Until they are indexed, plans keep these files. Table services of the server index them next, see: "
-    "seamark services. Without table services: seamark index build {table}"
+    "Plans keep these files until they are indexed. If the server runs table services, they index them next: see "
+    "seamark services. Otherwise: seamark index build {table}"
 )
 _COMMANDS = {
     "build": DeferredCommand(
-        "seamark.commands.build:build_command", "Build the index files that a table's indexes lack."
+        "seamark.commands.build:build_command", "Build the indexes of a table for data files that are not covered."
     ),
     "verify": DeferredCommand(
-        "seamark.commands.index_verify:verify_command", "Check a table's indexes against its data."
+        "seamark.commands.index_verify:verify_command",
+        "Verify the index NAME of TABLE, or all its indexes, against the data.",
     ),
     "rebuild-registry": DeferredCommand(
         "seamark.commands.index_verify:rebuild_registry_command",
-        "Register the index files that the server does not list.",
+        "Register index files in a table's folder that the server does not list.",
     ),
 }
 
 
 @click.group(cls=DeferredGroup, deferred=_COMMANDS)
 def index() -> None:
-    """Define, build and verify indexes of a table, which prune files in addition to column statistics.
+    """Define, build and verify indexes of a table. Plans use indexes and column statistics to leave files out.
 
     \b
     For instance:
       seamark index create sales.orders --kind bitmap --columns discount
       seamark index list sales.orders
-    TABLE is a namespace and a name, joined by dots; a dot within a name is written \\. .
+    TABLE is a namespace and a name, joined by dots; write a dot within a name as \\. .
     """
 
 
@@ -72,7 +73,7 @@ def _add_parameter_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add an option to a command for each parameter of an index kind."""
     for parameter in list_parameters().values():
         kinds = ", ".join(list_kinds_with_parameter(parameter.name))
-        about = f"Of {kinds}: {parameter.meaning}. Default: {parameter.default:g}."
+        about = f"Parameter of {kinds}: {parameter.meaning}. Default: {parameter.default:g}."
         command = click.option(f"--{parameter.name}", type=float, help=about)(command)
     return command
 
@@ -85,19 +86,19 @@ def _add_parameter_options(command: Callable[..., None]) -> Callable[..., None]:
     required=True,
     multiple=True,
     metavar="TERM",
-    help="A column or a function of a column: c, a.b, lower(c), bucket[16](c), day(ts). A record index accepts "
-    "several, separated by commas. A cube also accepts attributes of dimension tables: "
-    "'shop.suppliers.region via supplier_id = id'.",
+    help="Column or function of a column, such as c, a.b, lower(c), bucket[16](c) or day(ts). For a record index, "
+    "several can be separated by commas. For a cube, attributes of dimension tables are allowed: "
+    "'shop.suppliers.region via supplier_id = id'. Repeatable for a cube.",
 )
 @click.option(
     "--measures",
     multiple=True,
     metavar="MEASURE",
-    help="Add an aggregate to a cube, such as 'sum(price * (1 - discount))' or 'count(*)'. Separate several "
-    "aggregates by commas.",
+    help="Aggregate of a cube, such as 'sum(price * (1 - discount))' or 'count(*)'. Separate several aggregates by "
+    "commas.",
 )
 @_add_parameter_options
-@click.option("--name", help="Name of the index. Default: derived from columns and kind.")
+@click.option("--name", help="Name of the index. Default: a name made of its columns and kind.")
 @server_command
 def create(
     client: IndexClient,
@@ -111,7 +112,7 @@ def create(
 ) -> None:
     """Define an index on TABLE.
 
-    Plans use an index file after its registration.
+    Plans use an index file as soon as it is registered.
     """
     try:
         terms = tuple(part.strip() for column in columns for part in split_arguments(column))
@@ -138,7 +139,7 @@ def create(
 @click.argument("table")
 @server_command
 def list_indexes(client: IndexClient, table: str, as_json: bool) -> None:
-    """List the indexes of TABLE and their coverage of the current snapshot."""
+    """List the indexes of TABLE, and how many files of the current snapshot they cover."""
     indexes = client.indexes(table)
     if as_json:
         print_json([index.json for index in indexes])
@@ -183,7 +184,7 @@ def show(client: IndexClient, table: str, name: str, as_json: bool) -> None:
 def pause(client: IndexClient, table: str, name: str, as_json: bool) -> None:
     """Pause the index NAME of TABLE: plans do not use it, and builds skip it.
 
-    Its index files stay.
+    The index files are not deleted.
     """
     paused = client.put_index(table, name, state="paused")
     print_result(paused.json, f"Index {name} is paused", as_json=as_json)
@@ -194,7 +195,7 @@ def pause(client: IndexClient, table: str, name: str, as_json: bool) -> None:
 @click.argument("name")
 @server_command
 def resume(client: IndexClient, table: str, name: str, as_json: bool) -> None:
-    """Resume the index NAME of TABLE: plans use it again."""
+    """Resume the paused index NAME of TABLE, so that plans use it again."""
     resumed = client.put_index(table, name, state="enabled")
     text = f"Index {name} is enabled, {show_count(resumed.lag_files, 'data file')} to index"
     print_result(resumed.json, text, as_json=as_json)
@@ -211,7 +212,7 @@ def drop(client: IndexClient, table: str, name: str, as_json: bool) -> None:
 
 
 def _make_index_name(kind: str, columns: tuple[str, ...]) -> str:
-    """Return a name made of the columns' letters, digits and underscores, and of the kind."""
+    """Return an index name that consists of the letters, digits and underscores of the columns, and of the kind."""
     words = ["".join(character if character.isalnum() else " " for character in column).split() for column in columns]
     return "_".join([*(word for part in words for word in part if word.isascii()), kind])[:128]
 

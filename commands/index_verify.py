@@ -1,6 +1,6 @@
-"""`seamark index verify` and `rebuild-registry`: compare indexes with the data, and rebuild the registry from storage.
+"""`seamark index verify` compares indexes with the data. `seamark index rebuild-registry` lists index files again.
 
-Exit codes: 0 when everything is correct, 1 when something is wrong or the server refuses or cannot be reached, 2 for
+Exit codes: 0 if everything is correct, 1 if something is wrong or the server refuses or cannot be reached, 2 for
 invalid arguments.
 """
 
@@ -36,18 +36,19 @@ _SHOWN_PROBLEMS_MAX = 20
     metavar="N",
     help="Number of data files to read for each index file.",
 )
-@click.option("--seed", type=int, help="Seed of the sample, to repeat a run.")
-@click.option("--dry-run", is_flag=True, help="Only report problems; do not quarantine.")
+@click.option(
+    "--seed", type=int, help="Seed with which the data files are chosen at random. Set it to repeat an earlier run."
+)
+@click.option("--dry-run", is_flag=True, help="Only report problems, and do not quarantine index files.")
 @server_command
 def verify_command(
     client: IndexClient, table: str, name: str | None, sample: int, seed: int | None, dry_run: bool, as_json: bool
 ) -> None:
     """Verify the index NAME of TABLE, or all its indexes, against the data.
 
-    The command reads each live index file (checksums, counts) and some of its data files (key by key), and
-    compares the row counts of the index with those of the table. Wrong index files are quarantined: plans do
-    not use them, and the next build replaces them. This machine reads the data files, so it needs access to
-    the table's storage.
+    The command reads each index file in use (checksums, counts) and some of its data files (each key), and compares the
+    row counts of the index with those of the table. It quarantines wrong index files: plans do not use them, and the
+    next build replaces them. This machine reads the data files, so it needs access to the table's storage.
     """
     indexes = client.indexes(table) if name is None else [client.index(table, name)]
     for index in indexes:
@@ -149,7 +150,7 @@ def _describe_verdict(audit: Audit, verdict: VerificationResult) -> str:
 
 
 def _shorten_location(location: str) -> str:
-    """Return the build's folder and the file name; all index files of a table are below the same folder."""
+    """Return the folder of the build and the name of the file. All index files of a table are below the same folder."""
     return "/".join(location.split("/")[-2:])
 
 
@@ -159,8 +160,8 @@ def _shorten_location(location: str) -> str:
 def rebuild_registry_command(client: IndexClient, table: str, as_json: bool) -> None:
     """Register index files in TABLE's folder that the server does not list.
 
-    Use it after the loss of the database: register the tables again, then run this command. The files do not record
-    quarantines, so run verify afterwards.
+    Use this command after the loss of the database, when the tables are registered again. The files do not record
+    quarantines, so run `seamark index verify` afterwards.
     """
     result = client.rebuild_index_registry(table)
     if as_json:

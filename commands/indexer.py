@@ -1,7 +1,7 @@
-"""`seamark indexer`: a client process that keeps all indexes built, merged and audited.
+"""`seamark indexer`: a client process that builds, merges and audits the indexes of all tables.
 
-Any number of indexers may run, and they may be killed at any time. Logs go to standard error. Exit codes:
-0 when the process was stopped (SIGTERM, Ctrl-C), or with `--once` when nothing failed; 1 when something
+Several indexers can run at the same time, and they can be killed at any time. Logs go to standard error. Exit codes: 0
+if the process was stopped (SIGTERM, Ctrl-C), or if it has finished with `--once` and nothing failed; 1 if something
 failed; 2 for invalid arguments.
 """
 
@@ -33,16 +33,16 @@ _log = structlog.get_logger("seamark.indexer")
     metavar="SECONDS",
     default=30,
     show_default=True,
-    help="Pause between two rounds.",
+    help="Seconds between two rounds.",
 )
-@click.option("--once", is_flag=True, help="Run one round, then exit.")
+@click.option("--once", is_flag=True, help="Run only one round.")
 @click.option(
     "--audit-bytes",
     type=click.IntRange(min=0),
     metavar="BYTES",
     default=AuditLimits().size_bytes,
     show_default=True,
-    help="Bytes of index files to verify in a round; 0 disables the audit.",
+    help="Bytes of index files to verify in a round. With 0, the indexer verifies none.",
 )
 @click.option(
     "--audit-seconds",
@@ -50,7 +50,7 @@ _log = structlog.get_logger("seamark.indexer")
     metavar="SECONDS",
     default=AuditLimits().seconds,
     show_default=True,
-    help="Time limit of the audit in a round.",
+    help="Maximum seconds for which a round verifies index files.",
 )
 @click.option(
     "--audit-every",
@@ -59,7 +59,7 @@ _log = structlog.get_logger("seamark.indexer")
     metavar="HOURS",
     default=AuditLimits().every_s / 3600,
     show_default=True,
-    help="Minimum time between two audits of an index.",
+    help="Minimum hours between two audits of an index.",
 )
 @engine_options
 @address_options
@@ -77,14 +77,14 @@ def indexer(
     config: Path | None,
     **flags: Any,
 ) -> None:
-    """Keep the indexes of all tables built, until SIGTERM or Ctrl-C.
+    """Index the data files of all tables, until SIGTERM or Ctrl-C.
 
-    Each round indexes new data files of each table and merges small index files. Writers do not wait. If
-    several indexers run, only one at a time works on an index.
+    Each round indexes the new data files of each table and merges small index files. Writers do not wait. If several
+    indexers run, only one of them works on an index at a time.
 
-    At the end of a round, the indexer verifies index files, the least recently audited index first:
-    checksums, and entries against data files. It quarantines wrong index files and rebuilds them in the next
-    round.
+    At the end of a round, the indexer verifies index files, beginning with the index whose last audit is the oldest. It
+    checks their checksums, and compares entries with data files. It quarantines wrong index files and rebuilds them in
+    the next round.
     """
     configure_logging(load_settings(flags, config))
     try:

@@ -1,10 +1,10 @@
-"""The worker process of table services: runs the jobs that arrive on standard input (`services/launching/`).
+"""The worker process of table services, which runs the jobs that it receives on standard input.
 
-The process has imported all modules, and forks a child for each job: a child restricts itself to the
-table of its job, and cannot remove the restriction (`confinement/jobs.py`). When its input ends, the
-process and its child end.
+The process imports all modules first, and then forks a child for each job. A child restricts itself to the table of its
+job, and cannot remove the restriction (`confinement/jobs.py`). When the input ends, the process and its child end. The
+server starts it in `services/launching/`:
 
-python -m seamark.commands.job_worker <memory limit in bytes>
+    python -m seamark.commands.job_worker <memory limit in bytes>
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ from seamark.metaserver.services.launching.launchers import JobAnswer, JobReques
 from seamark.metaserver.settings.settings import Settings
 
 _NICE = 15
-"""The niceness of the process: it gets about a thirtieth of the CPU time of a request on a busy machine, so
-that jobs still end.
+"""The niceness of the process. On a busy machine, it gets about a thirtieth of the CPU time of a request, so that jobs
+still make progress.
 """
 _IO_CLASS_IDLE, _IO_CLASS_SHIFT = 3, 13
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
-"""The number of the system call ioprio_set. The C library has no function for it."""
+"""The number of the system call ioprio_set, by architecture. The C library has no function for it."""
 _SET_PDEATHSIG = 1
 _MESSAGE_MAX = 1000
 _log = structlog.get_logger("seamark.jobs")
 
 
 def main() -> None:
-    """Run jobs until the end of the input.
+    """Run jobs until the input ends.
 
-    The prints of libraries go to standard error, so that they cannot damage an answer.
+    Libraries print to standard error instead of standard output, so that they cannot damage an answer.
     """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     yield_to_requests()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C stops the server, which then ends this process.
     limit = int(sys.argv[1])
     if limit:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
@@ -74,7 +74,7 @@ def main() -> None:
         )
     )
     gc.collect()
-    gc.freeze()  # Children share the pages that they do not write.
+    gc.freeze()  # With this, children share the memory pages that they do not write.
     for line in _read_lines(sys.stdin.fileno()):
         _run_in_child(convert_json(line, JobRequest), answers)
 
@@ -82,7 +82,7 @@ def main() -> None:
 def _read_lines(descriptor: int) -> Iterator[bytes]:
     """Yield the lines of the input.
 
-    The input is not buffered, so that `_run_in_child` detects its end.
+    The input is not buffered, so that `_run_in_child` can detect its end.
     """
     with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as source:
         yield from iter(source.readline, b"")
@@ -107,15 +107,16 @@ def _run_in_child(request: JobRequest, answers: BinaryIO) -> None:
 
 
 def _await_end(child: int) -> int:
-    """Return the exit code of the child, negative for a signal.
+    """Wait for the child, and return its exit code, which is negative for a signal.
 
-    If the input of this process ends first, the child is killed.
+    If the input of this process ends first, kill the child.
     """
     handle = os.pidfd_open(child)
     try:
         waiting = select.poll()
         waiting.register(handle, select.POLLIN)
-        waiting.register(sys.stdin.fileno(), 0)  # Only its end matters: the server sends no job before the answer.
+        # Poll only for the end of the input: the server sends no job before it has the answer.
+        waiting.register(sys.stdin.fileno(), 0)
         while not any(descriptor == handle for descriptor, _ in waiting.poll()):
             os.kill(child, signal.SIGKILL)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -133,7 +134,7 @@ def _end_with_parent(parent: int) -> None:
 def _leave_input() -> None:
     """Close the input, which contains the logins and keys of later jobs.
 
-    A process that a job starts may live longer than the job.
+    A process that the job starts could otherwise read them after the job.
     """
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, sys.stdin.fileno())
@@ -141,7 +142,7 @@ def _leave_input() -> None:
 
 
 def _answer(request: JobRequest, answers: BinaryIO, scratch: str) -> NoReturn:
-    """Run the job in this process, and end the process after the job."""
+    """Run the job in this process, and exit."""
     try:
 
         def answer(answer: JobAnswer) -> None:
@@ -157,12 +158,12 @@ def _answer(request: JobRequest, answers: BinaryIO, scratch: str) -> NoReturn:
 def yield_to_requests() -> None:
     """Lower the CPU and disk priority of this process, and its number of threads, below those of requests.
 
-    With SCHED_BATCH, the process does not interrupt a running process when it wakes up. Settings that the
-    system refuses are left out.
+    With SCHED_BATCH, the process does not interrupt a running process when it wakes up. Settings that the system
+    refuses are skipped.
 
-    If Linux groups processes by sessions (sched(7), autogroup), a priority applies only within its session,
-    and sessions share the CPU equally. Therefore the worker has a separate session with a low priority. In
-    the session of the server, it would use up the server's share, and requests would wait for other programs.
+    If Linux groups processes by sessions (sched(7), autogroup), a priority applies only within its session, and
+    sessions share the CPU equally. Therefore the worker has its own session with a low priority. In the server's
+    session, it would use the CPU time of the server, and requests would wait for other programs.
     """
     os.nice(_NICE)
     if os.getsid(0) == os.getpid():
@@ -180,14 +181,14 @@ def run(
 ) -> JobAnswer:
     """Run a job, and return its answer.
 
-    An error of any kind is also an answer, because the next job may succeed.
+    Every error becomes an answer, because the next job may succeed.
 
     Args:
         request: The job.
         report: Receives the progress from time to time.
         runner: Runs the rewrites. If it is None, this process runs them.
-        scratch: A folder for temporary files. If it is set, this process is for the job only, and is restricted to
-            the job's table and to this folder.
+        scratch: A folder for temporary files. If it is set, this process runs only this job, and is restricted to the
+            job's table and to this folder.
     """
     os.umask(request.umask)
     if request.folders is not None:

@@ -1,4 +1,4 @@
-"""`seamark keys`: replaces the keys that sign access, plan and page tokens, directly in the database."""
+"""`seamark keys`: replaces the keys that sign access tokens, plan tokens and page tokens, directly in the database."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from seamark.metaserver.warehouses.definitions import make_settings
 
 @click.group()
 def keys() -> None:
-    """Replace the keys that sign access tokens, and plan and page tokens."""
+    """Replace the keys that sign access tokens, plan tokens and page tokens."""
 
 
 @keys.command("renew")
 @json_option
 @settings_flags(("home", "database", "encryption_key", "encryption_key_file"))
 def renew(as_json: bool, config: Path | None, **flags: Any) -> None:
-    """Create new signing keys and delete the old keys: access tokens and running scans and listings end.
+    """Replace the signing keys. Access tokens, running scans and running listings become invalid.
 
-    Use it if a key may have leaked, or if the encryption key is lost. Bearer tokens (seamark token) and
-    tables stay valid; clients log in again automatically. Running servers use the new keys within a minute.
+    Use this command if a key may have leaked, or if the encryption key is lost. Bearer tokens (seamark token) and
+    tables stay valid, and clients log in again automatically. Running servers use the new keys within a minute.
     """
     settings = load_settings(flags, config)
     try:

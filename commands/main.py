@@ -1,7 +1,7 @@
-"""`seamark`: the entry point.
+"""`seamark`: the entry point of all commands.
 
-All commands load the same settings; invalid settings end the command with one message and exit code 2.
-The modules of a command are imported when it runs.
+All commands load the same settings; invalid settings end the command with one message and exit code 2. The modules of a
+command are imported when it runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from seamark.formats.runtime.lazy_module import LazyModule
 if TYPE_CHECKING:
     from importlib import metadata
 else:
-    metadata = LazyModule("importlib.metadata")  # Importing it takes longer than importing all modules of Seamark.
+    # Importing this module takes longer than importing all modules of Seamark.
+    metadata = LazyModule("importlib.metadata")
 
 _COMMANDS = {
     "serve": DeferredCommand(
@@ -27,7 +28,7 @@ _COMMANDS = {
     ),
     "demo": DeferredCommand(
         "seamark.commands.demo.demo:demo",
-        "Look one user up before and after an index is built, then stream rows.",
+        "Look up one user before and after an index is built, then read rows while they arrive.",
         "demo",
     ),
     "token": DeferredCommand("seamark.commands.access:token", "Create, list and revoke bearer tokens.", "server"),
@@ -52,7 +53,7 @@ _COMMANDS = {
     ),
     "import": DeferredCommand(
         "seamark.commands.moving.import_tables:import_tables",
-        "Register the tables and views of another catalog, whose files stay where they are.",
+        "Register the tables and views of another catalog. Their files stay where they are.",
         "moving",
     ),
     "export": DeferredCommand(
@@ -62,16 +63,16 @@ _COMMANDS = {
     ),
     "undrop": DeferredCommand(
         "seamark.commands.catalog.tables:undrop",
-        "Restore the dropped table or view TABLE; without TABLE, list what can be restored.",
+        "Restore the dropped table or view TABLE. Without TABLE, list the entries that can be restored.",
     ),
     "retained": DeferredCommand(
         "seamark.commands.catalog.retained:retained",
-        "List and release dropped tables and views that keep their locations.",
+        "List and release dropped tables and views whose locations are still reserved.",
     ),
     "snapshot": DeferredCommand("seamark.commands.catalog.history:snapshot", "List and show snapshots of a table."),
     "timeline": DeferredCommand(
         "seamark.commands.catalog.history:timeline",
-        "Show what happened to TABLE, or to all that you may read: the latest instants, oldest first.",
+        "Show the latest instants of TABLE, or of everything that you have rights to read, oldest first.",
     ),
     "completion": DeferredCommand(
         "seamark.commands.installation.completion:completion",
@@ -79,11 +80,11 @@ _COMMANDS = {
     ),
     "doctor": DeferredCommand(
         "seamark.commands.installation.doctor:doctor",
-        "Check the installation, the server and engines' configurations.",
+        "Check the installation, the warehouse, the server and the configurations of engines.",
     ),
     "connect": DeferredCommand(
         "seamark.commands.catalog.connect:connect",
-        "Print how ENGINE connects to the server: a command, a script or a file that runs unedited.",
+        "Print a configuration with which ENGINE connects to the server: a command, a script or a file, ready to use.",
     ),
     "explain": DeferredCommand("seamark.commands.explain:explain", "Show how a scan of a table is planned."),
     "sql": DeferredCommand(
@@ -96,7 +97,7 @@ _COMMANDS = {
     ),
     "index": DeferredCommand("seamark.commands.index:index", "Create, build, verify and list indexes."),
     "indexer": DeferredCommand(
-        "seamark.commands.indexer:indexer", "Keep the indexes of all tables built, until SIGTERM or Ctrl-C."
+        "seamark.commands.indexer:indexer", "Index the data files of all tables, until SIGTERM or Ctrl-C."
     ),
     "run": DeferredCommand(
         "seamark.commands.maintenance.run:run",
@@ -105,52 +106,54 @@ _COMMANDS = {
     ),
     "rollback": DeferredCommand(
         "seamark.commands.recovery.rollback:rollback",
-        "Make the snapshot that was current at a time the current one of TABLE.",
+        "Set the current snapshot of TABLE to the snapshot that was current at a time.",
     ),
     "rollback-job": DeferredCommand(
         "seamark.commands.maintenance.rollback:rollback_job", "Undo a compaction or a clustering of a table."
     ),
     "policy": DeferredCommand(
         "seamark.commands.maintenance.policy:policy",
-        "List, show, set and drop what table services do with a table.",
+        "List, show, set and drop policies, which say what table services do with a table.",
     ),
     "history": DeferredCommand(
         "seamark.commands.maintenance.query_history:history",
-        "Show which statements read TABLE, and what they read; without TABLE, the tables that are read most.",
+        "Show the shapes of the statements that read TABLE. Without TABLE, list the tables that are read most often.",
     ),
     "advise": DeferredCommand(
         "seamark.commands.maintenance.advise:advise",
-        "Propose layouts, indexes and column TTLs of a table by the statements that read it.",
+        "Propose layouts, indexes and column TTLs of a table, based on the statements that read it.",
     ),
     "health": DeferredCommand("seamark.commands.maintenance.health:health", "Show the problems of a table."),
     "services": DeferredCommand("seamark.commands.maintenance.services:services", "List the jobs of table services."),
     "stream": DeferredCommand(
-        "seamark.commands.maintenance.stream:stream", "List, show and flush stream tables, which take single rows."
+        "seamark.commands.maintenance.stream:stream",
+        "List, show, flush, pause and drain stream tables, which accept single rows.",
     ),
     "replicas": DeferredCommand(
-        "seamark.commands.maintenance.replicas:replicas", "List the servers that read files through each other."
+        "seamark.commands.maintenance.replicas:replicas",
+        "List the replicas, which share a database and read files through each other.",
     ),
     "backup": DeferredCommand(
         "seamark.commands.recovery.backup:backup",
-        "Copy the database to FILE, while servers run.",
+        "Copy the database to FILE while servers run.",
         "server",
     ),
     "restore": DeferredCommand(
-        "seamark.commands.recovery.restore:restore", "Replace the database with the backup FILE.", "server"
+        "seamark.commands.recovery.restore:restore", "Replace the database by the backup FILE.", "server"
     ),
     "rebuild": DeferredCommand(
         "seamark.commands.recovery.rebuild:rebuild",
-        "Register the tables, views and functions of the warehouse that the database does not have.",
+        "Register the tables, views and functions that are in the warehouse, but not in the database.",
         "server",
     ),
     "migrate": DeferredCommand(
         "seamark.commands.recovery.migrate:migrate",
-        "Copy the database to another database, such as from SQLite to PostgreSQL.",
+        "Copy the database to another database, for example from SQLite to PostgreSQL.",
         "server",
     ),
     "trino-proxy": DeferredCommand(
         "seamark.commands.trino_proxy:trino_proxy",
-        "Run a proxy for Trino's clients that prunes the files of their queries.",
+        "Run a proxy in front of Trino that rewrites statements so that they read fewer files.",
         "trino",
     ),
 }
@@ -166,12 +169,12 @@ def cli() -> None:
     """Seamark: an Iceberg REST catalog that knows where the rows are.
 
     \b
-    Try it on this machine without configuration:
+    To try it on this machine without configuration:
       seamark serve --home ./seamark-home
-    Over PostgreSQL and S3, several processes:
+    To run several processes with PostgreSQL and S3:
       seamark serve --workers 4 --warehouse s3://lake/warehouse \\
           --database postgresql://seamark@db/seamark
-    Engines connect to the printed URL as to any Iceberg REST catalog.
+    Engines connect to the printed URL in the same way as to any Iceberg REST catalog.
     """
 
 

@@ -1,7 +1,6 @@
-"""Groups of commands that import a command's module when the command runs.
+"""Command groups that import the module of a command only when it runs.
 
-The server's modules take a second of CPU to import, and neither `seamark --help` nor `seamark explain`
-needs them.
+The server's modules take a second of CPU time to import, and neither `seamark --help` nor `seamark explain` needs them.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ class DeferredCommand:
     target: str
     """The `module:attribute` of the command."""
     help: str
-    """The text in the list of commands, which is the first sentence of the command's own help."""
+    """The text in the list of commands: the first sentence of the command's own help."""
     extra: str | None = None
-    """The extra of the distribution that the command needs, as in `pip install 'seamark[server]'`."""
+    """The extra of the Python package that the command needs, as in `pip install 'seamark[server]'`."""
 
     def load(self) -> click.Command:
         """Import the command.
 
         Raises:
-            UsageError: A library is not installed; the message names the extra that installs it.
+            UsageError: A library is not installed. The message names the extra that installs it.
         """
         module, _, attribute = self.target.partition(":")
-        # The objects that an import creates stay in memory. Without repeated searches for garbage, the import is
-        # faster by a sixth.
+        # The objects that an import creates stay in memory. Without garbage collections, the import is faster by a
+        # sixth.
         collecting = gc.isenabled()
         gc.disable()
         try:
@@ -51,9 +50,9 @@ class DeferredCommand:
 
 
 class DeferredGroup(click.Group):
-    """A group for `click.group(cls=DeferredGroup, deferred=…)`.
+    """A group that imports its commands when they run: `click.group(cls=DeferredGroup, deferred=…)`.
 
-    Other commands can also be added, as to every group.
+    Other commands can be added in the same way as to every group.
     """
 
     def __init__(self, *args: Any, deferred: Mapping[str, DeferredCommand], **options: Any) -> None:
@@ -71,9 +70,9 @@ class DeferredGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command of a name, or raise an error that suggests a similar name.
+        """Return the command with the name in `args`, or raise an error that suggests a similar name.
 
-        Click compares the name only with loaded commands; this method compares it with all commands.
+        Click compares the name only with loaded commands. This method compares it with all commands.
         """
         if args and not args[0].startswith("-") and args[0] not in (names := self.list_commands(ctx)):
             close = get_close_matches(args[0], names, 1)

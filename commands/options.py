@@ -1,6 +1,6 @@
-"""Options that commands share.
+"""Options that several commands share.
 
-Every setting is a flag, and invalid settings have one form of error (exit code 2).
+Each setting of the server can be a flag of a command. Errors in settings all have the same form, and exit code 2.
 """
 
 from __future__ import annotations
@@ -27,17 +27,22 @@ json_option: Callable[[Command], Command] = click.option("--json", "as_json", is
 
 
 def address_options(command: Command) -> Command:
-    """Add `--url` and `--token` of the server."""
-    command = click.option("--token", envvar="SEAMARK_TOKEN", help="A bearer token. [SEAMARK_TOKEN]")(command)
+    """Add `--url` and `--token` of the server to a command."""
+    command = click.option("--token", envvar="SEAMARK_TOKEN", help="Bearer token for the server. [SEAMARK_TOKEN]")(
+        command
+    )
     return click.option(
-        "--url", envvar="SEAMARK_URL", show_envvar=True, help="URL of the server. Default: from --home/server.json."
+        "--url",
+        envvar="SEAMARK_URL",
+        show_envvar=True,
+        help="URL of the server. Default: the URL in the file server.json of --home.",
     )(command)
 
 
 def settings_flags(names: tuple[str, ...] | None = None) -> Callable[[Command], Command]:
-    """Add `--config` and a flag for each setting (or for the settings in `names`) to a command.
+    """Return a decorator that adds `--config` and a flag for each setting, or each setting in `names`, to a command.
 
-    If a flag is not given, the settings do not contain it.
+    The command does not receive settings whose flag is not used.
     """
 
     def add(command: Command) -> Command:
@@ -56,7 +61,9 @@ def settings_flags(names: tuple[str, ...] | None = None) -> Callable[[Command], 
                     flag, name, default=None, multiple=many, metavar=metavar, help=text, callback=_replace_empty
                 )
                 command = option(command)
-        config = click.option("--config", type=click.Path(path_type=Path), help="TOML file. [SEAMARK_CONFIG]")
+        config = click.option(
+            "--config", type=click.Path(path_type=Path), help="TOML file with settings. [SEAMARK_CONFIG]"
+        )
         return config(command)
 
     return add
@@ -67,9 +74,9 @@ def _replace_empty(context: click.Context, option: click.Parameter, value: Any) 
 
 
 def load_settings(flags: Mapping[str, Any], config: Path | None) -> Settings:
-    """Return the settings for a command.
+    """Return the settings of a command.
 
-    If they are invalid, the command ends with code 2 and a message.
+    If they are invalid, the command ends with exit code 2 and a message.
     """
     try:
         settings = load(flags, os.environ, config)
@@ -85,7 +92,7 @@ def load_settings(flags: Mapping[str, Any], config: Path | None) -> Settings:
 
 
 class Misconfigured(click.ClickException):
-    """An error in the configuration that the operator must fix."""
+    """An error in the configuration, which the operator must correct."""
 
     exit_code = 2
 
@@ -95,10 +102,10 @@ def refuse(error: ConfigError) -> click.ClickException:
 
 
 def parse_duration(text: str, option: str) -> int:
-    """Return the seconds of a number with a unit, such as `12h`.
+    """Convert a number with a unit of time, such as `12h`, to seconds.
 
     Raises:
-        BadParameter: The text has another form; the message names the option.
+        BadParameter: The text is not a number with a unit. The message names the option.
     """
     match = _DURATION.match(text)
     if match is None:
@@ -109,10 +116,10 @@ def parse_duration(text: str, option: str) -> int:
 
 
 def parse_time_ms(text: str, option: str) -> int:
-    """Return milliseconds since the epoch, in the same way as `parse_timestamp`.
+    """Convert a text to milliseconds since the epoch, in the same way as `parse_timestamp`.
 
     Raises:
-        BadParameter: The text has another form; the message names the option.
+        BadParameter: The text is not a time. The message names the option.
     """
     try:
         return parse_timestamp(text)
@@ -123,10 +130,10 @@ def parse_time_ms(text: str, option: str) -> int:
 
 
 def parse_size(text: str, option: str) -> int:
-    """Return the bytes of a number with a unit, such as `512MB`. Units are powers of 1024.
+    """Convert a number with a unit of size, such as `512MB`, to bytes. Units are powers of 1024.
 
     Raises:
-        BadParameter: The text has another form; the message names the option.
+        BadParameter: The text is not a number with a unit. The message names the option.
     """
     size_bytes = parse_bytes(text)
     if size_bytes is None:
@@ -135,10 +142,10 @@ def parse_size(text: str, option: str) -> int:
 
 
 def parse_properties(texts: Sequence[str], option: str) -> dict[str, str]:
-    """Return properties from texts of the form NAME=VALUE.
+    """Convert texts NAME=VALUE to a dictionary.
 
     Raises:
-        UsageError: A text has another form.
+        UsageError: A text has no `=`, or no name.
     """
     parsed: dict[str, str] = {}
     for text in texts:

@@ -1,6 +1,6 @@
 """The names of the modules that run as separate processes.
 
-The server gets these names and does not import the modules.
+The server receives these names, so that it does not import the modules.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Generates reference pages: `python -m seamark.commands.reference` in the checkout.
+"""Generate reference pages: `python -m seamark.commands.reference` in the checkout.
 
-docs/reference/settings.md and the settings in the Helm chart's values.schema.json are generated from `Settings`,
+docs/reference/settings.md and the settings in the Helm chart's values.schema.json are generated from `Settings`, and
 docs/reference/openapi.json from the routes. Tests compare them with the committed files.
 """
 
@@ -24,7 +24,7 @@ _SET_BY_CHART = {
     *("home", "host", "port", "tls_cert", "tls_key", "peer_address"),
     *("stream_log", "stream_log_client_properties", "event_kafka_client_properties"),
 }
-"""Settings that the templates of the Helm chart set."""
+"""The settings that the templates of the Helm chart set."""
 _JSON_TYPES: tuple[tuple[type, str], ...] = (
     (bool, "boolean"),
     (int, "integer"),
@@ -50,7 +50,7 @@ server ignores unknown `SEAMARK_…` variables, because orchestrators set such n
 
 
 def write_settings_page() -> str:
-    """Return the page on settings, in the order of their declaration."""
+    """Return the text of the settings page. The settings are in the order of their declarations."""
     parts = [_HEAD]
     for name, field in FIELDS.items():
         metadata = field.metadata
@@ -65,9 +65,9 @@ def write_settings_page() -> str:
 
 
 def write_chart_schema(text: str) -> str:
-    """Return the text of the chart's values.schema.json with the present settings of the server.
+    """Return the text of the chart's values.schema.json, updated with the server's settings.
 
-    The schema has no secret settings, because the chart reads them from Kubernetes' secrets.
+    The schema has no secret settings, because the chart reads them from Kubernetes secrets.
     """
     schema = msgspec.json.decode(text)
     schema["properties"]["settings"]["properties"] = {

@@ -1,4 +1,4 @@
-"""The driver of a job on Spark. `services/launching/` starts it; its argument is the folder of the job."""
+"""The driver of a job on Spark, which `services/launching/` starts. Its argument is the folder of the job."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def main() -> None:
     folder = Path(sys.argv[1])
     threading.Thread(target=_end_with_server, args=(folder / ALIVE,), daemon=True).start()
     request = convert_json((folder / REQUEST).read_bytes(), JobRequest)
-    (folder / REQUEST).unlink()  # The file contains keys, and the folder stays if the server is killed.
-    # PySpark is an optional dependency. Only this process needs it.
+    (folder / REQUEST).unlink()  # The file contains keys, and the folder is not removed if the server is killed.
+    # Import PySpark here, because it is an optional dependency that only this process needs.
     rewrites = importlib.import_module("seamark.connector.spark.rewrites")
     with rewrites.open_session_runner(request.folders, request.umask, request.storage) as runner:
         answer = run(request, lambda progress: _leave(progress, folder / PROGRESS), runner)
@@ -37,10 +37,10 @@ def _leave(value: JobAnswer | JobProgress, path: Path) -> None:
 
 
 def _end_with_server(pipe: Path) -> None:
-    """End this process when the pipe ends, even in the middle of a job.
+    """Start a thread that ends this process when the pipe ends, even in the middle of a job.
 
-    The pipe ends when the server stops or is killed. A plain open would wait for a writer, and never return
-    if the server was killed while Spark started.
+    The pipe ends when the server stops or is killed. A plain open would wait for a writer, and never return if the
+    server was killed while Spark started.
     """
     descriptor = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(descriptor, True)

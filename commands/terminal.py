@@ -1,9 +1,8 @@
 r"""Safe output of names, paths, values and problems of tables on a terminal.
 
-A writer of a table chooses its column names, file paths and partition values. A control sequence in these
-texts could clear the screen, set the window's title or write to the clipboard of the admin who lists the
-table. Therefore control characters, and characters that change the direction of the text, are printed as
-escapes (`\x1b`).
+A writer of a table chooses its column names, file paths and partition values. A control sequence in one of these texts
+could clear the screen, set the window's title, or write to the clipboard of the admin who lists the table. Therefore
+control characters, and characters that change the direction of text, are printed as escapes (`\x1b`).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 WIDTH_CHARACTERS = 120
-"""The width of the output if it is not a terminal."""
+"""The width of the output in characters if it is not a terminal."""
 _BAR_MIN, _BAR_MAX = 8, 44
 _SINGULAR = {"are": "is", "were": "was", "have": "has", "name": "names"}
 _SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -32,7 +31,7 @@ _BIDI_CONTROLS = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u20
 
 
 def escape_for_terminal(text: str) -> str:
-    """Return the text with escapes in place of characters that a terminal interprets."""
+    """Replace the characters that a terminal interprets by escapes."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(_escape_character(character) if _is_control(character) else character for character in text)
@@ -54,9 +53,9 @@ def say(text: str, *, err: bool = False) -> None:
 
 
 class _PrintableConsole(Console):
-    """A console that prints escapes.
+    """A console that prints control characters as escapes.
 
-    Rich converts every text with `render_str`, including cells and titles of tables.
+    Rich converts all texts with `render_str`, including the cells and titles of tables.
     """
 
     def render_str(self, text: str, **options: Any) -> Text:
@@ -64,7 +63,7 @@ class _PrintableConsole(Console):
 
 
 def open_console(*, stderr: bool = False) -> Console:
-    """Return a console with the width of the terminal. If there is no terminal, the width is fixed."""
+    """Return a console with the width of the terminal, or a fixed width if the output is not a terminal."""
     terminal = _PrintableConsole(stderr=stderr)
     return terminal if terminal.is_terminal else _PrintableConsole(width=WIDTH_CHARACTERS, stderr=stderr)
 
@@ -82,7 +81,11 @@ def make_table(
     Cells are not interpreted as markup, because names may contain brackets.
 
     Args:
+        headers: The titles of the columns.
+        rows: The cells of each row.
         right_aligned: The columns that are aligned to the right.
+        title: The title of the table.
+        framed: Whether the table has a frame.
     """
     table = Table(title=title, title_justify="left")
     if not framed:
@@ -99,7 +102,7 @@ def print_rows(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right_a
 
 
 def print_bars(rows: Sequence[tuple[str, float, str]], console: Console) -> None:
-    """Print a bar for each row (name, length, text after the bar).
+    """Print a bar for each row, which has a name, a length and a text to show after the bar.
 
     The longest bar fits into a line of the console.
     """
@@ -118,7 +121,7 @@ def print_json(value: Any) -> None:
 def print_result(result: Any, text: str, *, as_json: bool) -> None:
     """Print the result of a command as a sentence, or as JSON.
 
-    The names of a dataclass's fields get hyphens, as in the answers of the server.
+    The keys of the JSON are the names of a dataclass's fields with hyphens, as in the server's answers.
     """
     if not as_json:
         click.echo(escape_for_terminal(text))
@@ -137,7 +140,9 @@ def show_count(count: int, noun: str, verb: str = "") -> str:
     """Return a number with a noun whose plural ends in s, such as "1 file" or "1,000 files".
 
     Args:
-        verb: A verb in the plural that follows, such as "were": "1 file was".
+        count: The number.
+        noun: The noun in the singular.
+        verb: A verb in the plural that follows the noun, such as "were": "1 file was".
     """
     if count == 1:
         return f"1 {noun} {_SINGULAR[verb]}" if verb else f"1 {noun}"
@@ -145,9 +150,9 @@ def show_count(count: int, noun: str, verb: str = "") -> str:
 
 
 def show_size(count: int) -> str:
-    """Return a size in bytes, in a suitable unit of powers of 1024.
+    """Return a size as text, in a suitable unit of powers of 1024 bytes.
 
-    The console uses the same form (`format.js`).
+    The web console uses the same form (`format.js`).
     """
     size, units = float(count), iter(_SIZE_UNITS)
     unit = next(units)

@@ -1,10 +1,7 @@
-"""`seamark trino-proxy`: a proxy for Trino's clients.
+"""`seamark trino-proxy`: a proxy for Trino's clients that rewrites statements so that Trino reads fewer files.
 
-It rewrites statements so that Trino reads fewer files.
-
-It is a client of the running server, which is found by `--url` or in the `--home` of the server. Logs go
-to standard error. Exit codes: 0 when it was stopped (SIGTERM, Ctrl-C), 1 when it cannot listen, 2 for
-invalid arguments.
+The command is a client of the running server, which it finds by `--url` or in the server's `--home`. Logs go to
+standard error. Exit codes: 0 if it was stopped (SIGTERM, Ctrl-C), 1 if it cannot listen, 2 for invalid arguments.
 """
 
 from __future__ import annotations
@@ -38,13 +35,13 @@ from seamark.metaserver.api.http.observability.logs import configure_logging
 
 _ANSWER_S = 2.0
 _INFO_MAX = 10_000
-"""The maximum number of bytes of an answer that are read."""
+"""The maximum number of bytes that are read of an answer."""
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Command]:
-    """Return an option for a limit in `ProxySettings`: seconds, bytes, or a number."""
+    """Return a decorator that adds an option for a limit in `ProxySettings`: seconds, bytes, or a number."""
     default = getattr(ProxySettings, name)
     kind = click.IntRange(min=int(least)) if isinstance(default, int) else click.FloatRange(min=least)
     unit = "SECONDS" if name.endswith("_s") else "BYTES" if name.endswith("_bytes") else "COUNT"
@@ -59,7 +56,7 @@ def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Comman
     multiple=True,
     required=True,
     metavar="URL",
-    help="URL of a Trino coordinator; repeatable.",
+    help="URL of a Trino coordinator. Repeatable.",
 )
 @click.option(
     "--catalog",
@@ -67,34 +64,43 @@ def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Comman
     multiple=True,
     required=True,
     metavar="NAME",
-    help="Name of this Seamark's catalog in Trino; repeatable. Statements on other catalogs stay unchanged.",
+    help="Name of this Seamark's catalog in Trino. Repeatable. Statements on other catalogs are not changed.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address that the proxy listens on.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=8080,
     show_default=True,
-    help="Port to listen on; 0 selects a free port.",
-)
-@click.option("--tls-cert", type=_FILE, help="Certificate of this proxy with its chain (PEM); enables https.")
-@click.option("--tls-key", type=_FILE, help="Key of the certificate (PEM).")
-@click.option(
-    "--trino-ca", type=_FILE, help="Authorities of the coordinators' certificates (PEM). Default: the system's."
+    help="Port that the proxy listens on. With 0, the proxy selects a free port.",
 )
 @click.option(
-    "--ca", type=_FILE, help="Authorities of Seamark's certificate (PEM). [SEAMARK_CA] Default: the system's."
+    "--tls-cert",
+    type=_FILE,
+    help="PEM file with the certificate of this proxy and its chain. If it is set, the proxy uses https.",
+)
+@click.option("--tls-key", type=_FILE, help="PEM file with the private key of --tls-cert.")
+@click.option(
+    "--trino-ca",
+    type=_FILE,
+    help="PEM file with the authorities of the coordinators' certificates. Default: the system's authorities.",
+)
+@click.option(
+    "--ca",
+    type=_FILE,
+    help="PEM file with the authorities of Seamark's certificate. [SEAMARK_CA] Default: the system's authorities.",
 )
 @click.option(
     "--allow-plain-http",
     is_flag=True,
-    help="Allow unencrypted passwords and tokens beyond this machine, with a warning. Default: refuse to start.",
+    help="Allow passwords and tokens to be sent unencrypted to other machines, with a warning. Default: refuse to "
+    "start.",
 )
-@click.option("--trino-insecure", is_flag=True, help="Accept any certificate of a coordinator.")
+@click.option("--trino-insecure", is_flag=True, help="Accept every certificate of a coordinator.")
 @click.option(
     "--trust-forwarded",
     is_flag=True,
-    help="Trust X-Forwarded-* headers, because another proxy is in front. Default: drop them.",
+    help="Trust X-Forwarded-* headers, because another proxy is in front of this one. Default: remove these headers.",
 )
 @click.option(
     "--budget-ms",
@@ -102,7 +108,7 @@ def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Comman
     metavar="MS",
     default=1000 * RewriteLimits().budget_s,
     show_default=True,
-    help="Time limit for the plans of a statement. If it is exceeded, the original statement runs.",
+    help="Time limit in milliseconds for the plans of a statement. If they take longer, the original statement runs.",
 )
 @click.option(
     "--kept-max",
@@ -111,12 +117,14 @@ def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Comman
     metavar="SHARE",
     default=RewriteLimits().max_kept_fraction,
     show_default=True,
-    help="Maximum share of a table's files in a plan. With a larger share, the reference to the table stays unchanged.",
+    help="Maximum fraction of a table's files in a plan. If the fraction is larger, the reference to the table is not "
+    "changed.",
 )
 @click.option(
     "--trust-time-zone",
     is_flag=True,
-    help="Trino's sql.forced-session-time-zone is not set: conditions on times prune in sessions with the zone UTC.",
+    help="State that Trino's sql.forced-session-time-zone is not set. Then conditions on times can prune files in "
+    "sessions whose time zone is UTC.",
 )
 @click.option(
     "--plans",
@@ -125,14 +133,14 @@ def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Comman
     metavar="TEXT",
     default=ProxySettings.plans,
     show_default=True,
-    help="Value of X-Seamark-Plans in Trino's catalogs (iceberg.rest-catalog.http-headers); "
-    "only these catalogs see the plans.",
+    help="Value of X-Seamark-Plans in Trino's catalogs (iceberg.rest-catalog.http-headers). Only these catalogs see "
+    "the plans.",
 )
 @click.option(
     "--rules/--no-rules",
     default=ProxySettings.rules,
     show_default=True,
-    help="Check each rewritten statement for Trino's row filters and column masks. --no-rules saves this "
+    help="Check for each rewritten statement whether Trino has row filters or column masks. --no-rules saves this "
     "request, and rewritten statements may wait in Trino's queue.",
 )
 @click.option(
@@ -140,13 +148,14 @@ def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Comman
     type=click.Choice(CUBE_USES),
     default=OFF,
     show_default=True,
-    help="Answer aggregate queries from cubes. exact excludes sums and averages of floats, and averages of integers. "
-    "With --no-rules cubes are off, because Trino's row filters and column masks do not apply to the groups of a cube.",
+    help="Whether aggregate queries are answered from cubes. exact excludes sums and averages of floats, and averages "
+    "of integers. With --no-rules, no cubes are used, because Trino's row filters and column masks do not apply "
+    "to the groups of a cube.",
 )
 @click.option(
     "--plan-header",
     is_flag=True,
-    help="Send file counts in X-Seamark-Plan, unless access rules apply to the client.",
+    help="Send the numbers of files in the header X-Seamark-Plan, unless access rules apply to the client.",
 )
 @click.option(
     "--maintenance",
@@ -154,32 +163,47 @@ def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Comman
     metavar="COUNT",
     default=ProxySettings.maintenance,
     show_default=True,
-    help="Run ALTER TABLE … MERGE FILES and DROP COLUMNS of clients, at most this number at the same time; "
-    "--token must be a writer's. 0: pass them on to Trino, which refuses them.",
+    help="Maximum number of statements ALTER TABLE … MERGE FILES and DROP COLUMNS of clients that the proxy runs at "
+    "the same time. They need the --token of a writer. With 0, the proxy passes them on to Trino, which refuses "
+    "them.",
 )
-@_limit("lease_s", "Lease of a plan; it must cover the time in Trino's queue.", least=1)
-@_limit("hold_s", "Time in which a rewritten statement that fails before its first row is replaced by the original.")
-@_limit("statement_bytes", "Longer statements are not parsed.")
-@_limit("drain_s", "Seconds that running requests have to finish after SIGTERM.")
+@_limit("lease_s", "Lease of a plan in seconds. It must be longer than a statement waits in Trino's queue.", least=1)
+@_limit(
+    "hold_s",
+    "Seconds for which the proxy waits for the first row of a rewritten statement: if the statement fails before, the "
+    "original statement runs instead.",
+)
+@_limit("statement_bytes", "Maximum length of a statement in bytes. Longer statements are not parsed and not changed.")
+@_limit("drain_s", "Seconds after SIGTERM in which running requests can finish.")
 @_limit(
     "connections",
-    "Maximum number of client connections; at the limit the proxy closes those that are silent or idle. 0: from "
-    "the open-files limit of the process, at most 10,000.",
+    "Maximum number of client connections. At the limit, the proxy closes silent or idle connections. With 0, the "
+    "limit follows from the number of files that the process can open, and is at most 10,000.",
 )
 @_limit(
     "connections_per_address",
-    "Maximum number of connections of one address. 0: half of them; all with --trust-forwarded.",
+    "Maximum number of connections from one address. With 0, the limit is half of all connections, or all of them "
+    "with --trust-forwarded.",
 )
 @_limit(
     "header_bytes",
-    "Maximum size of a request header, all fields together; prepared statements are sent in headers.",
+    "Maximum size in bytes of the header of a request, with all its fields. Clients send prepared statements in "
+    "header fields.",
     least=8192,
 )
-@_limit("header_timeout_s", "Time limit of a request header and of a TLS handshake.", least=0.1)
-@_limit("idle_timeout_s", "Time after which a connection without a request is closed.", least=0.1)
-@_limit("send_timeout_s", "Time after which a connection with an unread answer is closed.", least=0.1)
-@_limit("body_bytes", "Maximum size of a request body, as sent.")
-@_limit("body_timeout_s", "Time limit of a request body, plus a second for each 64 KiB.", least=0.1)
+@_limit(
+    "header_timeout_s", "Seconds in which the header of a request must arrive, or a TLS handshake must end.", least=0.1
+)
+@_limit("idle_timeout_s", "Seconds without a request after which the proxy closes a connection.", least=0.1)
+@_limit(
+    "send_timeout_s",
+    "Seconds after which the proxy closes a connection whose client does not read an answer.",
+    least=0.1,
+)
+@_limit("body_bytes", "Maximum size in bytes of a request body, as it is sent.")
+@_limit(
+    "body_timeout_s", "Seconds in which a request body must arrive, plus one second for each 64 KiB of it.", least=0.1
+)
 @address_options
 @settings_flags(("home", "log_level", "log_format"))
 def trino_proxy(
@@ -201,13 +225,13 @@ def trino_proxy(
     config: Path | None,
     **options: Any,
 ) -> None:
-    """Run a proxy in front of Trino that rewrites statements to read only the files of Seamark's plans.
+    """Run a proxy in front of Trino that rewrites statements so that they read only the files of Seamark's plans.
 
     \b
-    For instance, for Trino at port 8081 that has this Seamark as its catalog lake:
+    For instance, for a Trino at port 8081 in which this Seamark is the catalog lake:
       seamark trino-proxy --trino http://127.0.0.1:8081 --catalog lake --port 8080
-    Trino needs http-server.process-forwarded=true. When the proxy is ready, it prints the address for
-    clients. Every Trino client can use it. If a plan fails, the original statement runs.
+    Trino needs http-server.process-forwarded=true. When the proxy is ready, it prints the address for clients. All
+    Trino clients can use the proxy. If a plan fails, the original statement runs.
     """
     flags = {name: options.pop(name) for name in ("home", "log_level", "log_format")}
     configure_logging(load_settings(flags, config))
@@ -244,9 +268,9 @@ def trino_proxy(
 
 
 def _find_unreachable_servers(settings: ProxySettings) -> list[str]:
-    """Return texts about servers behind the proxy that do not answer within `_ANSWER_S`, or are other servers.
+    """Return a text for each server behind the proxy that does not answer within `_ANSWER_S` or is another program.
 
-    Name resolution has no time limit. Therefore each request has its own thread.
+    Each request has its own thread, because name resolution has no time limit.
     """
     authorities = None if settings.authorities is None else ssl.create_default_context(cafile=settings.authorities)
     servers = {("Trino", url): (f"{url}/v1/info", settings.upstream_tls) for url in settings.trino}
@@ -279,9 +303,9 @@ class _Answer(NamedTuple):
     body: bytes
 
     def is_from(self, name: str) -> bool:
-        """Return whether the answer may come from a server of that name.
+        """Return whether the answer can come from a server with this name.
 
-        A server in front of it may also answer, for example with 401.
+        If another server in front of it answers, for example with 401, the function returns True too.
         """
         return self.status != 404 and (name != "Trino" or self.status != 200 or b'"nodeVersion"' in self.body)
 
@@ -308,12 +332,12 @@ def _make_tls_context(certificate: Path | None, key: Path | None) -> Certificate
 
 
 def _check_plain_http(settings: ProxySettings, host: str, tls: Certificate | None, *, allowed: bool) -> None:
-    """Check that no passwords or tokens cross the network unencrypted.
+    """Check that no passwords or tokens are sent unencrypted over the network.
 
-    If the settings allow this, only a warning is logged.
+    If `allowed` is True, only log a warning.
 
     Raises:
-        ValueError: Passwords or tokens would cross the network unencrypted, and this is not allowed.
+        ValueError: Passwords or tokens would be sent unencrypted, and this is not allowed.
     """
     legs = [f"to Trino at {url}" for url in settings.trino if _is_plain(url)]
     if settings.token and _is_plain(settings.seamark):
@@ -335,5 +359,5 @@ def _is_plain(url: str) -> bool:
     parts = urlsplit(url)
     try:
         return parts.scheme == "http" and not is_loopback(parts.hostname or "")
-    except ConfigError:  # A name that cannot be resolved yet is not treated as loopback.
+    except ConfigError:  # A name that cannot be resolved yet does not count as loopback.
         return True

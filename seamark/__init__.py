@@ -1,8 +1,8 @@
-"""Seamark: an Iceberg REST catalog whose clients open only the files that matter.
+"""Seamark: an Iceberg REST catalog whose clients open only the files that a query needs.
 
-This package is the client's interface; `seamark.spark` is that of PySpark. Both import a module when one of its names
-is first used. `commands`, `metaserver`, `connector`, `formats` and `cache` are links to the folders of the repository;
-a wheel has them as packages below `seamark`.
+This package is the client's interface, and `seamark.spark` is the interface for PySpark. Both import a module when one
+of its names is first used. `commands`, `metaserver`, `connector`, `formats` and `cache` are links to the folders of the
+repository; a wheel has them as packages below `seamark`.
 """
 
 from __future__ import annotations
@@ -62,5 +62,5 @@ __getattr__ = exports(
 
 
 def __dir__() -> list[str]:
-    """Return the names that an interactive interpreter completes, also before their first use."""
+    """Return the names that an interactive interpreter completes, including names that are not imported yet."""
     return __all__

@@ -1,4 +1,4 @@
-"""Seamark from DuckDB: connections with an attached catalog, and queries that open only the files that matter.
+"""Seamark for DuckDB: connections with an attached catalog, and queries that open only the files that they need.
 
 A module is imported when one of its names is first used.
 """
@@ -26,5 +26,5 @@ __getattr__ = exports(
 
 
 def __dir__() -> list[str]:
-    """Return the names that an interactive interpreter completes, also before their first use."""
+    """Return the names that an interactive interpreter completes, including names that are not imported yet."""
     return __all__

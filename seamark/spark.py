@@ -1,6 +1,7 @@
-"""Seamark from PySpark: sessions, readers, writers and jobs.
+"""Seamark for PySpark: sessions, readers, writers and jobs.
 
-A module is imported when one of its names is first used: each of Spark's Python workers imports this, and few write.
+A module is imported when one of its names is first used, because each of Spark's Python workers imports this module,
+and few of them write.
 """
 
 from __future__ import annotations
@@ -51,5 +52,5 @@ __getattr__ = exports(
 
 
 def __dir__() -> list[str]:
-    """Return the names that an interactive interpreter completes, also before their first use."""
+    """Return the names that an interactive interpreter completes, including names that are not imported yet."""
     return __all__

@@ -1,4 +1,4 @@
-"""Converts Iceberg expressions, in the server's JSON, to text for people: SQL, if SQL can express them."""
+"""Convert Iceberg expressions from JSON to text for people, as SQL where possible."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PREFIXES = {"starts-with": "LIKE", "not-starts-with": "NOT LIKE"}
 
 
 def format_expression(expression: Any) -> str:
-    """Return an expression as text. A list of values is shortened to its first values."""
+    """Return an expression as text. A long list of values is cut after its first values."""
     if not isinstance(expression, Mapping):
         return str(expression).lower()
     kind = str(expression.get("type"))

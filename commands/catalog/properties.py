@@ -1,6 +1,7 @@
-"""Checks properties before a command sets them: a name or value that no table service can read is refused.
+"""Check properties before a command sets them.
 
-The server accepts any property, because engines set their own properties, and ignores unknown properties.
+The commands refuse a name or a value that table services cannot read. The server accepts every property, because
+engines set their own properties, and ignores unknown ones.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from seamark.metaserver.services.policy import check_policy, is_policy_property
 
 
 def check_properties(properties: dict[str, str]) -> dict[str, str]:
-    """Return the properties.
+    """Check the properties, and return them unchanged.
 
     Raises:
-        UsageError: A property of the table services is unknown, or its value has another type.
+        UsageError: A property of the table services is unknown, or its value is invalid.
     """
     wrong = check_policy({name: value for name, value in properties.items() if is_policy_property(name)})
     if wrong is not None:

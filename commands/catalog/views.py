@@ -18,7 +18,7 @@ from seamark.connector.client.indexes import IndexClient
 def view() -> None:
     """List, show, rename and drop views. Engines create views.
 
-    VIEW is a namespace and a name, joined by dots; a dot within a name is written \\. .
+    VIEW is a namespace and a name, joined by dots; write a dot within a name as \\. .
     """
 
 

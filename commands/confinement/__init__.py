@@ -1,4 +1,4 @@
-"""Restricts the files that worker processes may open.
+"""Restrict the files that worker processes can open.
 
-They may open the folders of their tables, and files for Python and the system.
+They can open the folders of their tables, and files of Python and the system.
 """

@@ -1,10 +1,8 @@
-"""Restricts the process of one job to its table.
+"""Restrict the process of a job to the files and hosts that the job needs.
 
-It may use the folders of the table, a temporary folder, and the job's hosts.
-
-The data files that a job decodes come from writers, and the process has the rights of the server's
-account and the keys of encrypted files. `confine` refuses other files in Seamark's code. Landlock refuses
-them in the kernel, even if a library has a fault.
+The process can use the folders of the job's table, a temporary folder, and the job's hosts. The data files that a job
+decodes come from writers, and the process has the rights of the server's account and the keys of encrypted files.
+`confine` refuses other files in Seamark's code. Landlock refuses them in the kernel, even if a library has a fault.
 """
 
 from __future__ import annotations
@@ -37,9 +35,9 @@ from seamark.formats.services.services import INDEXING, SERVICES
 from seamark.metaserver.services.launching.launchers import JobRequest
 
 PATHS = ("write.data.path", "write.metadata.path", "write.object-storage.path", "write.folder-storage.path")
-"""The properties that name folders of a table in addition to its location."""
+"""The table properties that name folders of the table in addition to its location."""
 _ALLOWED = "seamark.allowed-locations"
-"""The property that lists folders with files that the table may name although they do not belong to it.
+"""The table property that lists folders with files that the table can name although they do not belong to it.
 
 Only an admin of the catalog can set it.
 """
@@ -50,10 +48,7 @@ _DNS_PORT = 53
 
 
 def give_up_privileges() -> None:
-    """Hide the memory of this process from other processes of its account and from core dumps.
-
-    The memory may contain keys.
-    """
+    """Hide the memory of this process, which can contain keys, from core dumps and other processes of its account."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     library = ctypes.CDLL(None)
     for option, value in ((_SET_DUMPABLE, 0), (_SET_NO_NEW_PRIVILEGES, 1)):
@@ -76,7 +71,7 @@ def confine_job(client: SeamarkClient, request: JobRequest, scratch: str) -> Non
         PermissionError: A folder of the table is outside the warehouse, or a symbolic link leads to it.
     """
     tempfile.tempdir = scratch
-    if request.service == ACCESS_CHECK:  # This check of access has no table.
+    if request.service == ACCESS_CHECK:  # The access check has no table.
         loaded, own_folders, other_folders = _load_checked_storage(request.arguments), list[str](), list[str]()
     else:
         loaded = client.load_table((*request.namespace, request.table))
@@ -98,14 +93,14 @@ def confine_job(client: SeamarkClient, request: JobRequest, scratch: str) -> Non
 
 
 def _load_checked_storage(arguments: Mapping[str, Any]) -> EngineTable:
-    """Return the storage that a check of access uses, in the form of a table's storage."""
+    """Return the storage that an access check uses, in the form of a table's storage."""
     endpoint = arguments.get("endpoint", "")
     location = arguments.get("location", "") or ("s3://" if endpoint else "")
     return EngineTable(b"", location, arguments.get("storage") or {"s3.endpoint": endpoint})
 
 
 def _find_folders(client: SeamarkClient, request: JobRequest, loaded: EngineTable) -> tuple[list[str], list[str]]:
-    """Return (the local folders of the table, the local folders that its jobs only read)."""
+    """Return the local folders of the table, and the local folders that its jobs only read."""
     metadata = decode_table(loaded.metadata, loaded.location)
     own_folders = list(list_local_folders([metadata.location, *(metadata.properties.get(name, "") for name in PATHS)]))
     other_folders = list(list_local_folders(metadata.properties.get(_ALLOWED, "").split(",")))
@@ -119,11 +114,11 @@ def _find_folders(client: SeamarkClient, request: JobRequest, loaded: EngineTabl
 def _load_read_tables(client: SeamarkClient, request: JobRequest, metadata: TableMetadata) -> Iterator[EngineTable]:
     """Yield the other tables that a job reads: the joined tables of a clustering, and the dimension tables of cubes.
 
-    A dimension table that the server refuses to the job is left out. Then only the builds of its cubes fail.
+    A dimension table that the job has no right to read is omitted; the builds of its cubes then fail.
 
     Raises:
-        ClientError: A joined table cannot be loaded, or a dimension table cannot be loaded now. The scheduler repeats
-            the job.
+        ClientError: A joined table cannot be loaded, or a dimension table temporarily cannot be loaded. The scheduler
+            repeats the job.
     """
     if request.service in SERVICES and SERVICES[request.service].reads_joined_tables:
         policy = read_effective_properties(client, (*request.namespace, request.table))
@@ -139,7 +134,7 @@ def _load_read_tables(client: SeamarkClient, request: JobRequest, metadata: Tabl
 
 
 def _find_dimension_tables(metadata: TableMetadata) -> set[Name]:
-    """Return the dimension tables whose attributes cubes of the table have."""
+    """Return the dimension tables whose attributes are in cubes of the table."""
     terms = (term for definition in read_definitions(metadata).enabled for term in definition.terms)
     return {lookup.source.table for term in terms if (lookup := parse_lookup(term.transform)) is not None}
 
@@ -153,10 +148,7 @@ def list_local_folders(locations: Iterable[str]) -> Iterator[str]:
 
 
 def _list_named_files(loaded: EngineTable) -> Iterator[str]:
-    """Yield the files that environment variables name.
-
-    They are files with keys of encrypted files, and files of the library of the storage.
-    """
+    """Yield the files that environment variables name: keys of encrypted files, and files of the storage library."""
     for name, value in os.environ.items():
         if name.startswith("SEAMARK_PARQUET_") and os.path.exists(value):
             yield os.path.abspath(value)

@@ -19,13 +19,13 @@ from contextlib import suppress
 import seamark
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-"""The same numbers on all architectures."""
+"""The numbers of the three system calls, the same on all architectures."""
 _ABI, _PATH_BENEATH = 1, 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _CHANGES = sum(1 << bit for bit in range(4, 13)) | _EXECUTE | _WRITE_FILE
-"""The accesses that remove or create files of all kinds, of ABI 1."""
+"""The accesses of ABI 1 that create or remove files of any kind."""
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
-"""Since ABI 2 and ABI 3."""
+"""The accesses that exist since ABI 2 and since ABI 3."""
 _NET_PORT, _BIND_TCP, _CONNECT_TCP = 2, 1 << 0, 1 << 1
 """Rights for TCP ports, which exist since version 4 of Landlock's ABI."""
 _SCOPED = 1 << 0 | 1 << 1
@@ -42,9 +42,10 @@ _SYSTEM = (
 
 
 def forbid_changes() -> bool:
-    """Forbid this process to write, create or remove files, and to start programs.
+    """Prevent this process from writing, creating and removing files, and from starting programs.
 
-    Return False if the kernel has no Landlock.
+    Returns:
+        False if the kernel has no Landlock.
     """
     abi = _read_abi_version()
     handled = _CHANGES | (_REFER if abi >= 2 else 0) | (_TRUNCATE if abi >= 3 else 0)
@@ -52,9 +53,10 @@ def forbid_changes() -> bool:
 
 
 def forbid_reads_except(folders: Iterable[str]) -> bool:
-    """Forbid the process to open files outside these folders, except files that Python and the system need.
+    """Prevent the process from opening files outside some folders, except the files that Python and the system need.
 
-    Return False if the kernel has no Landlock.
+    Returns:
+        False if the kernel has no Landlock.
     """
     if _read_abi_version() < 1:
         return False
@@ -65,17 +67,17 @@ def forbid_reads_except(folders: Iterable[str]) -> bool:
 def confine_files(
     *, readable: Iterable[str], writable: Iterable[str], connectable: Iterable[int] | None = None
 ) -> bool:
-    """Restrict the files that the process reads and writes from now on.
+    """Restrict the files that the process can read and write from now on.
 
-    It reads only files below `readable`, and files that Python and the system need. It writes, creates and
-    removes only files below `writable`. It starts no program. The restriction of ports needs Linux 6.7. Since
-    Linux 6.12, the process also cannot signal other processes.
+    It can read only files below `readable`, and files that Python and the system need. It can write, create and remove
+    only files below `writable`. It cannot start programs. The restriction of ports needs Linux 6.7. Since Linux 6.12,
+    the process also cannot send signals to other processes.
 
     Args:
-        readable: The folders whose files the process may read.
-        writable: The folders whose files the process may also write, create and remove.
-        connectable: The TCP ports to which the process may connect, or None for all ports. The process may not listen
-            on any port.
+        readable: The folders whose files the process can read.
+        writable: The folders whose files the process can also write, create and remove.
+        connectable: The TCP ports to which the process can connect, or None for all ports. The process cannot listen on
+            any port.
 
     Returns:
         False if the kernel has no Landlock.
@@ -114,8 +116,8 @@ def _restrict(handled: int, rights: Mapping[str, int], *, ports: frozenset[int] 
 
     Args:
         handled: The accesses that are restricted.
-        rights: The accesses that stay allowed, by file or folder.
-        ports: The TCP ports to which the process may connect, or None for all ports.
+        rights: The accesses that remain allowed, by file or folder.
+        ports: The TCP ports to which the process can connect, or None for all ports.
         scoped: The scopes that are restricted.
 
     Raises:
@@ -127,7 +129,7 @@ def _restrict(handled: int, rights: Mapping[str, int], *, ports: frozenset[int] 
         attributes += struct.pack("=Q", scoped) if scoped else b""
     ruleset = _call_kernel(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
     if ruleset < 0:
-        raise OSError(ctypes.get_errno(), "Landlock: the kernel creates no ruleset")
+        raise OSError(ctypes.get_errno(), "Landlock: the kernel did not create the ruleset")
     try:
         for path, access in rights.items():
             with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
@@ -135,7 +137,7 @@ def _restrict(handled: int, rights: Mapping[str, int], *, ports: frozenset[int] 
         for port in ports or ():
             _add_rule(ruleset, _NET_PORT, struct.pack("=QQ", _CONNECT_TCP, port), f"port {port}")
         if _call_kernel(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)) != 0:
-            raise OSError(ctypes.get_errno(), "Landlock: the kernel refuses the ruleset")
+            raise OSError(ctypes.get_errno(), "Landlock: the kernel refused the ruleset")
     finally:
         os.close(ruleset)
     return True
@@ -152,7 +154,7 @@ def _allow(ruleset: int, access: int, path: str) -> None:
 
 def _add_rule(ruleset: int, kind: int, rule: bytes, subject: str) -> None:
     if _call_kernel(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(kind), rule, ctypes.c_uint32(0)) != 0:
-        raise OSError(ctypes.get_errno(), f"Landlock: the kernel refuses the rule for {subject}")
+        raise OSError(ctypes.get_errno(), f"Landlock: the kernel refused the rule for {subject}")
 
 
 def _call_kernel(number: int, *arguments: object) -> int:

@@ -1,1 +1,1 @@
-"""`seamark demo`, which shows how an unmodified reader profits from the server."""
+"""`seamark demo`, which shows the benefits of the server to an unmodified reader."""

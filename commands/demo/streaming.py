@@ -1,8 +1,8 @@
-"""The second act of `seamark demo`: an unmodified reader sees rows before a commit adds them to the table.
+"""The second part of `seamark demo`: an unmodified reader sees rows before a commit adds them to the table.
 
-A thread posts rows at a steady rate. Stock PyIceberg scans the table in a loop for rows that it has not seen. The
-delay of a row is the time from its creation to the end of the scan that returned it. No commit is made while the
-rows arrive. A flush then adds all rows in one commit.
+A thread posts rows at a constant rate, and unmodified PyIceberg repeatedly scans the table for new rows. The delay of a
+row is the time from its creation to the end of the scan that returned it. No commit is made while the rows arrive.
+Afterwards, a flush adds all rows in one commit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TICK_S = 0.02
 _NOT_SEEN_S = 60.0
 """The time after which the demo fails if the reader has not seen all rows."""
 _FLUSH_INTERVAL_MS = 600_000
-"""The interval of flushes: longer than the demo, which flushes by request."""
+"""The interval of flushes, in milliseconds. It is longer than the demo, which requests its flush."""
 _SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=True),
     NestedField(2, "at", TimestamptzType(), required=True),
@@ -46,7 +46,7 @@ _CLOCK = SystemClock()
 
 @dataclass(frozen=True)
 class StreamResult:
-    """The result of the second act.
+    """The result of the second part of the demo.
 
     Attributes:
         rows: The number of rows that were posted and seen.
@@ -77,7 +77,7 @@ def measure_stream(catalog: RestCatalog, url: str, seconds: float = STREAM_SECON
     catalog.create_table(TABLE, _SCHEMA, properties=properties)
     count, delays_ms, scans = int(ROWS_PER_SECOND * seconds), list[float](), 0
     with contextlib.closing(SeamarkClient(url)) as client, ThreadPoolExecutor(1) as pool:
-        _post(client, 0, 1)  # The first row of a table is committed at once, and both programs connect.
+        _post(client, 0, 1)  # The first row of a table is committed at once. Posting it also connects both programs.
         flush_stream(client, TABLE)
         table = catalog.load_table(TABLE)
         committed, files = len(table.snapshots()), len(list(table.scan().plan_files()))
@@ -101,7 +101,7 @@ def measure_stream(catalog: RestCatalog, url: str, seconds: float = STREAM_SECON
 
 
 def _post(client: SeamarkClient, first: int, count: int) -> None:
-    """Post `count` rows at a steady rate, with ids from `first` on."""
+    """Post `count` rows at a constant rate. The id of the first row is `first`."""
     begun_s, sent = _CLOCK.monotonic(), 0
     with stream_writer(client, TABLE) as writer:
         while sent < count:
@@ -113,10 +113,10 @@ def _post(client: SeamarkClient, first: int, count: int) -> None:
 
 
 def _check(rows: pa.Table, count: int) -> None:
-    """Check that each row is there once.
+    """Check that the ids from 0 to `count` - 1 occur once each.
 
     Raises:
-        ClickException: A row is missing, or is there twice.
+        ClickException: A row is missing, or occurs twice.
     """
     ids = rows["id"]
     if ids.take(pc.sort_indices(ids)).to_pylist() != list(range(count)):

@@ -1,1 +1,1 @@
-"""Commands that are about this machine: shell completion, and checks of the installation."""
+"""Commands for this machine: shell completion, and checks of the installation."""

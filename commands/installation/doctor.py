@@ -1,8 +1,7 @@
-"""`seamark doctor`: checks an installation and names each fix.
+"""`seamark doctor`: checks an installation, and says how to repair each fault.
 
-It checks this machine, the server and the configurations of engines.
-
-Exit codes: 0 if there is no fault, 1 if there is a fault, 2 for invalid arguments.
+The command checks this machine, the server and the configurations of engines. Exit codes: 0 if there is no fault, 1 if
+there is a fault, 2 for invalid arguments.
 """
 
 from __future__ import annotations
@@ -59,9 +58,10 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--spark",
     "spark",
     metavar="FILE|URL",
-    help="A spark-defaults.conf to check, or the URL of the web interface of a running Spark, such as http://localhost:4040.",
+    help="File spark-defaults.conf to check, or URL of the web interface of a running Spark, such as "
+    "http://localhost:4040.",
 )
-@click.option("--trino", "trino_file", type=_FILE, help="A catalog file of Trino to check.")
+@click.option("--trino", "trino_file", type=_FILE, help="Catalog file of Trino to check.")
 @address_options
 @json_option
 @settings_flags(("home", "warehouse", "s3_endpoint"))
@@ -74,15 +74,16 @@ def doctor(
     config: Path | None,
     **flags: Any,
 ) -> None:
-    """Check the installation, the warehouse, the server and engines' configurations.
+    """Check the installation, the warehouse, the server and the configurations of engines.
 
     \b
     For instance:
       seamark doctor --spark conf/spark-defaults.conf --trino etc/catalog/sea.properties
       seamark doctor --spark http://localhost:4040
-    Each line is one check; a line that begins with ! needs the fix below it, a line that begins with ~ is advice.
-    The warehouse is checked with the settings of the server on this machine: a small object is written, read and
-    deleted. With --url the server is elsewhere, and its own check counts.
+    Each line of the output is one check. If a line begins with !, the line below it says how to repair the fault. If it
+    begins with ~, the line below it is advice. The command checks the warehouse with the settings of the server on this
+    machine: it writes, reads and deletes a small object. With --url, it uses the result of the server's own check
+    instead.
     """
     findings = [*check_installation(), *check_java()]
     if url is None and not list_missing_modules("server"):
@@ -128,13 +129,13 @@ def _run_check(subject: str, check: Callable[[], Iterator[CheckResult]]) -> list
     try:
         return list(check())
     except (OSError, ValueError) as error:
-        fix = "Give the path of a properties file, or for Spark the URL of its web interface"
+        fix = "Set the option to the path of a properties file, or for Spark to the URL of its web interface"
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         return [CheckResult(subject, f"the file cannot be read: {reason}", fix, is_fault=True)]
 
 
 def check_server(url: str, token: str | None) -> Iterator[CheckResult]:
-    """Check that the server is reachable and ready, has the same time, and accepts this token."""
+    """Check that the server is reachable and ready, that its clock agrees, and that it accepts the token."""
     clock = SystemClock()
     try:
         pool = urllib3.PoolManager(retries=False, timeout=TIMEOUT_S, ssl_context=build_seamark_context())
@@ -142,7 +143,7 @@ def check_server(url: str, token: str | None) -> Iterator[CheckResult]:
         yield CheckResult(
             "server",
             str(error),
-            "Name files of certificates (PEM) in SEAMARK_CA and SEAMARK_CLIENT_CERT, or unset them",
+            "Set SEAMARK_CA and SEAMARK_CLIENT_CERT to files with certificates (PEM), or unset them",
             True,
         )
         return
@@ -162,7 +163,7 @@ def check_server(url: str, token: str | None) -> Iterator[CheckResult]:
         yield CheckResult(
             "server",
             f"{url} is not ready: {_read_checks(ready)}",
-            "Repair what it names; the server's log has details",
+            "Repair what the checks name; the server's log has details",
             True,
         )
     skew_s = _measure_skew_s(ready.headers.get("Date"), clock.now_ms() / 1000)
@@ -192,7 +193,7 @@ def _read_checks(answer: urllib3.BaseHTTPResponse) -> str:
         checks = json.loads(answer.data)["checks"]
         return ", ".join(f"{name}: {state}" for name, state in checks.items() if state != "ok")
     except (ValueError, KeyError, TypeError, AttributeError):
-        return f"HTTP status {answer.status}; it may be another server"
+        return f"HTTP status {answer.status}; this may not be a Seamark server"
 
 
 def _measure_skew_s(date: str | None, now_s: float) -> float:

@@ -1,7 +1,7 @@
-"""Checks of the configurations of engines: whether a file, or a running Spark, connects to this server.
+"""Check the configurations of engines: whether a file, or a running Spark, connects to this server.
 
-The settings of a running Spark come from the REST API of its web interface (`spark.ui.port`, 4040 by
-default), which hides the values of secrets.
+The configuration of a running Spark comes from the REST API of its web interface (`spark.ui.port`, 4040 by default),
+which hides the values of secrets.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ RUNTIME_NAME = re.compile(r"iceberg-spark-runtime-(\d+\.\d+)_\d+\.\d+")
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of one check.
+    """The result of a check.
 
     Attributes:
-        fix: The text that describes how to fix a problem; empty if there is no problem.
+        subject: What was checked.
+        text: The result as text.
+        fix: How to fix the problem, or an empty text if there is no problem.
         is_fault: Whether the checked software does not work without the fix. If False, the fix is advice.
     """
 
@@ -42,7 +44,7 @@ class CheckResult:
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """Return keys and values of a properties file, separated by `=`, `:` or white space.
+    """Return the keys and values of a properties file. A key and its value are separated by `=`, `:` or white space.
 
     Raises:
         OSError: The file cannot be read.
@@ -65,8 +67,8 @@ class SparkSetup:
     """The configuration of Spark, from a file or from a running application.
 
     Attributes:
-        properties: The properties.
-        version: The version of a running Spark.
+        properties: The properties of the configuration.
+        version: The version of a running Spark, or an empty text.
         jars: All entries of the class path of a running application.
     """
 
@@ -76,7 +78,7 @@ class SparkSetup:
 
 
 def read_running_spark(url: str) -> SparkSetup:
-    """Return the configuration of the latest application of a web interface.
+    """Return the configuration of the latest application that Spark's web interface shows.
 
     Args:
         url: The URL of the web interface, such as http://localhost:4040.
@@ -96,7 +98,7 @@ def read_running_spark(url: str) -> SparkSetup:
                 tuple(str(entry) for entry, _ in environment["classpathEntries"]),
             )
         except (LookupError, TypeError, ValueError):
-            raise ValueError(f"{base} does not answer like Spark's web interface") from None
+            raise ValueError(f"{base} does not answer as Spark's web interface does") from None
 
 
 def _request_ui(pool: urllib3.PoolManager, url: str) -> Any:
@@ -109,11 +111,11 @@ def _request_ui(pool: urllib3.PoolManager, url: str) -> Any:
     except urllib3.exceptions.HTTPError as error:
         raise ValueError(f"{url} does not answer: {cause_text(error)}") from None
     if answer.status != 200 or len(data) > UI_SIZE_MAX:
-        raise ValueError(f"{url} answers with the HTTP status {answer.status}")
+        raise ValueError(f"{url} answered with HTTP status {answer.status}")
     try:
         return json.loads(data)
     except ValueError:
-        raise ValueError(f"{url} does not answer with JSON") from None
+        raise ValueError(f"The answer of {url} is not JSON") from None
 
 
 def check_spark(subject: str, setup: SparkSetup, url: str | None) -> Iterator[CheckResult]:
@@ -204,6 +206,6 @@ def _check_rest(
         yield CheckResult(subject, f"{uri} ends in /v1, which engines append themselves", fix, is_fault=True)
     elif url is not None and "${" not in uri and uri != url.rstrip("/"):
         fix = f"Set {prefix}{uri_key}{equals}{url}, unless another server is meant"
-        yield CheckResult(subject, f"{uri} is not the address of this server, {url}", fix)
+        yield CheckResult(subject, f"{uri} is not the address of this server, which is {url}", fix)
     else:
         yield CheckResult(subject, f"connects to {uri}")

@@ -1,4 +1,4 @@
-"""The Java installations of this machine: the Java that Spark starts, and a JDK for Trino."""
+"""Check the Java installations of this machine: the Java that Spark uses, and a JDK for Trino."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _START_S = 20
 def check_java() -> Iterator[CheckResult]:
     """Check the Java of Spark and of Trino.
 
-    A variable that does not name a JDK is a fault; a missing Java is not.
+    A variable that does not point to a JDK is a fault. A missing Java is not, because Spark and Trino are optional.
     """
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
@@ -49,7 +49,7 @@ def check_java() -> Iterator[CheckResult]:
 
 
 def read_java_version(java: str) -> int | None:
-    """Return the major version of the program `java`, or None if it does not run."""
+    """Return the major version of the Java program at the path `java`, or None if it does not run."""
     try:
         completed = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_START_S)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired):
@@ -59,10 +59,7 @@ def read_java_version(java: str) -> int | None:
 
 
 def find_java_25_home() -> Path | None:
-    """Return the home of a JDK 25 or newer.
-
-    It is the home in the variable `JAVA25`, or else the first JDK below /usr/lib/jvm.
-    """
+    """Return the home of a JDK 25 or newer: the value of the variable `JAVA25`, or the first JDK below /usr/lib/jvm."""
     java_25 = os.environ.get("JAVA25")
     homes = [Path(java_25)] if java_25 else sorted(_JVMS.glob("*"))
     return next((home for home in homes if (_release_version(home) or 0) >= JAVA_TRINO), None)

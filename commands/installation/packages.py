@@ -1,7 +1,4 @@
-"""Checks of the installed software.
-
-They cover Python, the compiled kernels, the libraries of the extras, and Iceberg's jar for Spark.
-"""
+"""Check the installed software: Python, the compiled kernels, the libraries of the extras, and Iceberg's jar for Spark."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ INSTALLERS = {
     "dnf": "dnf install gcc python3-devel",
     "zypper": "zypper install gcc python3-devel",
 }
-"""The command that installs a C compiler with Python's headers, by the program of the system that installs packages.
+"""The command that installs a C compiler with Python's headers, by the name of the system's package manager.
 
 setup.py has the same list.
 """
@@ -53,7 +50,7 @@ def check_installation() -> Iterator[CheckResult]:
 
 
 def list_missing_modules(extra: str) -> list[str]:
-    """Return the modules of an extra that are not installed."""
+    """Return the libraries of an extra that are not installed."""
     return [name for name in EXTRAS[extra] if importlib.util.find_spec(name) is None]
 
 
@@ -62,7 +59,10 @@ def _choose_compiler_command() -> str:
 
 
 def _check_iceberg_jar() -> Iterator[CheckResult]:
-    """Check that PySpark, if it is installed, finds Iceberg without a download, and that their versions match."""
+    """Check that PySpark finds Iceberg's jar without a download, and that their versions match.
+
+    If PySpark is not installed, there is nothing to check.
+    """
     try:
         spark = ".".join(metadata.version("pyspark").split(".")[:2])
     except metadata.PackageNotFoundError:
@@ -80,7 +80,9 @@ def _check_iceberg_jar() -> Iterator[CheckResult]:
 
 
 def _list_jar_folders() -> Iterator[Path]:
-    """Yield the folders with jars of Spark, of a checkout, and of Ivy, which stores the downloads of --packages."""
+    """Yield the folders that can contain jars: of Spark, of a checkout, and of Ivy, which stores the downloads of
+    --packages.
+    """
     spec = importlib.util.find_spec("pyspark")
     if spec is not None and spec.origin is not None:
         yield Path(spec.origin).parent / "jars"

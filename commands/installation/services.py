@@ -1,7 +1,4 @@
-"""Checks of table services.
-
-A server must run them, no job may have failed, and worker processes must reach the storage.
-"""
+"""Check the table services: a server runs them, no job has failed, and worker processes reach the storage."""
 
 from __future__ import annotations
 
@@ -22,21 +19,24 @@ from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.timeline.instants import MAINTENANCE
 
 _SEARCHED_RUNS_MAX = 200
-"""The number of latest runs, on all tables, that are checked."""
+"""The number of latest runs, on all tables, that are searched for failed jobs."""
 _SHOWN_RUNS_MAX = 5
 
 
 def check_worker(settings: Settings) -> Iterator[CheckResult]:
-    """Check that a worker process can use a remote warehouse, with the keys that these settings give to jobs."""
+    """Check that a worker process can use a remote warehouse with the keys that the settings give to jobs."""
     try:
         is_local = parse_location(settings.make_warehouse_uri()).is_local
-    except ConfigError:  # The check of the warehouse reports this error.
+    except ConfigError:  # The warehouse check reports this error.
         return
     if is_local or settings.services_workers == 0:
         return
     problem = asyncio.run(find_storage_problem(settings, SystemClock(), JOB_WORKER))
     if problem:
-        fix = "Set the server's S3 keys and SEAMARK_CA so that its worker processes reach the storage as it does"
+        fix = (
+            "Set the server's S3 keys and SEAMARK_CA so that its worker processes reach the storage in the same way "
+            "as the server"
+        )
         yield CheckResult("worker processes", problem, fix, is_fault=True)
     else:
         yield CheckResult(
@@ -45,7 +45,7 @@ def check_worker(settings: Settings) -> Iterator[CheckResult]:
 
 
 def check_services(client: SeamarkClient) -> Iterator[CheckResult]:
-    """Check that a server runs table services, and that their last jobs did not fail."""
+    """Check that a server runs table services, and that their latest jobs did not fail."""
     try:
         state = read_service_jobs(client).get("services") or {"running": True}
         runs = list(client.timeline(action=MAINTENANCE, newest_first=True, limit=_SEARCHED_RUNS_MAX))
@@ -55,10 +55,10 @@ def check_services(client: SeamarkClient) -> Iterator[CheckResult]:
     if state["running"]:
         yield CheckResult("table services", "a server runs them")
     elif state.get("enabled", True):
-        fix = "Repair the cause that the message names; the server tries again by itself"
+        fix = "Repair the cause in the message; the server retries automatically"
         yield CheckResult("table services", f"the services do not run: {state['problem']}", fix, is_fault=True)
     else:
-        fix = "Set services_workers to 1 or more, or run seamark indexer and seamark run beside the server"
+        fix = "Set services_workers to 1 or more, or run the commands seamark indexer and seamark run"
         yield CheckResult("table services", f"the services do not run: {state['problem']}", fix)
     failed = [run for run in _find_failed_runs(runs) if _still_fails(client, run)]
     for run in failed[:_SHOWN_RUNS_MAX]:
@@ -80,10 +80,10 @@ def check_services(client: SeamarkClient) -> Iterator[CheckResult]:
 
 
 def _find_failed_runs(runs: list[TimelineInstant]) -> Iterator[TimelineInstant]:
-    """Yield the last run of each service on each table, if it failed.
+    """Yield the latest run of each service on each table, if it failed.
 
     Args:
-        runs: The runs, the newest first.
+        runs: The runs, newest first.
     """
     seen_keys: set[tuple[str | None, str]] = set()
     for run in runs:
@@ -95,9 +95,9 @@ def _find_failed_runs(runs: list[TimelineInstant]) -> Iterator[TimelineInstant]:
 
 
 def _still_fails(client: SeamarkClient, run: TimelineInstant) -> bool:
-    """Return whether the server counts the run as a problem.
+    """Return whether the server still reports the run as a problem.
 
-    The run is not a problem if its table, index or policy no longer exists.
+    It does not if the table, index or policy no longer exists.
     """
     try:
         problems = client.health((*run.namespace, run.name))["problems"]

@@ -1,7 +1,4 @@
-"""The check of a warehouse.
-
-It writes an object, reads it and deletes it, as the server does with these settings.
-"""
+"""Check a warehouse: write an object, read it and delete it, with the same settings as the server."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ _CONTENT = b"Written by seamark doctor. It can be deleted."
 
 
 def check_warehouse(settings: Settings) -> Iterator[CheckResult]:
-    """Check that the warehouse can be written and read. A local folder that does not exist is not created."""
+    """Check that the warehouse can be written and read. A missing local folder is not created."""
     try:
         root = Warehouse(settings.make_warehouse_uri(), settings.allowed_locations).roots[0]
     except ConfigError as error:
@@ -62,6 +59,6 @@ async def _probe(settings: Settings, root: str) -> None:
         await objects.create(location, _CONTENT)
         try:
             if await objects.read(location) != _CONTENT:
-                raise RetryLater("the object that was read differs from the object that was written")
+                raise RetryLater("the content of the object that was read differs from what was written")
         finally:
             await objects.delete(location)

@@ -1,10 +1,8 @@
-"""`seamark advise`: recommends changes of a table, based on its use that the server has recorded.
+"""`seamark advise`: recommends changes of a table, based on the recorded use of the table.
 
-`seamark advise TABLE` proposes layouts and indexes, `seamark advise apply` makes one of these changes, and
-`seamark advise ttl` lists columns that no query reads.
-
-Exit codes: 0 on success, even without advice, 1 when the server refuses or cannot be reached, 2 for
-invalid arguments.
+`seamark advise TABLE` proposes layouts and indexes, `seamark advise apply` makes one of these changes, and `seamark
+advise ttl` lists columns that no query reads. Exit codes: 0 on success (even if there is no advice), 1 if the server
+refuses or cannot be reached, 2 for invalid arguments.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ _NUMBERS = ("files", "bytes", "time", "cost", "pays after")
 
 
 class _AdviseGroup(click.Group):
-    """A group whose first argument may be a table instead of a command."""
+    """A command group whose first argument can be a table instead of a command."""
 
     def resolve_command(
         self, context: click.Context, args: list[str]
@@ -40,7 +38,7 @@ class _AdviseGroup(click.Group):
 
 @click.group(cls=_AdviseGroup)
 def advise() -> None:
-    """Propose changes of a table by the statements that read it.
+    """Propose changes of a table, based on the statements that read it.
 
     `seamark advise TABLE` lists proposals, the best first.
     """
@@ -48,13 +46,19 @@ def advise() -> None:
 
 @advise.command(_TABLE_COMMAND)
 @click.argument("table")
-@click.option("--days", type=click.IntRange(1, 3650), default=30, show_default=True, help="Days of the history.")
+@click.option(
+    "--days",
+    type=click.IntRange(1, 3650),
+    default=30,
+    show_default=True,
+    help="Number of days of the query history to use.",
+)
 @server_command
 def table_command(client: IndexClient, table: str, days: int, as_json: bool) -> None:
-    """Propose layouts and indexes for TABLE, with predicted gain and cost, the best first.
+    """Propose layouts and indexes for TABLE, the best first, with their predicted gain and cost.
 
-    The numbers are averages of a recorded statement. Predictions come from a replay of the query history over a sample
-    of rows.
+    The numbers are averages over the recorded statements. To predict them, the server replays the query history on a
+    sample of rows.
     """
     advice = load_advice(client, table, days=days)
     if as_json:
@@ -99,11 +103,17 @@ def _show_days(days: float | None) -> str:
 @advise.command("apply")
 @click.argument("table")
 @click.argument("proposal_id", metavar="ID")
-@click.option("--days", type=click.IntRange(1, 3650), default=30, show_default=True, help="Days of the history.")
+@click.option(
+    "--days",
+    type=click.IntRange(1, 3650),
+    default=30,
+    show_default=True,
+    help="Number of days of the query history to use.",
+)
 @wait_option
 @server_command
 def apply_command(client: IndexClient, table: str, proposal_id: str, days: int, wait_s: float, as_json: bool) -> None:
-    """Apply the proposal ID of `seamark advise TABLE`, and compare the prediction with a measurement.
+    """Apply the proposal ID of `seamark advise TABLE`, and compare its prediction with measurements.
 
     An id always means the same change, even if the order of the proposals changes.
     """
@@ -113,7 +123,7 @@ def apply_command(client: IndexClient, table: str, proposal_id: str, days: int, 
         raise click.ClickException(
             f"There is no proposal {proposal_id!r}; `seamark advise {table}` lists the ids of the current proposals"
         )
-    with handle_failures(f"The proposal {proposal['title']!r} is not applied"):
+    with handle_failures(f"The proposal {proposal['title']!r} was not applied"):
         applied = apply_proposal(client, table, proposal, wait_s=wait_s)
     if as_json:
         print_json(applied)
@@ -122,7 +132,7 @@ def apply_command(client: IndexClient, table: str, proposal_id: str, days: int, 
 
 
 def _show_applied(applied: dict[str, Any]) -> None:
-    """Print the prediction of an applied proposal beside its results."""
+    """Print the prediction of an applied proposal and the measured results."""
     proposal = applied["proposal"]
     say(f"Applied on {time_text(applied['applied-ms'])}: {proposal['title']}")
     rows = [("before", proposal["before"]), ("predicted", proposal["predicted"]), ("measured", applied["measured"])]
@@ -148,24 +158,24 @@ def _show_applied(applied: dict[str, Any]) -> None:
     type=click.IntRange(1, 3650),
     default=30,
     show_default=True,
-    help="Report columns that no query has read for this number of days.",
+    help="Number of days: list columns that no query has read for this time.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the server's answer as JSON.")
 @server_options
 def ttl_command(client: IndexClient, table: str, unread_days: int, as_json: bool) -> None:
-    """List columns of TABLE that no query reads in old partitions, and how to drop them there."""
+    """List columns of TABLE that no query reads in old partitions, and the commands that drop them there."""
     advice_report = advise_ttl(client, table, unread_days)
     if as_json:
         click.echo(json.dumps(advice_report, indent=2))
         return
     say(
-        f"{table}: {show_count(advice_report['reads'], 'read')} in {show_count(advice_report['days'], 'day')}; "
-        f"{advice_report['confidence']:.0%} of them name their columns"
+        f"{table}: {show_count(advice_report['reads'], 'read')} in {show_count(advice_report['days'], 'day')}; the "
+        f"columns are known for {advice_report['confidence']:.0%} of them"
     )
     if advice_report["reason"]:
         say(f"No advice: {advice_report['reason']}.")
     elif not advice_report["advice"]:
-        say("Every column is read in all partitions that are old, or cannot be dropped.")
+        say("Each column is read in all old partitions, or cannot be dropped.")
     else:
         open_console().print(_render_advice(advice_report["advice"]))
         for entry in advice_report["advice"]:

@@ -1,7 +1,7 @@
-"""`seamark health`: shows the problems of a table, their costs for queries, and their remedies.
+"""`seamark health`: shows the problems of a table, their costs for queries, and how to correct them.
 
-Exit codes: 0 on success, even if there are problems, 1 when the server refuses or cannot be reached, 2
-for invalid arguments.
+Exit codes: 0 on success (even if there are problems), 1 if the server refuses or cannot be reached, 2 for invalid
+arguments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from seamark.formats.services.services import INDEXING, SERVICES
 @click.argument("table")
 @server_command
 def health(client: IndexClient, table: str, as_json: bool) -> None:
-    """Show what is wrong with TABLE, what it costs queries, and which table service corrects it."""
+    """Show the problems of TABLE, their costs for queries, and the table services that correct them."""
     health_report = client.health(table)
     problems = [
         *health_report["problems"],
@@ -62,14 +62,14 @@ def _index_to_json(index: Index) -> dict[str, Any]:
     return {
         "problem": f"index {index.name}",
         "detail": f"{show_count(index.lag_files, 'data file', 'are')} not indexed",
-        "cost": "queries read those of them that column statistics do not prune",
+        "cost": "queries read the files among them that column statistics do not prune",
         "service": INDEXING.name,
         "enabled": True,
     }
 
 
 def _suggest_remedy(table: str, problem: dict[str, Any]) -> str:
-    """Return a text about the table service or command that corrects the problem, and its time."""
+    """Return a text with the table service or command that corrects the problem, and when."""
     service = SERVICES.get(problem.get("service", ""))
     if service is None:
         return ""

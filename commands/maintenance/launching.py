@@ -1,4 +1,4 @@
-"""The option `--on` of `seamark run`: runs a job on Spark, as the server's table services do."""
+"""The option `--on` of `seamark run`, which runs a job on Spark in the same way as the server's table services."""
 
 from __future__ import annotations
 
@@ -40,14 +40,15 @@ def launch_options(command: Callable[..., None]) -> Callable[..., None]:
         "--master",
         envvar="SPARK_MASTER",
         show_envvar=True,
-        help="Spark master for --on cluster: spark://host:7077, yarn or k8s://…",
+        help="Spark master for --on cluster: spark://host:7077, yarn or k8s://….",
     )(command)
     return click.option(
         "--on",
         type=click.Choice((PROCESS, LOCAL, CLUSTER)),
         default=PROCESS,
         show_default=True,
-        help="Engine that rewrites the files: this process, Spark on this machine, or Spark on a cluster.",
+        help="Where the files are rewritten: in this process, by Spark on this machine (local), or by Spark on a "
+        "cluster (cluster).",
     )(command)
 
 
@@ -60,10 +61,10 @@ def run_on_spark(
     submit_options: str,
     **arguments: Any,
 ) -> RewriteReport:
-    """Run a rewriting job by spark-submit.
+    """Run a job that rewrites files by spark-submit.
 
     Raises:
-        Misconfigured: The master or Spark is missing.
+        Misconfigured: The Spark master is not set, or Spark is not installed.
         ClickException: The job fails.
     """
     if on == CLUSTER and not master:
@@ -83,18 +84,21 @@ def run_on_spark(
         _LOCAL_MASTER if on == LOCAL else str(master), submit_options, login, os.environ, SPARK_DRIVER
     )
     if sys.stderr.isatty():
-        say(f"Spark starts, for {service} of {table}", err=True)
+        say(f"Starting Spark for {service} of {table}", err=True)
     try:
         job = Job(service, tuple(namespace), name, "", arguments=arguments)
         totals = asyncio.run(launcher.run(job, lambda progress: None))
     except JobFailed as error:
         raise click.ClickException(f"The job on {table} failed: {error}") from None
     if RECHECK_AFTER in totals and len(totals) == 1:
-        raise click.ClickException(f"Another job rewrites files of {table} now; try again later")
+        raise click.ClickException(f"Another job is rewriting files of {table}; try again later")
     return RewriteReport(**totals)
 
 
 def _has_environment_file(program: str) -> bool:
-    """Return whether this spark-submit reads a spark-env.sh. This file may name a Java that no other program finds."""
+    """Return whether the spark-submit at `program` reads a file spark-env.sh.
+
+    This file can set a Java that other programs do not find.
+    """
     folder = os.environ.get("SPARK_CONF_DIR") or Path(program).resolve().parents[1] / "conf"
     return Path(folder, "spark-env.sh").is_file()

@@ -1,8 +1,7 @@
-"""`seamark policy`: lists, shows and changes the work of the table services.
+"""`seamark policy`: lists, shows and changes the policies that table services follow.
 
-A policy belongs to a table, or to a namespace and its tables.
-
-Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
+A policy belongs to a table, or to a namespace and its tables. Exit codes: 0 on success, 1 if the server refuses or
+cannot be reached, 2 for invalid arguments.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from seamark.metaserver.catalog.policies import PREFIXES
 from seamark.metaserver.services.policy import PROPERTIES, check_policy, find_similar_properties, is_policy_property
 
 _SET_BY_NAMESPACE = click.option(
-    "--namespace", "of_namespace", is_flag=True, help="NAME is a namespace: change the policy of all its tables."
+    "--namespace", "of_namespace", is_flag=True, help="Change the policy of all tables in the namespace NAME."
 )
 
 
 class _PolicyGroup(click.Group):
-    """A group that also accepts `policy NAME [--set …] [--unset …]`, the form of earlier versions."""
+    """A command group that also accepts `policy NAME [--set …] [--unset …]`, the syntax of earlier versions."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
@@ -41,9 +40,9 @@ class _PolicyGroup(click.Group):
 
 @click.group(cls=_PolicyGroup)
 def policy() -> None:
-    """List, show, set and drop what table services do with a table.
+    """List, show, set and drop policies, which say what table services do with a table.
 
-    A policy is a set of properties of a table, and of its namespaces, from which it inherits.
+    A policy is a set of properties of a table. A table inherits properties from its namespaces.
     """
 
 
@@ -51,14 +50,14 @@ def policy() -> None:
 @click.argument("namespace", required=False)
 @server_command
 def list_policies(client: IndexClient, namespace: str | None, as_json: bool) -> None:
-    """List the policies that the tables of NAMESPACE, or all tables that you may see, have set or inherit.
+    """List the policies of the tables in NAMESPACE, or of all tables that you have rights to see.
 
-    Tables that follow only the server's defaults are left out. The command makes one request for each table.
+    Tables that only follow the server's defaults are not listed. The command makes one request for each table.
     """
     namespaces = client.namespaces() if namespace is None else [split_name(namespace)]
     policies = []
     for name in sorted(name for levels in namespaces for name in client.tables(levels)):
-        with contextlib.suppress(NoSuchResource):  # The table was dropped in the meantime.
+        with contextlib.suppress(NoSuchResource):  # The table was dropped after it was listed.
             properties = load_policy(client, name)["properties"]
             if changed := [entry for entry in properties if entry["source"] in ("table", "namespace")]:
                 policies.append((name, changed))
@@ -66,7 +65,7 @@ def list_policies(client: IndexClient, namespace: str | None, as_json: bool) -> 
         print_json([{"table": list(name), "properties": entries} for name, entries in policies])
     elif not policies:
         tables = "No table" if namespace is None else f"No table of {namespace}"
-        say(f"{tables} has a policy of its own or inherits one.")
+        say(f"{tables} has its own policy or inherits one.")
     else:
         rows = [(join_name(name), *_make_entry_row(entry)) for name, entries in policies for entry in entries]
         print_rows(("table", "property", "value", "set by"), rows)
@@ -76,7 +75,7 @@ def list_policies(client: IndexClient, namespace: str | None, as_json: bool) -> 
 @click.argument("table")
 @server_command
 def show(client: IndexClient, table: str, as_json: bool) -> None:
-    """Show the policy that TABLE follows, and where each value is set."""
+    """Show the policy of TABLE, and where each value is set."""
     _print_policy(client, table, as_json)
 
 
@@ -86,7 +85,7 @@ def show(client: IndexClient, table: str, as_json: bool) -> None:
 @_SET_BY_NAMESPACE
 @server_command
 def set_properties(client: IndexClient, name: str, updates: Sequence[str], of_namespace: bool, as_json: bool) -> None:
-    """Set properties of the policy of the table NAME, or with --namespace of the namespace NAME."""
+    """Set properties in the policy of the table NAME, or of the namespace NAME with --namespace."""
     _apply(client, name, _check_changes(updates, (), "PROPERTY=VALUE"), (), of_namespace, as_json)
 
 
@@ -96,10 +95,9 @@ def set_properties(client: IndexClient, name: str, updates: Sequence[str], of_na
 @_SET_BY_NAMESPACE
 @server_command
 def drop_properties(client: IndexClient, name: str, removals: Sequence[str], of_namespace: bool, as_json: bool) -> None:
-    """Drop properties of the policy of the table NAME, or with --namespace of the namespace NAME.
+    """Drop properties from the policy of the table NAME, or of the namespace NAME with --namespace.
 
-    Without PROPERTY, all properties are dropped. The table then inherits these properties, or follows the
-    server's defaults.
+    Without PROPERTY, drop all properties. The table then inherits these properties, or follows the server's defaults.
     """
     _check_changes((), removals, "PROPERTY=VALUE")
     _apply(client, name, {}, removals or _list_own_properties(client, name, of_namespace), of_namespace, as_json)
@@ -107,8 +105,8 @@ def drop_properties(client: IndexClient, name: str, removals: Sequence[str], of_
 
 @policy.command("change", hidden=True)
 @click.argument("name")
-@click.option("--set", "updates", metavar="PROPERTY=VALUE", multiple=True, help="Set a property; repeatable.")
-@click.option("--unset", "removals", metavar="PROPERTY", multiple=True, help="Remove a property; repeatable.")
+@click.option("--set", "updates", metavar="PROPERTY=VALUE", multiple=True, help="Set a property. Repeatable.")
+@click.option("--unset", "removals", metavar="PROPERTY", multiple=True, help="Remove a property. Repeatable.")
 @_SET_BY_NAMESPACE
 @server_command
 def _change(
@@ -119,12 +117,14 @@ def _change(
     of_namespace: bool,
     as_json: bool,
 ) -> None:
-    """Show the policy of the table NAME; with --set or --unset, change it first."""
+    """Show the policy of the table NAME. With --set or --unset, change it first."""
     changes = _check_changes(updates, removals, "--set")
     if updates or removals:
         _apply(client, name, changes, removals, of_namespace, as_json)
     elif of_namespace:
-        raise click.UsageError("--namespace changes a namespace; add --set or --unset, or name a table")
+        raise click.UsageError(
+            "--namespace changes the policy of a namespace: add --set or --unset, or name a table instead"
+        )
     else:
         _print_policy(client, name, as_json)
 
@@ -137,7 +137,7 @@ def _apply(
     of_namespace: bool,
     as_json: bool,
 ) -> None:
-    """Change a table and show its policy, or change a namespace."""
+    """Change a table or a namespace. Print the policy of the table."""
     if not of_namespace:
         if updates or removals:
             change_table_properties(client, name, updates, removals)
@@ -150,7 +150,7 @@ def _apply(
 
 
 def _list_own_properties(client: IndexClient, name: str, of_namespace: bool) -> list[str]:
-    """Return the properties of a policy that are set on the table or the namespace itself."""
+    """Return the policy properties that are set on the table or the namespace itself."""
     if of_namespace:
         return [key for key in load_namespace_properties(client, name) if is_policy_property(key)]
     return [entry["name"] for entry in load_policy(client, name)["properties"] if entry["source"] == "table"]
@@ -191,13 +191,13 @@ def _make_entry_row(entry: dict[str, Any]) -> tuple[str, ...]:
         entry["source"] in ("table", "namespace")
         and (wrong := check_policy({entry["name"]: entry["value"]})) is not None
     ):
-        value += f" ({wrong.partition('; ')[2] or wrong})"  # Engines may write any value.
+        value += f" ({wrong.partition('; ')[2] or wrong})"  # Engines can write invalid values.
     return entry["name"], value, source
 
 
 def _describe_empty(name: str) -> str:
     """Return the meaning of an empty value of a property.
 
-    A newer server may have properties that this client does not support.
+    The property may be unknown to this client, because the server is newer.
     """
     return PROPERTIES[name].empty if name in PROPERTIES else "no limit"

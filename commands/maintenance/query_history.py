@@ -1,7 +1,7 @@
-"""`seamark history`: shows which statements read a table, as the server has recorded them.
+"""`seamark history`: shows the recorded statements that read a table.
 
-Exit codes: 0 on success, even without statements, 1 when the server refuses or cannot be reached, 2 for
-invalid arguments.
+Exit codes: 0 on success (even if there are no statements), 1 if the server refuses or cannot be reached, 2 for invalid
+arguments.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ _NUMBERS = ("statements", "files", "bytes", "planning", "time")
 
 @click.command()
 @click.argument("table", required=False)
-@click.option("--days", type=click.IntRange(1, 3650), default=30, show_default=True, help="Days to add up.")
-@click.option("--limit", type=click.IntRange(1, 2000), default=20, show_default=True, help="Maximum number of rows.")
+@click.option("--days", type=click.IntRange(1, 3650), default=30, show_default=True, help="Number of days to add up.")
+@click.option(
+    "--limit", type=click.IntRange(1, 2000), default=20, show_default=True, help="Maximum number of rows to show."
+)
 @server_command
 def history(client: IndexClient, table: str | None, days: int, limit: int, as_json: bool) -> None:
-    """Show the statements that read TABLE by their shapes, the most frequent first.
+    """Show the shapes of the statements that read TABLE, the most frequent first.
 
-    Statements that differ only in the values that they compare have the same shape. Files and bytes are averages of a
-    statement, before and after pruning. Without TABLE, list the tables that are read most.
+    Statements that differ only in the values that they compare have the same shape. Files and bytes are averages over
+    the statements, before and after pruning. Without TABLE, list the tables that are read most often.
     """
     if table is None:
         _list_tables(client, days, limit, as_json=as_json)
@@ -61,7 +63,10 @@ def _list_tables(client: IndexClient, days: int, limit: int, *, as_json: bool) -
         print_json(answer)
         return
     if not answer["tables"]:
-        say(f"The server has recorded no statement of the last {show_count(days, 'day')} on a table that you may read.")
+        say(
+            f"In the last {show_count(days, 'day')}, the server has recorded no statement on a table that you have "
+            "rights to read."
+        )
         return
     print_rows(
         ("table", "shapes", *_NUMBERS),

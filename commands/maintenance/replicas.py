@@ -1,8 +1,7 @@
 """`seamark replicas`: lists the replicas of the running server.
 
-They share its database, and read files through each other.
-
-Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
+Replicas share a database, and read files through each other. Exit codes: 0 on success, 1 if the server refuses or
+cannot be reached, 2 for invalid arguments.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from seamark.connector.client.indexes import IndexClient
 @click.command()
 @server_command
 def replicas(client: IndexClient, as_json: bool) -> None:
-    """List the replicas with live leases: servers with --peer-address on one database.
+    """List the replicas with live leases: servers with --peer-address that share a database.
 
     Only an admin of the whole catalog can use this command.
     """
@@ -26,7 +25,7 @@ def replicas(client: IndexClient, as_json: bool) -> None:
     if as_json:
         print_json(live_replicas)
     elif not live_replicas:
-        say("No server has a peer address; start servers with --peer-address.")
+        say("No server has a peer address; start the servers with --peer-address.")
     else:
         print_rows(
             ("address", "weight", "version", "protocol", "started", "lease"),

@@ -1,6 +1,6 @@
-"""The common part of the `seamark run` commands that rewrite data files.
+"""The common parts of the `seamark run` commands that rewrite data files.
 
-The commands have a dry run, wait for other jobs, can use Spark, and report.
+The commands have a dry run, wait for other jobs, can run on Spark, and print a report.
 """
 
 from __future__ import annotations
@@ -32,16 +32,13 @@ wait_option = click.option(
     show_default=True,
     metavar="DURATION",
     callback=lambda context, option, text: float(parse_duration(text, "--wait")),
-    help="Maximum time to wait for another job that rewrites files of the same table, such as 30s or 10m.",
+    help="Time to wait for another job that rewrites files of the same table, such as 30s or 10m.",
 )
 
 
 @contextmanager
 def handle_failures(refusal: str) -> Iterator[None]:
-    """Handle SIGTERM like Ctrl-C while the context is active.
-
-    If the work fails, the command ends with `refusal` and the reason.
-    """
+    """Handle SIGTERM like Ctrl-C, and end the command with `refusal` and the reason if the work fails."""
     with handle_sigterm():
         try:
             yield
@@ -55,18 +52,18 @@ def rewriting_command(
     *options: Option,
     refusal: str,
     verb: str,
-    dry_run_help: str = "Show which files would be replaced; commit nothing.",
+    dry_run_help: str = "Show which files would be replaced, but commit nothing.",
 ) -> Callable[[Callable[..., RewriteReport]], click.Command]:
-    """Add a command to the group, from a function that rewrites a table.
+    """Return a decorator that makes a command of a function that rewrites a table.
 
     The function takes the client, the table, `dry_run` and its own options.
 
     Args:
-        group: The group.
-        command_of: The table service to which the command belongs, or the name of a command without a
-            service. If the service runs on Spark, the command has options for Spark.
+        group: The group to which the command is added.
+        command_of: The table service to which the command belongs, or the name of a command without a service. If the
+            service runs on Spark, the command has options for Spark.
         options: The options of the function.
-        refusal: The text that reports a failure, with "{table}".
+        refusal: The message of a failure, with "{table}".
         verb: The verb for the effect of the command on files.
         dry_run_help: The help of the option `--dry-run`.
     """
@@ -89,7 +86,7 @@ def rewriting_command(
         ) -> None:
             with handle_failures(refusal.format(table=table)):
                 if on_spark is None or on == PROCESS or dry_run:
-                    # A dry run changes nothing, so other jobs may continue.
+                    # A dry run changes nothing, so it does not wait for other jobs.
                     job = f"seamark run {name}"
                     with nullcontext() if dry_run else rewrite_lease(client, table, job=job, wait_s=wait_s):
                         report = work(client, table, dry_run=dry_run, **arguments)
@@ -128,7 +125,10 @@ def _format_result(report: RewriteReport, table: str, verb: str, *, dry_run: boo
         text += f" {show_count(report.row_groups_copied, 'row group', 'were')} copied, {encoded:,} encoded"
         text += "".join(f"; {reason}: {count:,}" for reason, count in sorted(report.row_groups_encoded.items())) + "."
     if report.conflicts:
-        text += f" Given up, because writers changed too much: {report.conflicts:,} of the batches; run it again."
+        text += (
+            f" {report.conflicts:,} of the batches were not committed, because writers changed too much; run the "
+            "command again."
+        )
     if report.files_skipped:
-        text += f" Kept, as not Parquet or encrypted: {show_count(report.files_skipped, 'file')}."
+        text += f" {show_count(report.files_skipped, 'file')} skipped, because they are not Parquet or are encrypted."
     return text

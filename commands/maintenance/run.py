@@ -1,6 +1,6 @@
 """`seamark run`: runs a job of the table services once, in this process, for users who schedule jobs themselves.
 
-Exit codes: 0 when the job is done, 1 when it failed, 2 for invalid arguments, 130 after Ctrl-C, 143 after SIGTERM.
+Exit codes: 0 if the job is done, 1 if it failed, 2 for invalid arguments, 130 after Ctrl-C, 143 after SIGTERM.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ from seamark.formats.services.services import (
 _WHERE = click.option(
     "--where",
     metavar="SQL",
-    help="Rewrite only partitions that this condition selects, such as day < DATE '2026-01-01'.",
+    help="SQL condition on partitions, such as day < DATE '2026-01-01'. Rewrite only the partitions that it selects.",
 )
 _TARGET_SIZE = click.option(
     "--target-size",
     "target_bytes",
     metavar="SIZE",
     callback=lambda context, option, text: None if text is None else parse_size(text, "--target-size"),
-    help="Size of new files, such as 256MB. Default: the size that the table sets.",
+    help="Size of new files, such as 256MB. Default: the size in the table's properties.",
 )
 _COLUMNS = click.option(
     "--columns",
     required=True,
     metavar="NAMES",
     callback=lambda context, option, text: [name.strip() for name in text.split(",") if name.strip()],
-    help="The columns, separated by commas.",
+    help="Names of the columns, separated by commas.",
 )
-_FULL = click.option("--full", is_flag=True, help="Also rewrite files that were clustered by other columns.")
+_FULL = click.option("--full", is_flag=True, help="Also rewrite files that are already clustered, by other columns.")
 
 
 @click.group()
@@ -75,7 +75,7 @@ def run() -> None:
 def compact_command(client: IndexClient, table: str, *, dry_run: bool) -> RewriteReport:
     """Merge small data files of TABLE and apply its delete files.
 
-    Rows stay the same. Writers do not wait. If they change a file in the meantime, the next run merges it.
+    The rows stay the same. Writers do not wait. If they change a file during the job, the next run merges it.
     """
     return compact(client, table, dry_run=dry_run)
 
@@ -88,7 +88,7 @@ def merge_files_command(
 ) -> RewriteReport:
     """Merge data files of TABLE, and apply their delete files.
 
-    Large row groups are copied without decoding; small row groups are encoded together. Rows stay the same.
+    Large row groups are copied without decoding, and small row groups are encoded together. The rows stay the same.
     """
     return merge_files(client, table, where=where, target_bytes=target_bytes, dry_run=dry_run)
 
@@ -99,7 +99,7 @@ def drop_columns_command(
 ) -> RewriteReport:
     """Remove the values of columns from data files of TABLE.
 
-    The schema stays; readers see null. The other columns are copied without decoding. Older snapshots keep
+    The schema stays the same; readers see null. The other columns are copied without decoding. Older snapshots keep
     their files until the snapshots expire.
     """
     return drop_columns(client, table, columns, where=where, dry_run=dry_run)
@@ -110,12 +110,12 @@ def drop_columns_command(
     COLUMN_TTL,
     refusal="The expired columns of {table} are not dropped",
     verb="drop",
-    dry_run_help="Show how many bytes would be freed; commit nothing.",
+    dry_run_help="Show how many bytes would be freed, but commit nothing.",
 )
 def column_ttl_command(client: IndexClient, table: str, *, dry_run: bool) -> RewriteReport:
     """Remove the values of expired columns from old partitions of TABLE.
 
-    The table property seamark.column-ttl.columns defines the ages. The schema stays; readers see null. The
+    The table property seamark.column-ttl.columns defines the ages. The schema stays the same; readers see null. The
     other columns are copied without decoding.
     """
     return expire_columns(client, table, dry_run=dry_run)
@@ -137,7 +137,7 @@ def statement_command(client: IndexClient, statement: str, wait_s: float, as_jso
         raise click.UsageError(
             "STATEMENT must be ALTER TABLE … MERGE FILES or ALTER TABLE … PARTITION (…) DROP COLUMNS (…)"
         )
-    with handle_failures("The statement is not done"):
+    with handle_failures("The statement was not executed"):
         result = run_statement(client, parsed, utc=True, wait_s=wait_s)
     text = (
         f"{show_count(result.files_before, 'file')} ({show_size(result.bytes_before)}) became {result.files_after:,} "
@@ -151,30 +151,30 @@ def statement_command(client: IndexClient, statement: str, wait_s: float, as_jso
 def cluster_command(client: IndexClient, table: str, *, dry_run: bool, full: bool) -> RewriteReport:
     """Sort new rows of TABLE into files by its clustering columns.
 
-    The table property seamark.clustering.columns defines the columns. Rows stay the same. Writers do not
-    wait. If they change a file in the meantime, the next run sorts it.
+    The table property seamark.clustering.columns defines the columns. The rows stay the same. Writers do not wait. If
+    they change a file during the job, the next run sorts it.
     """
     return cluster_incrementally(client, table, full=full, dry_run=dry_run)
 
 
 @rewriting_command(run, BUCKET_SPLITTING, refusal="The buckets of {table} are not split", verb="split")
 def split_buckets_command(client: IndexClient, table: str, *, dry_run: bool) -> RewriteReport:
-    """Split data files of TABLE that were written before its number of buckets grew.
+    """Split data files of TABLE that were written when it had fewer buckets.
 
-    Rows stay the same. Writers do not wait. If they change a file in the meantime, the next run splits it.
+    The rows stay the same. Writers do not wait. If they change a file during the job, the next run splits it.
     """
     return split_buckets(client, table, dry_run=dry_run)
 
 
 @run.command(STATISTICS.command)
 @click.argument("table")
-@click.option("--full", is_flag=True, help="Read all files, including files that earlier statistics count.")
-@click.option("--dry-run", is_flag=True, help="Show how much would be read; compute nothing.")
+@click.option("--full", is_flag=True, help="Read all files, including those that earlier statistics count.")
+@click.option("--dry-run", is_flag=True, help="Show how much would be read, but compute nothing.")
 @server_command
 def statistics_command(client: IndexClient, table: str, full: bool, dry_run: bool, as_json: bool) -> None:
     """Compute the statistics of TABLE: distinct values of its columns, and totals of its partitions.
 
-    Only files that earlier statistics do not count are read. Engines use the statistics to order joins.
+    The command reads only files that earlier statistics do not count. Engines use the statistics to order joins.
     """
     with handle_failures(f"The statistics of {table} are not computed"):
         report = compute_statistics(client, table, full=full, dry_run=dry_run)
@@ -198,14 +198,14 @@ def statistics_command(client: IndexClient, table: str, full: bool, dry_run: boo
     type=click.IntRange(min=2),
     default=2,
     show_default=True,
-    help="Minimum number of manifests of a partition spec that are rewritten.",
+    help="Minimum number of manifests: the manifests of a partition spec with fewer are not rewritten.",
 )
-@click.option("--dry-run", is_flag=True, help="Show which manifests would be replaced; commit nothing.")
+@click.option("--dry-run", is_flag=True, help="Show which manifests would be replaced, but commit nothing.")
 @server_command
 def manifests_command(client: IndexClient, table: str, min_count: int, dry_run: bool, as_json: bool) -> None:
     """Rewrite the manifests of TABLE: fewer manifests list its files, sorted by partition.
 
-    Files stay the same. If other commits replace the manifests in the meantime, nothing is changed.
+    The data files stay the same. If other commits replace the manifests during the job, nothing changes.
     """
     with handle_failures(f"The manifests of {table} are not rewritten"):
         report = rewrite_manifests(client, table, min_count=min_count, dry_run=dry_run)
@@ -215,7 +215,7 @@ def manifests_command(client: IndexClient, table: str, min_count: int, dry_run: 
 def _format_manifests_result(report: Mapping[str, Any], table: str, *, dry_run: bool) -> str:
     lines = []
     if report["conflicts"]:
-        lines.append(f"Other commits have replaced manifests of {table} meanwhile; run it again.")
+        lines.append(f"Other commits have replaced manifests of {table} during the job; run it again.")
     elif not report["manifests-before"]:
         lines.append(f"{table} has no manifests to rewrite.")
     if report["manifests-before"]:
@@ -228,7 +228,9 @@ def _format_manifests_result(report: Mapping[str, Any], table: str, *, dry_run: 
         )
     if repaired := report["files-repaired"]:
         verb = "would be" if dry_run else "were"
-        lines.append(f"Wrong bounds or counts of {show_count(repaired, 'file')} {verb} dropped or corrected.")
+        lines.append(
+            f"The bounds or counts of {show_count(repaired, 'file')} were wrong; they {verb} dropped or corrected."
+        )
     return "\n".join(lines)
 
 
@@ -237,24 +239,24 @@ def _format_manifests_result(report: Mapping[str, Any], table: str, *, dry_run: 
 @click.option(
     "--older-than",
     metavar="DURATION",
-    help="Expire snapshots that were replaced longer ago than this, such as 12h or 7d. "
-    "Default: the table property history.expire.max-snapshot-age-ms, or 5 days.",
+    help="Age since a snapshot was replaced, such as 12h or 7d: older snapshots expire. Default: the table property "
+    "history.expire.max-snapshot-age-ms, or 5 days.",
 )
 @click.option(
     "--retain-last",
     type=click.IntRange(min=1),
-    help="Number of snapshots of each branch to keep. Default: the table property "
+    help="Number of snapshots of each branch that are kept. Default: the table property "
     "history.expire.min-snapshots-to-keep, or 1.",
 )
-@click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, but remove nothing.")
 @server_command
 def expire_command(
     client: IndexClient, table: str, older_than: str | None, retain_last: int | None, dry_run: bool, as_json: bool
 ) -> None:
     """Remove expired snapshots of TABLE, and the files that no other snapshot needs.
 
-    Snapshots of branches and tags stay, and snapshots that running plans read. The age of a snapshot is the
-    time since the commit that replaced it.
+    Snapshots of branches and tags are kept, and snapshots that running plans read. The age of a snapshot is the time
+    since the commit that replaced it.
     """
     older_than_ms = _compute_time_before(older_than)
     with handle_failures(f"Snapshots of {table} are not expired"):
@@ -290,15 +292,15 @@ def _format_expiration_result(totals: ExpirationTotals, table: str, *, dry_run: 
 @click.option(
     "--older-than",
     metavar="DURATION",
-    help="Remove files that were last modified longer ago than this, such as 36h or 7d; at least a day. "
-    "Default: the table property seamark.orphan-files.min-age-ms, or 3 days.",
+    help="Age since the last modification, such as 36h or 7d, at least a day: older files are removed. Default: the "
+    "table property seamark.orphan-files.min-age-ms, or 3 days.",
 )
-@click.option("--dry-run", is_flag=True, help="List the files that would be removed; remove nothing.")
+@click.option("--dry-run", is_flag=True, help="List the files that would be removed, but remove nothing.")
 @server_command
 def orphan_files_command(client: IndexClient, table: str, older_than: str | None, dry_run: bool, as_json: bool) -> None:
     """Remove files in the folders of TABLE that no snapshot references.
 
-    Failed and killed writers leave such files. They also leave unfinished uploads to S3, which are aborted.
+    Failed and killed writers leave such files. They also leave unfinished uploads to S3, which the command aborts.
     Files in hidden folders, and files that do not belong to Iceberg, are kept.
     """
     with handle_failures(f"The orphan files of {table} are not removed"):
@@ -314,7 +316,7 @@ def orphan_files_command(client: IndexClient, table: str, older_than: str | None
         text += f" {show_count(totals.uploads, 'unfinished upload')} {aborted}."
     if totals.files_unconfirmed:
         text += (
-            f" {show_count(totals.files_unconfirmed, 'file')} stayed: their age is not certain, because the server "
+            f" {show_count(totals.files_unconfirmed, 'file')} were kept: their age is not certain, because the server "
             "has not run long enough; run the command again later."
         )
     print_result(totals, "\n".join([*(totals.locations if dry_run else ()), text]), as_json=as_json)
@@ -325,19 +327,19 @@ def orphan_files_command(client: IndexClient, table: str, older_than: str | None
 
 
 def _compute_time_before(duration: str | None) -> int | None:
-    """Return the time that is `duration` ago, in milliseconds since the epoch."""
+    """Return the time `duration` ago, in milliseconds since the epoch."""
     if duration is None:
         return None
     return max(0, SystemClock().now_ms() - 1000 * parse_duration(duration, "--older-than"))
 
 
 def _add_job_command(service: TableService, help_text: str, idle_text: str) -> None:
-    """Add a command that runs the job of a service as the server does, without further options.
+    """Add a command that runs the job of a service in the same way as the server, without further options.
 
     Args:
         service: The service.
         help_text: The help of the command.
-        idle_text: The text that the command prints if there was nothing to do, with "{table}".
+        idle_text: The message of the command if there was nothing to do, with "{table}".
     """
 
     def run_job(client: IndexClient, table: str, as_json: bool, **arguments: Any) -> None:
@@ -347,7 +349,7 @@ def _add_job_command(service: TableService, help_text: str, idle_text: str) -> N
             except RuntimeError as error:
                 raise click.ClickException(str(error)) from None
         if service.rewrites_files and totals.keys() == {RECHECK_AFTER}:
-            raise click.ClickException(f"Another job rewrites files of {table} now; try again later")
+            raise click.ClickException(f"Another job is rewriting files of {table}; try again later")
         text = ", ".join(f"{name} {count}" for name, count in totals.items())
         print_result(totals, text or idle_text.format(table=table), as_json=as_json)
 
@@ -357,11 +359,11 @@ def _add_job_command(service: TableService, help_text: str, idle_text: str) -> N
     run.command(service.command, help=help_text)(click.argument("table")(command))
 
 
-_add_job_command(INDEXING, "Builds, merges and audits the indexes of TABLE.", "The indexes of {table} are complete.")
+_add_job_command(INDEXING, "Build, merge and audit the indexes of TABLE.", "The indexes of {table} are complete.")
 for _service in SERVICES.values():
     if _service.command not in run.commands:
         _add_job_command(
             _service,
-            f"Runs the table service {_service.name} on TABLE once: it {_service.summary}.",
+            f"Run the table service {_service.name} on TABLE once: it {_service.summary}.",
             f"The table service {_service.name} has nothing to do on {{table}}.",
         )

@@ -1,6 +1,6 @@
-"""`seamark services`: lists the waiting and the running jobs of table services, and the latest runs.
+"""`seamark services`: lists the waiting and running jobs of table services, and their latest runs.
 
-Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
+Exit codes: 0 on success, 1 if the server refuses or cannot be reached, 2 for invalid arguments.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _SHOWN_RUNS_DEFAULT = 20
     type=click.IntRange(min=1),
     default=_SHOWN_RUNS_DEFAULT,
     show_default=True,
-    help="Maximum number of runs.",
+    help="Maximum number of runs to show.",
 )
 @server_command
 def services(client: IndexClient, table: str | None, limit: int, as_json: bool) -> None:
     """List the waiting jobs, the running jobs and the latest runs of table services on TABLE, or on all tables.
 
-    If no server runs table services, the first line states the reason. The first 50 waiting jobs are listed,
-    the next job last. If a job found nothing to do, its run is not listed, unless the run before failed. The
-    list of waiting jobs and the progress of a running job may be some seconds old.
+    If no server runs table services, the first line states the reason. The first 50 waiting jobs are listed, and the
+    next job is last. A run that found nothing to do is listed only if the run before it failed. The list of waiting
+    jobs and the progress of a running job may be some seconds old.
     """
     listing = read_service_jobs(client, table)
     jobs, waiting = listing["jobs"], listing.get("waiting", [])
@@ -106,7 +106,7 @@ def _describe_progress(progress: Mapping[str, int]) -> str:
 
 
 def _format_result(totals: Mapping[str, Any]) -> str:
-    """Return a job's result as text: files and bytes before and after a rewrite, otherwise its totals."""
+    """Return the result of a job as text: files and bytes before and after a rewrite, or the totals of other jobs."""
     remaining = dict(totals)
     text = ""
     if "files_before" in remaining:

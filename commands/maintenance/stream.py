@@ -1,6 +1,6 @@
 """`seamark stream`: lists, shows, flushes, pauses and drains stream tables through the running server.
 
-Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
+Exit codes: 0 on success, 1 if the server refuses or cannot be reached, 2 for invalid arguments.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from seamark.formats.runtime.clock import SystemClock
 
 @click.group()
 def stream() -> None:
-    """List, show, flush, pause and drain stream tables, which take single rows."""
+    """List, show, flush, pause and drain stream tables, which accept single rows."""
 
 
 @stream.command("list")
 @server_command
 def list_command(client: IndexClient, as_json: bool) -> None:
-    """List the stream tables that you may see, with the rows that wait for a flush."""
+    """List the stream tables that you have rights to see, with their rows that wait for a flush."""
     streams = list(list_streams(client))
     if as_json:
         print_json(streams)
     elif not streams:
-        say("No stream table that you may see has rows in the log.")
+        say("There is no stream table that you have rights to see and that has rows in the log.")
     else:
         headers = ("table", "waiting rows", "memory", "oldest", "flushed", "durable", "flush")
         print_rows(headers, map(_state_to_row, streams), right_aligned=headers[1:-1])
@@ -48,7 +48,7 @@ def list_command(client: IndexClient, as_json: bool) -> None:
 @click.argument("table")
 @server_command
 def show(client: IndexClient, table: str, as_json: bool) -> None:
-    """Show what of the stream table TABLE waits for a flush, and the offsets of its shards."""
+    """Show the rows of the stream table TABLE that wait for a flush, and the offsets of its shards."""
     state = load_stream(client, table)
     if as_json:
         print_json(state)
@@ -61,7 +61,7 @@ def show(client: IndexClient, table: str, as_json: bool) -> None:
         + ("" if state["paused"] is None else f"; paused: {state['paused']}")
     )
     if state["flush-error"] is not None:
-        say(f"The last flush failed, and is tried again: {state['flush-error']}")
+        say(f"The last flush failed, and will be retried: {state['flush-error']}")
     headers = ("shard", "flushed", "durable")
     rows = [(str(one["shard"]), f"{one['flushed']:,}", f"{one['durable']:,}") for one in state["shards"]]
     print_rows(headers, rows, right_aligned=headers)
@@ -71,7 +71,7 @@ def show(client: IndexClient, table: str, as_json: bool) -> None:
 @click.argument("table")
 @server_command
 def topic(client: IndexClient, table: str, as_json: bool) -> None:
-    """Show the topic to which Kafka producers write rows of the stream table TABLE themselves."""
+    """Show the topic to which Kafka producers can write rows of the stream table TABLE directly."""
     name = load_stream_topic(client, table)
     print_result({"table": table, "topic": name}, name, as_json=as_json)
 
@@ -80,13 +80,17 @@ def topic(client: IndexClient, table: str, as_json: bool) -> None:
 @click.argument("table")
 @server_command
 def flush(client: IndexClient, table: str, as_json: bool) -> None:
-    """Add the waiting rows of the stream table TABLE to its files now."""
+    """Write the waiting rows of the stream table TABLE to data files now."""
     rows = flush_stream(client, table)
     text = f"{show_count(rows, 'row')} of {table} {'was' if rows == 1 else 'were'} flushed"
     print_result({"table": table, "rows": rows}, text, as_json=as_json)
 
 
-_reason_option = click.option("--reason", default="", help="Why the table takes no rows; refused writers read it.")
+_reason_option = click.option(
+    "--reason",
+    default="",
+    help="Reason why the table does not accept rows. Refused writers get it in the error message.",
+)
 
 
 @stream.command()
@@ -94,7 +98,7 @@ _reason_option = click.option("--reason", default="", help="Why the table takes 
 @_reason_option
 @server_command
 def pause(client: IndexClient, table: str, reason: str, as_json: bool) -> None:
-    """Refuse rows of the stream table TABLE until it is resumed. Waiting rows are still flushed."""
+    """Refuse new rows of the stream table TABLE until it is resumed. Waiting rows are still flushed."""
     reason = pause_stream(client, table, reason)
     print_result({"table": table, "paused": reason}, f"{table} is paused: {reason}", as_json=as_json)
 
@@ -105,7 +109,7 @@ def pause(client: IndexClient, table: str, reason: str, as_json: bool) -> None:
 def resume(client: IndexClient, table: str, as_json: bool) -> None:
     """Accept rows of the paused stream table TABLE again."""
     resume_stream(client, table)
-    print_result({"table": table, "paused": None}, f"{table} takes rows", as_json=as_json)
+    print_result({"table": table, "paused": None}, f"{table} accepts rows again", as_json=as_json)
 
 
 @stream.command()
@@ -113,7 +117,7 @@ def resume(client: IndexClient, table: str, as_json: bool) -> None:
 @_reason_option
 @server_command
 def drain(client: IndexClient, table: str, reason: str, as_json: bool) -> None:
-    """Pause the stream table TABLE, and add all of its waiting rows to its files."""
+    """Pause the stream table TABLE, and write all of its waiting rows to data files."""
     rows = drain_stream(client, table, reason)
     text = f"{show_count(rows, 'row')} of {table} {'was' if rows == 1 else 'were'} flushed; {table} is paused"
     print_result({"table": table, "rows": rows}, text, as_json=as_json)

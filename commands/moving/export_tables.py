@@ -1,6 +1,6 @@
 """`seamark export`: registers the tables and views of a warehouse in another catalog.
 
-Exit codes: 0 on success, 1 when an entry is refused or a catalog cannot be reached, 2 for invalid arguments.
+Exit codes: 0 on success, 1 if an entry is refused or a catalog cannot be reached, 2 for invalid arguments.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from seamark.connector.moving.source import CatalogRefusal, CatalogUnavailable
 @click.command("export")
 @click.argument("target")
 @moving_options
-@click.option("--into", metavar="NAME", help="Namespace of TARGET under which the namespaces appear.")
+@click.option("--into", metavar="NAME", help="Namespace of TARGET under which the exported namespaces are created.")
 @server_command
 def export_tables(
     client: IndexClient,
@@ -46,8 +46,8 @@ def export_tables(
 ) -> None:
     """Register the tables and views in TARGET, the URL of an Iceberg REST catalog. Their files stay where they are.
 
-    A killed export continues when it is started again, and a repeated one changes nothing. Stop all writers of this
-    catalog first: two catalogs must not commit to one table.
+    If an export was killed, start it again to continue it. Repeating a finished export changes nothing. Stop all
+    writers of this catalog first, because two catalogs must not commit to one table.
     """
     properties = read_properties(properties_file, catalog_token, catalog_warehouse)
     own_properties = {"uri": client.url, **({} if client.token is None else {"token": client.token})}

@@ -1,6 +1,6 @@
 """`seamark import`: registers the tables and views of another catalog.
 
-Exit codes: 0 on success, 1 when an entry is refused or a catalog cannot be reached, 2 for invalid arguments.
+Exit codes: 0 on success, 1 if an entry is refused or a catalog cannot be reached, 2 for invalid arguments.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from seamark.connector.moving.source import CatalogRefusal, CatalogUnavailable
 @click.command("import")
 @click.argument("source")
 @moving_options
-@click.option("--into", metavar="NAME", help="Namespace under which the namespaces of SOURCE appear.")
-@click.option("--keep-owners", is_flag=True, help="Import views that run with the rights of a user.")
-@click.option("--flat", "is_flat", is_flag=True, help="SOURCE has no nested namespaces, so do not look for them.")
+@click.option("--into", metavar="NAME", help="Namespace under which the namespaces of SOURCE are created.")
+@click.option("--keep-owners", is_flag=True, help="Also import views that run with the rights of their owner.")
+@click.option("--flat", "is_flat", is_flag=True, help="Do not look for nested namespaces, because SOURCE has none.")
 @server_command
 def import_tables(
     client: IndexClient,
@@ -48,11 +48,11 @@ def import_tables(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Register the tables and views of SOURCE, whose files stay where they are.
+    """Register the tables and views of SOURCE. Their files stay where they are.
 
     SOURCE is the URL of an Iceberg REST catalog, thrift://HOST:PORT of a Hive metastore, or the folder of a Hadoop
-    warehouse, such as s3://lake/warehouse. A killed import continues when it is started again, and a repeated one
-    changes nothing. Stop all writers of SOURCE first: two catalogs must not commit to one table.
+    warehouse, such as s3://lake/warehouse. If an import was killed, start it again to continue it. Repeating a finished
+    import changes nothing. Stop all writers of SOURCE first, because two catalogs must not commit to one table.
     """
     properties = read_properties(properties_file, catalog_token, catalog_warehouse)
     selection, below = make_selection(namespaces, tables), parse_name(into) if into else ()

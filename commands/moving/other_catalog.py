@@ -1,4 +1,4 @@
-"""Options and messages that `seamark import` and `seamark export` share."""
+"""The options and messages that `seamark import` and `seamark export` share."""
 
 from __future__ import annotations
 
@@ -20,39 +20,43 @@ _WORKERS_MAX = 64
 
 
 def moving_options(command: Command) -> Command:
-    """Add the options that name the other catalog's properties, select tables, and limit the work."""
+    """Add to a command the options that describe the other catalog, select tables and limit the work."""
     for option in (
-        click.option("--dry-run", is_flag=True, help="Check everything, and change nothing."),
+        click.option("--dry-run", is_flag=True, help="Check everything, but change nothing."),
         click.option(
             "--parallel",
             "workers",
             type=click.IntRange(1, _WORKERS_MAX),
             default=8,
             show_default=True,
-            help="Maximum number of tables that move at the same time.",
+            help="Maximum number of tables that are registered at the same time.",
         ),
         click.option(
-            "--table", "tables", metavar="NAME", multiple=True, help="Only this table or view, as db.t; repeatable."
+            "--table",
+            "tables",
+            metavar="NAME",
+            multiple=True,
+            help="Table or view to register, such as db.t; others are left out. Repeatable.",
         ),
         click.option(
             "--namespace",
             "namespaces",
             metavar="NAME",
             multiple=True,
-            help="Only this namespace and those below it; repeatable.",
+            help="Namespace to register, with the namespaces below it; others are left out. Repeatable.",
         ),
         click.option(
             "--catalog-token",
             envvar="SEAMARK_CATALOG_TOKEN",
             show_envvar=True,
-            help="Bearer token of the other catalog.",
+            help="Bearer token for the other catalog.",
         ),
         click.option(
             "--properties",
             "properties_file",
             type=click.Path(dir_okay=False, path_type=Path),
-            help="File with properties of PyIceberg for the other catalog and its storage, one NAME=VALUE on each "
-            "line, such as credential, rest.sigv4-enabled or s3.endpoint.",
+            help="File with PyIceberg properties of the other catalog and its storage, one NAME=VALUE on each line, "
+            "such as credential, rest.sigv4-enabled or s3.endpoint.",
         ),
         click.option("--catalog-warehouse", metavar="NAME", help="Warehouse of the other catalog, if it has several."),
     ):
@@ -61,7 +65,7 @@ def moving_options(command: Command) -> Command:
 
 
 def read_properties(path: Path | None, token: str | None, warehouse: str | None) -> dict[str, str]:
-    """Return the properties of PyIceberg that the options state.
+    """Return the PyIceberg properties from the file and the options.
 
     Raises:
         ClickException: The file cannot be read.
@@ -85,7 +89,7 @@ def make_selection(namespaces: Sequence[str], tables: Sequence[str]) -> MoveSele
 
 
 def parse_name(text: str) -> Levels:
-    """Return the levels of a name.
+    """Split a name at its dots, and return the levels.
 
     Raises:
         UsageError: A level is empty.
@@ -97,10 +101,12 @@ def parse_name(text: str) -> Levels:
 
 
 def show_results(results: Iterable[Result], *, as_json: bool, done: str) -> None:
-    """Print the results, and end with exit code 1 if an entry is refused.
+    """Print the results, and exit with code 1 if an entry was refused.
 
     Args:
-        done: What happened to an entry that moved, such as "imported".
+        results: The results of the entries.
+        as_json: Whether to print JSON.
+        done: The participle for a registered entry, such as "imported".
     """
     shown: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()

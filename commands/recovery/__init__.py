@@ -1,1 +1,1 @@
-"""Commands for an operator who loses or moves a database: backup, restore, migrate and rebuild."""
+"""Commands for operators who have lost a database or want to move it: backup, restore, migrate and rebuild."""

@@ -23,10 +23,10 @@ from seamark.metaserver.store.transfer.open import read_database
 @json_option
 @settings_flags(("home", "database", "warehouse"))
 def backup(file: Path, overwrite: bool, as_json: bool, config: Path | None, **flags: Any) -> None:
-    """Copy the database to FILE, while servers run. Restore it with `seamark restore`.
+    """Copy the database to FILE while servers run. `seamark restore` restores it.
 
-    The file has one state of the database, of SQLite or PostgreSQL. It contains names, grants, digests of tokens and
-    encrypted keys, but no data of tables and no encryption key. Only its owner can read it. Each further warehouse
+    FILE contains one consistent state of the SQLite or PostgreSQL database: names, grants, digests of tokens, and
+    encrypted keys. It contains no table data and no encryption key. Only its owner can read it. Each further warehouse
     has its own database: back it up with --warehouse-name.
     """
 
@@ -59,4 +59,4 @@ def backup(file: Path, overwrite: bool, as_json: bool, config: Path | None, **fl
     warehouses = info.tables.get("warehouses")
     if warehouses is not None and warehouses.rows:
         count = show_count(warehouses.rows, "further warehouse")
-        say(f"Not in it: the databases of {count}; back up each with --warehouse-name NAME", err=True)
+        say(f"Not included: the databases of {count}; back up each of them with --warehouse-name NAME", err=True)

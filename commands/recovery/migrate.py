@@ -1,4 +1,4 @@
-"""`seamark migrate`: copies the database to another database, and compares the copy with the source."""
+"""`seamark migrate`: copies the database to another one, and compares the copy with the source."""
 
 from __future__ import annotations
 
@@ -30,19 +30,20 @@ from seamark.metaserver.warehouses.definitions import make_database_url
 @json_option
 @settings_flags(("home", "database"))
 def migrate(target: str, overwrite: bool, as_json: bool, config: Path | None, **flags: Any) -> None:
-    """Copy the database, and those of further warehouses, to another database, such as from SQLite to PostgreSQL.
+    """Copy the database to another database, for example from SQLite to PostgreSQL.
 
-    Stop all servers first. The command reads the copy again and compares it with the source, row by row, before it
-    commits it. The source does not change. Afterwards start the servers with `--database` and the target, and with
-    the same home or encryption key.
+    Stop all servers first. The command also copies the databases of further warehouses. It reads the copy again and
+    compares it with the source, row by row, before it commits the copy. The source does not change. Afterwards, start
+    the servers with `--database` set to the target, and with the same home or encryption key.
     """
 
     async def work(settings: Settings) -> dict[str, TableDigest]:
         source = settings.make_database_url()
         if source == target:
-            raise ConfigError("The target is the database itself; name another with --to")
+            raise ConfigError("The target is the same database; set --to to another one")
         moved = dataclasses.replace(settings, database=target)
-        # The database of the server is last, so that its copy names only warehouses whose databases are there.
+        # The server's own database is copied last, so that the copy lists only warehouses whose databases are already
+        # copied.
         for warehouse_id in await _list_warehouses(source):
             await copy(make_database_url(settings, warehouse_id), make_database_url(moved, warehouse_id))
         return await copy(source, target)

@@ -1,4 +1,4 @@
-"""`seamark rebuild`: registers the tables, views and functions that it finds in the warehouse."""
+"""`seamark rebuild`: registers the tables, views and functions whose files are in the warehouse."""
 
 from __future__ import annotations
 
@@ -38,29 +38,30 @@ from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import NameCatalog
 
 _SHOWN_MAX = 50
-"""The number of findings that are shown as text. JSON has all of them."""
+"""The maximum number of findings that are printed as text. JSON contains all of them."""
 
 
 @click.command("rebuild")
-@click.option("--dry-run", is_flag=True, help="Show what would be registered, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be registered, but change nothing.")
 @click.option(
     "--names",
     "names_file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="JSON object: the name of a metadata file's table, such as shop.orders, or null to leave the file out.",
+    help="JSON file that maps the location of a metadata file to the name of its table, such as shop.orders, or to "
+    "null to leave the file out.",
 )
 @warehouse_name_option
 @json_option
 @settings_flags(STORAGE_SETTINGS)
 def rebuild(dry_run: bool, names_file: Path | None, as_json: bool, config: Path | None, **flags: Any) -> None:
-    """Register the tables, views and functions of the warehouse that the database does not have.
+    """Register the tables, views and functions that are in the warehouse, but not in the database.
 
-    Use it after the database is lost, or after an old backup was restored. Stop all servers first. Names come from the
-    folders of the tables. A dropped table whose files are left looks like a table: compare the list with what you
-    expect. Grants, tokens, the timeline and properties of namespaces are not in the warehouse.
+    Use this command if the database is lost, or after you have restored an old backup. Stop all servers first. The
+    names come from the folders of the tables. A dropped table whose files still exist looks like a table, so check the
+    list. Grants, tokens, the timeline and properties of namespaces are not in the warehouse.
 
-    Uncertain cases are listed and not registered, such as two files that may be the newest of a table. Choose by
-    --names.
+    Uncertain cases are listed but not registered, for example if either of two files may be the newest of a table.
+    Decide these cases with --names.
     """
     choices = _read_choices(names_file)
     is_further = flags.get("warehouse_name") is not None
@@ -74,7 +75,7 @@ def rebuild(dry_run: bool, names_file: Path | None, as_json: bool, config: Path 
                 url = f"sqlite://{stack.enter_context(tempfile.TemporaryDirectory())}/empty.db"
             store = await stack.enter_async_context(open_store(url, clock=clock))
             if is_further:
-                # The home of a further warehouse has its id as its name. Servers open only a database with this id.
+                # The name of a further warehouse's home folder is its id. Servers open only a database with this id.
                 await store.transact([NameCatalog(settings.home.name)])
             context = await stack.enter_async_context(open_context(settings, store, clock))
             has_stream_log = bool(settings.stream_log) or (settings.home / "streams").exists()
@@ -126,7 +127,10 @@ async def _read_chosen(
     read_locations: Collection[str],
     findings: list[Finding],
 ) -> list[FoundFile]:
-    """Read the chosen files that are not the newest of their folders. Add a finding for a file that cannot be read."""
+    """Read the files that the operator has chosen and that are not the newest of their folders.
+
+    A file that cannot be read adds a finding instead.
+    """
     listed = {info.location: info for files in folders.values() for info in files}
     chosen: list[FoundFile] = []
     for location, name in choices.items():
@@ -134,7 +138,7 @@ async def _read_chosen(
             continue
         info = listed.get(location)
         if info is None:
-            findings.append(Finding(location, "The warehouse has no such metadata file", str(name)))
+            findings.append(Finding(location, "The warehouse does not contain this metadata file", str(name)))
             continue
         try:
             chosen.append(await reader.read(info))
@@ -144,9 +148,9 @@ async def _read_chosen(
 
 
 async def _register_index_files(context: CatalogContext, files: Sequence[FoundFile]) -> int:
-    """Register the index files of tables that the registry lacks, and return their number.
+    """Register the index files that the registry of a table lacks, and return their number.
 
-    Tables that an earlier run registered are searched as well, because the earlier run may have been killed.
+    This includes tables that were registered before, because an earlier run may have been killed.
     """
     registry = Registry(context.store, context.clock)
     rebuild = RegistryRebuild(context.objects, IndexReader(context.objects), registry, context.clock)
@@ -167,10 +171,10 @@ async def _register_index_files(context: CatalogContext, files: Sequence[FoundFi
 
 
 def _read_choices(path: Path | None) -> dict[str, FoundName | None]:
-    """Return the operator's choices by metadata file.
+    """Return the operator's choices: the name of a table, or None, by the location of a metadata file.
 
     Raises:
-        BadParameter: The file has another form.
+        BadParameter: The file is not a JSON object of names and nulls.
     """
     if path is None:
         return {}
@@ -178,7 +182,9 @@ def _read_choices(path: Path | None) -> dict[str, FoundName | None]:
         names = convert_json(path.read_bytes(), dict[str, str | None])
         return {location: None if name is None else parse_found_name(name) for location, name in names.items()}
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise click.BadParameter(f"{path} is no JSON object of texts: {error}", param_hint="--names") from None
+        raise click.BadParameter(
+            f"{path} is not a JSON object that maps locations to names: {error}", param_hint="--names"
+        ) from None
     except BadRequest as error:
         raise click.BadParameter(f"{path}: {error.message}", param_hint="--names") from None
 

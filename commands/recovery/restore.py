@@ -1,4 +1,4 @@
-"""`seamark restore`: replaces the database with a backup, and compares its pointers with the storage."""
+"""`seamark restore`: replaces the database by a backup, and compares its pointers with the storage."""
 
 from __future__ import annotations
 
@@ -25,19 +25,22 @@ from seamark.metaserver.store.transfer.open import write_database
 @click.command("restore")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option(
-    "--advance", is_flag=True, help="Move pointers to newer metadata files in storage: commits after the backup."
+    "--advance",
+    is_flag=True,
+    help="Move the pointers of tables with commits after the backup to their newest metadata files in the storage.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace everything in the database if it contains a catalog.")
 @warehouse_name_option
 @json_option
 @settings_flags(STORAGE_SETTINGS)
 def restore(file: Path, advance: bool, overwrite: bool, as_json: bool, config: Path | None, **flags: Any) -> None:
-    """Replace the database with the backup FILE. Stop all servers first.
+    """Replace the database by the backup FILE. Stop all servers first.
 
-    The command verifies the checksum of each table, and migrates an older schema. If it fails or is killed, the
-    database stays as it was. Then it compares each pointer with the storage: it lists missing metadata files, and
-    tables whose newest file is later than the backup. The next commit to such a table would leave the later commits
-    out; --advance moves the pointers. Run `seamark rebuild` for tables that were created after the backup.
+    The command verifies the checksum of each database table, and migrates an older schema. If it fails or is killed,
+    the database does not change. Afterwards it compares each pointer with the storage. It lists missing metadata files,
+    and tables whose newest file is later than the backup. The next commit to one of these tables would lose the commits
+    after the backup, unless --advance has moved its pointer. Run `seamark rebuild` for tables that were created after
+    the backup.
     """
 
     async def work(settings: Settings) -> tuple[BackupInfo, Comparison]:
@@ -46,7 +49,9 @@ def restore(file: Path, advance: bool, overwrite: bool, as_json: bool, config: P
             write_database(settings.make_database_url(), overwrite=overwrite) as writer,
         ):
             await restore_backup(info, reader, writer)
-        say(f"Restored {show_count(info.count_rows(), 'row')} of {time_text(info.created_ms)}", err=True)
+        say(
+            f"Restored {show_count(info.count_rows(), 'row')} from the backup of {time_text(info.created_ms)}", err=True
+        )
         clock = SystemClock()
         caller = Caller(principal_name=f"cli:{account_name()}", request_id="restore")
         async with (
@@ -68,7 +73,7 @@ def _show(comparison: Comparison) -> None:
     for finding in (*comparison.missing, *comparison.findings):
         say(f"{finding.name}: {finding.location}: {finding.reason}")
     for later in comparison.later:
-        done = "now has the newest file" if later.is_advanced else "has a newer file in storage"
+        done = "now points to the newest file" if later.is_advanced else "has a newer file in storage"
         say(f"{later.name} {done}: {later.newest}")
     advanced = sum(later.is_advanced for later in comparison.later)
     waiting = len(comparison.later) - advanced

@@ -1,6 +1,6 @@
-"""`seamark rollback`: moves a table, or all tables of a namespace, back to a time.
+"""`seamark rollback`: moves a table, or all tables of a namespace, back to their snapshots at a time.
 
-Exit codes: 0 on success, 1 when a table cannot be moved back or the server refuses, 2 for invalid arguments.
+Exit codes: 0 on success, 1 if a table cannot be moved back or the server refuses, 2 for invalid arguments.
 """
 
 from __future__ import annotations
@@ -17,10 +17,24 @@ from seamark.connector.client.rollbacks import find_snapshot_at, list_tables_bel
 
 @click.command("rollback")
 @click.argument("table", required=False)
-@click.option("--namespace", metavar="A.B", help="All tables of this namespace and below it, in one transaction.")
-@click.option("--to", "time", required=True, metavar="TIME", help="Such as 2026-01-31T12:00, or milliseconds.")
-@click.option("--skip", is_flag=True, help="Leave out tables of --namespace that cannot be moved back.")
-@click.option("--dry-run", is_flag=True, help="Show the snapshots, and change nothing.")
+@click.option(
+    "--namespace",
+    metavar="A.B",
+    help="Namespace whose tables, including those in namespaces below it, are moved back in one transaction.",
+)
+@click.option(
+    "--to",
+    "time",
+    required=True,
+    metavar="TIME",
+    help="Time to move back to, such as 2026-01-31T12:00, or milliseconds since the epoch.",
+)
+@click.option(
+    "--skip",
+    is_flag=True,
+    help="Leave out tables of --namespace that cannot be moved back. Default: change nothing if there is one.",
+)
+@click.option("--dry-run", is_flag=True, help="Show the snapshots, but change nothing.")
 @server_command
 def rollback(
     client: IndexClient,
@@ -31,13 +45,13 @@ def rollback(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Set the current snapshot of TABLE to the snapshot that was current at a time.
+    """Set the current snapshot of TABLE to the snapshot that was current at the time of --to.
 
-    The later snapshots stay until they expire, so a rollback can be rolled back. Schema, properties, branches and
-    names do not change. If a table had no snapshot at the time, or if the snapshot has expired, nothing changes.
+    The later snapshots stay until they expire, so you can undo a rollback. Schema, properties, branches and names do
+    not change. If the table had no snapshot at that time, or if the snapshot has expired, nothing changes.
     """
     if (table is None) == (namespace is None):
-        raise click.UsageError("name a TABLE or a --namespace")
+        raise click.UsageError("Name a TABLE, or set --namespace")
     time_ms = parse_time_ms(time, "--to")
     tables = [table] if table is not None else list(list_tables_below(client, split_name(namespace or "")))
     targets = [find_snapshot_at(client, each, time_ms) for each in tables]

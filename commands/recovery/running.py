@@ -1,4 +1,4 @@
-"""The surroundings of commands that open the database themselves: settings, the home folder, locks and errors."""
+"""The environment of commands that open the database themselves: settings, the home folder, locks and errors."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ STORAGE_SETTINGS = (
     *("azure_endpoint", "azure_account_key", "azure_tenant_id", "azure_client_id", "azure_client_secret"),
     *("gcs_endpoint", "gcs_service_account_key", "gcs_service_account_file"),
 )
-"""The settings of commands that read the warehouse. Other settings come from variables and the file."""
+"""The flags of commands that read the warehouse. Other settings come from variables and the TOML file."""
 
 
 warehouse_name_option = click.option(
     "--warehouse-name",
     metavar="NAME",
-    help="A further warehouse, which has its own database. Default: the server's own warehouse.",
+    help="Further warehouse, which has its own database. Default: the server's own warehouse.",
 )
 
 
@@ -54,14 +54,14 @@ def run_offline(
     is_locked: bool,
     creates: bool = False,
 ) -> T:
-    """Run a command's work with the settings, and show its errors as messages.
+    """Run the work of a command with the settings, and report its errors as messages.
 
     Args:
         work: The work, which opens the database.
-        flags: The settings of the command line.
-        config: The file of settings.
-        is_locked: Whether no server may run from the home.
-        creates: Whether a missing home is created.
+        flags: The settings from the command line.
+        config: The TOML file with settings.
+        is_locked: Whether the command refuses to run while a server runs from the home folder.
+        creates: Whether a missing home folder is created.
     """
     warehouse_name = flags.pop("warehouse_name", None)
     settings = load_settings(flags, config)

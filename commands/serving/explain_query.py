@@ -1,10 +1,7 @@
-"""The route that explains a whole query.
+"""The route that explains a whole query: for each table, the files that remain after each planning stage.
 
-For each table, it shows stage by stage the files that conditions and joins leave.
-
-The analysis is also used for queries of the Trino proxy and of `seamark.duckdb`, so that the answer shows
-the plans that they request. The query does not run. Names in the query are names of this catalog, with or
-without a catalog name.
+The Trino proxy and `seamark.duckdb` analyse queries in the same way, so the answer shows the plans that they request.
+The query does not run. Names in the query are names of this catalog, with or without a catalog name.
 """
 
 from __future__ import annotations
@@ -52,7 +49,7 @@ QUERY_MAX = 50_000
 seconds.
 """
 TABLES_MAX = 32
-"""The maximum number of references to tables. Each reference is planned without the cache."""
+"""The maximum number of table references in a query. Each reference is planned without the cache."""
 
 
 class TableExplanation(msgspec.Struct, rename="kebab"):
@@ -85,21 +82,23 @@ class ExplainQueryRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=
             examples=["SELECT count(*) FROM shop.orders o JOIN shop.days d ON o.day = d.date WHERE d.holiday"],
         ),
     ]
-    dialect: Annotated[Literal["trino", "duckdb"], doc("Whose SQL it is. Spark's is mostly read as Trino's.")] = "trino"
-    namespace: Annotated[list[str], doc("The namespace of names without one.")] = []
+    dialect: Annotated[
+        Literal["trino", "duckdb"], doc("The SQL dialect of the query. Spark SQL can mostly be read as trino.")
+    ] = "trino"
+    namespace: Annotated[list[str], doc("The namespace of tables whose names in the query have no namespace.")] = []
 
 
 @Route(
     "POST",
     "/api/v1/explain-query",
     "explainQuery",
-    "Explains the plans of a query: for each table, files and bytes after each stage, and what its joins leave",
+    "Explain the plans of a query: the files and bytes of each table after each stage, and the effects of joins",
     tags=("metadata",),
     body_size=BodySize.MEDIUM,
     check=Check.SOMEWHERE,
     answers=(
         ResponseSpec(200, "The plan of each table", ExplainQueryResponse),
-        ResponseSpec(400, "The query is not valid, or it is not read; the message states why"),
+        ResponseSpec(400, "The query is not valid, or cannot be analysed; the message states why"),
         ResponseSpec(404, "A table of the query does not exist"),
     ),
 ).takes(ExplainQueryRequest)
@@ -143,9 +142,9 @@ async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
 
 
 def _make_path(parts: tuple[str, ...], default: list[str]) -> tuple[str, ...]:
-    """Return the levels of the namespace and the name.
+    """Return the levels of the namespace and the name of the table.
 
-    If there are three parts, the first part is a catalog and is left out.
+    If `parts` has three items, the first one is a catalog and is omitted.
     """
     namespace = parts[-2].split(".") if len(parts) > 1 else default
     if not namespace:
@@ -154,7 +153,7 @@ def _make_path(parts: tuple[str, ...], default: list[str]) -> tuple[str, ...]:
 
 
 def _list_columns(table: LoadedTable) -> dict[str, str] | None:
-    """Return the types of the columns by name in lower case, or None if two names differ only in case."""
+    """Return the types of the columns by lower-case name, or None if two names differ only in case."""
     fields = table.metadata.current_schema.fields
     return column_types.list_column_types([(field.name, msgspec.to_builtins(field.type)) for field in fields])
 
@@ -164,9 +163,9 @@ def _list_joins(
     paths: Mapping[Hashable, tuple[str, ...]],
     loaded: Mapping[Hashable, LoadedTable],
 ) -> tuple[dict[int, list[JoinSpec]], dict[int, list[str]]]:
-    """Return (the joins that engines' connectors send to the server, the reasons why they send no other joins).
+    """Return the joins that engines' connectors send to the server, and the reasons why they do not send others.
 
-    Both are by the number of the reference.
+    Both results are by the number of the reference.
     """
     planned_scans = {
         number: joins.PlannedScan(reference.scan, "", paths[reference.key]) for number, reference in references.items()
@@ -202,10 +201,15 @@ async def _explain_table(
     requested_joins: tuple[list[JoinSpec], list[str]],
     notes: dict[str, str],
 ) -> TableExplanation:
-    """Return the explanation of one reference to a table.
+    """Return the explanation of one table reference.
 
     Args:
-        requested_joins: (the requested joins, the reasons why other joins are not requested).
+        call: The request.
+        query: The text of the query.
+        path: The levels of the table's namespace and its name.
+        loaded: The table.
+        reference: The reference in the query.
+        requested_joins: The requested joins, and the reasons why other joins are not requested.
         notes: The reasons why parts of the query are not used, by part.
     """
     scan, metadata = reference.scan, loaded.metadata

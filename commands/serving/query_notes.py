@@ -1,9 +1,7 @@
-"""Notes about the parts of a query that leave out no files, for the user who wrote the query.
+"""Notes about the parts of a query that do not help to prune files. Each note has the reason.
 
-Each note has the reason.
-
-Engines would refuse some of these parts, such as a column that does not exist. An explanation must report
-them, and not answer as if they were not in the query.
+Engines would refuse some of these parts, such as a column that does not exist. An explanation must report them, because
+otherwise it would look as if they were not in the query.
 """
 
 from __future__ import annotations
@@ -25,15 +23,16 @@ from seamark.formats.runtime.errors import BadRequest
 NOTES_MAX = 16
 """The maximum number of notes of one query. A query may have thousands of conditions."""
 _TEXT_MAX = 500
-"""The maximum number of characters of a condition that is parsed to find the reason."""
+"""The maximum number of characters of a condition that is parsed to find the reason of its note."""
 _NAMES_MAX = 100
-"""The maximum number of unknown names of a query that are compared with its columns. A comparison takes
-about a millisecond.
+"""The maximum number of unknown names of a query that are compared with its columns, to suggest a similar one.
+
+A comparison takes about a millisecond.
 """
 _SHOWN_MAX = 60
-_MISFIT = "a value of it does not fit the type of the column, and engines convert it differently"
+_MISFIT = "one of its values does not fit the type of the column, and engines convert it differently"
 _HIDDEN = ("$", "_")
-"""The prefixes of the names of hidden columns of engines: `$path`, `_file`."""
+"""The prefixes of engines' hidden columns, such as `$path` and `_file`."""
 _ENGINES_OWN = frozenset(
     [
         "all",
@@ -58,7 +57,7 @@ time.
 
 
 def find_unused_conditions(condition: Condition, schema: Schema, schemas: Iterable[Schema]) -> dict[str, str]:
-    """Return the parts of a conjunction whose literals do not fit their column, with the reason.
+    """Return the parts of a conjunction whose literals do not fit their columns, with the reasons.
 
     The result has at most NOTES_MAX parts.
 
@@ -88,9 +87,9 @@ def _explain_reason(text: str, schema: Schema, schemas: Iterable[Schema]) -> str
 def find_unknown_columns(
     text: str, dialect: str, tables: Collection[tuple[str, ...]], columns: Collection[str]
 ) -> dict[str, str]:
-    """Return names of columns that neither the tables of a query nor the query itself define, with a hint.
+    """Return the column names that neither the tables of a query nor the query itself define, each with a hint.
 
-    If the query reads other tables, the result is empty.
+    If the query reads tables that are not in `tables`, the result is empty.
 
     Args:
         text: The query.
@@ -104,7 +103,7 @@ def find_unknown_columns(
         return {}
     if tree is None or not _reads_only_tables(tree, {names[-1].lower() for names in tables}):
         return {}
-    # Names that the query defines, and names in places that are not checked, such as fields of structs.
+    # Names that the query defines, and names that are not checked because of their place, such as fields of structs.
     known_names = {one.name.lower() for one in tree.find_all(exp.Identifier) if not isinstance(one.parent, exp.Column)}
     known_names.update(columns)
     ordered = sorted(columns)
@@ -125,16 +124,16 @@ def find_unknown_columns(
             hint = "; write a text in single quotes"
         elif isinstance(column.parent, exp.Predicate):
             hint = ""
-        else:  # The name may be a word of the dialect.
+        else:  # The name may be a keyword of the dialect.
             continue
-        notes[_shorten(column.name)] = f"no table of the query has such a column{hint}"
+        notes[_shorten(column.name)] = f"no table of the query has this column{hint}"
         if len(notes) == NOTES_MAX:
             break
     return notes
 
 
 def _reads_only_tables(tree: exp.Expr, tables: Collection[str]) -> bool:
-    """Return whether the query reads only the current state of `tables`, and names in WITH."""
+    """Return whether the query reads only `tables` in their current state, and names that its WITH clause defines."""
     cte_names = {cte.alias.lower() for cte in tree.find_all(exp.CTE)}
     return all(
         isinstance(table.this, exp.Identifier)

@@ -1,9 +1,8 @@
-"""The tables of a query in SQL.
+"""Find the tables of a SQL query, and the conditions and joins of each table.
 
-The names are read first. With the tables' columns, the conditions and joins of each table are read.
-
-The analysis is that of the engines' connectors: Trino's analysis for Trino, and for DuckDB after a
-conversion. It is pure and does not use a server.
+The names of the tables are read first. The conditions and joins are read when the columns of the tables are known. The
+engines' connectors use the same analysis: Trino's queries are analysed directly, and DuckDB's after a conversion. The
+analysis is pure and does not use a server.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from seamark.formats.iceberg.expressions.sql_parser import parse_statements
 from seamark.formats.runtime.errors import BadRequest
 
 _NOT_READ = (
-    "Its tables and conditions are not known, because it is not a single query, or has a clause that the analysis does "
-    "not read; engines run such a statement without plans of the server"
+    "The analysis does not support this statement, because it is not a single query or has an unsupported clause; "
+    "engines run it without plans of the server"
 )
 
 
@@ -37,6 +36,7 @@ class QueriedTable(NamedTuple):
 
     Attributes:
         key: The key of the table's name in `Query.names`.
+        scan: The table with the conditions on it.
         start: The position of the reference's first character in the statement.
         end: The position after the last character of the reference.
     """
@@ -48,17 +48,17 @@ class QueriedTable(NamedTuple):
 
 
 class Query(Protocol):
-    """A query.
+    """A parsed query.
 
     Attributes:
-        names: The parts of each name of a table by key, as written or in lower case.
+        names: The parts of each table name, by key, as written or in lower case.
     """
 
     @property
     def names(self) -> Mapping[Hashable, tuple[str, ...]]: ...
 
     def list_references(self, columns: Mapping[Hashable, Columns]) -> dict[int, QueriedTable]:
-        """Return the references to tables, by their numbers in joins.
+        """Return the table references by their numbers in joins.
 
         Args:
             columns: The columns of each table, by the key of its name.
@@ -89,8 +89,8 @@ class _TrinoQuery:
             self.names[names] = tuple(part for part in names if part is not None)
 
         self._query = parse_query(text)
-        # `collect_scans` calls `columns_of` for each table. `keep` records the name and returns no columns. It
-        # does not call it for a table at an earlier snapshot.
+        # `collect_scans` calls `columns_of` for each table, except tables at an earlier snapshot, which the loop adds.
+        # `keep` records the name and returns no columns.
         for scan in collect_scans(self._query, columns_of=keep, utc=True):
             keep((scan.catalog, scan.schema, scan.table))
         if not self.names:
@@ -141,7 +141,7 @@ class _DuckDBQuery:
 
 
 def _make_unsupported_query_error(text: str, dialect: str, reason: str) -> BadRequest:
-    """Return the error for a query that cannot be analysed. If the text is not SQL, the error has the position."""
+    """Return the error for a query that cannot be analysed. If the text is not SQL, the error contains the position."""
     try:
         trees = parse_statements(Dialect.get_or_raise(dialect), text)
     except ParseError as error:

@@ -26,8 +26,9 @@ from seamark.metaserver.settings.settings import Settings, redact_url
 def serve(config: Path | None, **flags: Any) -> None:
     """Run the server until SIGTERM or Ctrl-C.
 
-    Every flag is also an environment variable (shown in brackets) and a key of the TOML file. Precedence: flag,
-    variable, file, default. When the server is ready, it prints its URL; logs go to standard error.
+    Each flag is also an environment variable (in brackets) and a key of the TOML file. A flag has precedence over a
+    variable, a variable over the file, and the file over the default. When the server is ready, it prints its URL. Logs
+    go to standard error.
     """
     settings = load_settings(flags, config)
     try:
@@ -44,7 +45,7 @@ def serve(config: Path | None, **flags: Any) -> None:
 
 
 def _serve(settings: Settings) -> None:
-    # The server's files are private. Files of tables outside the home keep the usual modes.
+    # The server's own files are private. Files of tables outside the home folder keep the usual modes.
     umask = os.umask(PRIVATE_UMASK)
     settings = dataclasses.replace(settings, warehouse_umask=settings.warehouse_umask or f"{umask:03o}")
     configure_logging(settings)
@@ -55,7 +56,7 @@ def _serve(settings: Settings) -> None:
 
 
 def _serve_locked(settings: Settings) -> None:
-    open_certificate(settings)  # Invalid files are refused before anything starts.
+    open_certificate(settings)  # Refuse invalid files before anything starts.
     shared = settings.workers > 1
     sock = bind(settings, shared=shared)
     url, port = make_server_url(settings, sock), sock.getsockname()[1]

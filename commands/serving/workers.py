@@ -1,11 +1,8 @@
-"""Runs several workers on one port.
+"""Run several workers on one port, with a supervisor that starts them, restarts crashed ones and forwards signals.
 
-The supervisor starts them, restarts crashed workers, and forwards signals.
-
-Each worker is a new process that binds the same port with SO_REUSEPORT. The process is spawned and not
-forked, because a fork does not preserve threads and event loops. The supervisor also binds the port
-without listening. Therefore no other process can get the port between two workers, and with `--port 0`
-all workers use the same port.
+Each worker is a new process that binds the same port with SO_REUSEPORT. The process is spawned and not forked, because
+threads and event loops do not survive a fork. The supervisor also binds the port, but does not listen. So no other
+process can take the port while no worker runs, and with `--port 0` all workers use the same port.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ from seamark.metaserver.settings.settings import Settings
 
 BACKOFF_S_MAX = 30.0
 STEADY_S = 10.0
-"""The minimum time for which a worker has to run before it is restarted immediately.
+"""The minimum run time in seconds after which a crashed worker is restarted immediately.
 
 A shorter run counts as a failed start.
 """
@@ -51,11 +48,11 @@ class _Worker:
     number: int
     process: BaseProcess | None = None
     pipe: Connection | None = None
-    """The pipe on which the worker sends one message: that it is ready, or the reason why it could not start."""
+    """The pipe on which the worker sends one message: that it is ready, or why it could not start."""
     started_s: float = 0.0
     failures: int = 0
     due_s: float = 0.0
-    """The time of the next start, by the monotonic clock. It is used while `process` is None."""
+    """The monotonic time of the next start in seconds. It is used while `process` is None."""
 
 
 def supervise(settings: Settings, sock: socket.socket, on_ready: Callable[[], None]) -> None:
@@ -73,7 +70,7 @@ def supervise(settings: Settings, sock: socket.socket, on_ready: Callable[[], No
 
 
 class Supervisor:
-    """A loop over events: a signal, a worker that is ready or has ended, and a restart that is due."""
+    """A loop that handles events: signals, workers that are ready or have ended, and due restarts."""
 
     def __init__(self, settings: Settings, clock: Clock, metrics_folder: str, on_ready: Callable[[], None]) -> None:
         self._settings = settings
@@ -157,7 +154,7 @@ class Supervisor:
         if message.startswith("config:") and not self._announced:
             raise ConfigError(message.removeprefix("config:"))
         if message == "ready" and not self._announced:
-            # One ready worker is enough, because the others share the port and will be ready shortly.
+            # One ready worker is enough, because the others share the port and will be ready soon.
             self._announced = True
             self._on_ready()
 

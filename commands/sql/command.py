@@ -1,7 +1,7 @@
 """`seamark sql`: runs a statement on a suitable engine, and prints the rows.
 
-It is a client of the running server, which is found by `--url` or in the `--home` of the server. Exit
-codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for an invalid statement.
+The command is a client of the running server, which it finds by `--url` or in the server's `--home`. Exit codes: 0 on
+success, 1 if the server refuses or cannot be reached, 2 for an invalid statement.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from seamark.connector.sql.rows import convert_to_json_rows
 from seamark.connector.sql.session import CATALOG, ChosenPlan, Engines, SqlResult, SqlSession
 
 TABLE_ROWS_MAX = 1000
-"""The maximum number of rows that the format `table` prints. The format needs all rows to compute the widths of its
-columns.
+"""The maximum number of rows that the format `table` prints.
+
+The format computes the widths of its columns from all rows, so it has to keep them in memory.
 """
 
 
@@ -41,19 +42,22 @@ columns.
     "--format",
     "output",
     type=click.Choice(["table", "json", "csv", "arrow"]),
-    help="Format of the rows. json: one object per line; arrow: an IPC stream. "
-    "Default: table on a terminal, otherwise csv.",
+    help="Format of the rows. json prints one object on each line; arrow is an IPC stream. Default: table on a "
+    "terminal, otherwise csv.",
 )
-@click.option("--json", "output", flag_value="json", help="Equivalent to --format json.")
+@click.option("--json", "output", flag_value="json", help="Print JSON, like --format json.")
 @click.option(
-    "--explain", "explains", is_flag=True, help="Show the engine, the reason, the files and the bytes; run nothing."
+    "--explain",
+    "explains",
+    is_flag=True,
+    help="Show the engine, the reason for it, the files and the bytes. Do not run the statement.",
 )
 @click.option(
     "--engine",
     type=click.Choice([AUTO, *ENGINES]),
     default=AUTO,
     show_default=True,
-    help="The engine. auto: chosen by the kind of statement and the bytes that it reads.",
+    help="Engine that runs the statement. auto chooses it by the kind of statement and the bytes that it reads.",
 )
 @click.option(
     "--trino",
@@ -65,7 +69,7 @@ columns.
     "--spark",
     envvar="SEAMARK_SQL_SPARK",
     show_envvar=True,
-    help="Spark for MERGE: sc://host:port of Spark Connect, or a master such as local[2].",
+    help="Spark that runs MERGE: sc://host:port of Spark Connect, or a master such as local[2].",
 )
 @click.option("--spark-catalog", default=CATALOG, show_default=True, help="Name of the catalog in Spark.")
 @click.option(
@@ -73,22 +77,26 @@ columns.
     "large",
     default="1GB",
     show_default=True,
-    help="Size of data files from which on a query runs on Trino, if --trino is set.",
+    help="Size of the data files to read from which a query runs on Trino, if --trino is set.",
 )
-@click.option("--schema", help="Schema of tables whose names have no schema.")
+@click.option("--schema", help="Schema of tables whose names in the statement have no schema.")
 @click.option(
     "--cubes",
     type=click.Choice(CUBE_USES),
     default=ON,
     show_default=True,
-    help="Answer aggregates from cubes. exact excludes sums of floats, and averages of floats or integers.",
+    help="Whether aggregates are answered from cubes. exact excludes sums of floats, and averages of floats or "
+    "integers.",
 )
-@click.option("--on-s3", is_flag=True, help="Tables are in S3; used for statements that write.")
-@click.option("--catalog", default=CATALOG, show_default=True, help="The name of the catalog in statements.")
+@click.option("--on-s3", is_flag=True, help="State that the tables are in S3. Statements that write need it.")
+@click.option("--catalog", default=CATALOG, show_default=True, help="Name of the catalog in statements.")
 @click.option(
-    "--url", envvar="SEAMARK_URL", show_envvar=True, help="URL of the server. Default: from --home/server.json."
+    "--url",
+    envvar="SEAMARK_URL",
+    show_envvar=True,
+    help="URL of the server. Default: the URL in the file server.json of --home.",
 )
-@click.option("--token", envvar="SEAMARK_TOKEN", help="A bearer token. [SEAMARK_TOKEN]")
+@click.option("--token", envvar="SEAMARK_TOKEN", help="Bearer token for the server. [SEAMARK_TOKEN]")
 @settings_flags(("home",))
 def sql(
     statement: str,
@@ -108,7 +116,7 @@ def sql(
     config: Path | None,
     **flags: Any,
 ) -> None:
-    """Run the SQL STATEMENT, or `-` for standard input.
+    """Run the SQL STATEMENT. If STATEMENT is -, read it from standard input.
 
     \b
     For instance:
@@ -187,7 +195,7 @@ def _write_table(result: SqlResult) -> None:
     console = open_console()
     console.print(table)
     if len(values) > TABLE_ROWS_MAX:
-        console.print(f"The first {TABLE_ROWS_MAX:,} rows; --format csv prints all.")
+        console.print(f"Only the first {TABLE_ROWS_MAX:,} rows are shown; --format csv prints all rows.")
 
 
 def _format_cell(value: Any) -> str:
@@ -218,7 +226,7 @@ def _is_nested(kind: pa.DataType) -> bool:
 
 
 def _flatten_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema with strings in place of nested types, which CSV cannot represent."""
+    """Return the schema with strings instead of nested types, because CSV cannot represent nested types."""
     return pa.schema([field.with_type(pa.string()) if _is_nested(field.type) else field for field in schema])
 
 

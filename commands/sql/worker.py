@@ -1,12 +1,12 @@
 """The worker processes of SQL statements (`api/sql/`): a parent, and a child for each statement.
 
-The parent has imported all modules, and forks a child in milliseconds; it never receives a statement. A
-child plans and reads tables as a client of the server, and runs the statement in DuckDB. Its token has
-the rights of the statement's caller, and its environment has no secrets. It writes no file, reads only
-below the locations of the statement's tables, and has a limit for its memory and its processor time. If
-the kernel has Landlock, the kernel also enforces the restrictions of files.
+The parent imports all modules, so it can fork a child in milliseconds; it never receives a statement. A child plans and
+reads tables as a client of the server, and runs the statement in DuckDB. Its token has the rights of the statement's
+caller, and its environment contains no secrets. It writes no files, reads only below the locations of the statement's
+tables, and has limits for memory and CPU time. If the kernel has Landlock, the kernel also enforces the restrictions of
+files.
 
-python -m seamark.commands.sql.worker <socket> <memory limit in bytes> <time limit in seconds>
+    python -m seamark.commands.sql.worker <socket> <memory limit in bytes> <time limit in seconds>
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _MESSAGE_MAX = 2000
 
 
 class StatementAnswers:
-    """Writes the frames of an answer. Data are collected into large frames."""
+    """Write the frames of an answer. Data are collected into large frames."""
 
     def __init__(self, out: BinaryIO, bytes_max: int) -> None:
         self._out = out
@@ -76,10 +76,10 @@ class StatementAnswers:
         self._write_frame(kind, content)
 
     def write(self, data: bytes) -> int:
-        """Write data.
+        """Add data to the answer.
 
         Raises:
-            InvalidRequest: The answer exceeds the limit of bytes.
+            InvalidRequest: The answer exceeds its limit of bytes.
         """
         content = bytes(data)
         self._left -= len(content)
@@ -105,23 +105,23 @@ class StatementAnswers:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C stops the server, which then ends this process.
     number, memory_bytes, time_s = sys.argv[1:]
     for name in _IMPORTED_BY_DUCKDB:
         with suppress(ImportError):
             importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # Children share the pages that they do not write.
+    gc.freeze()  # With this, children share the memory pages that they do not write.
     with socket.socket(fileno=int(number)) as control:
         WorkerParent(control, memory_bytes=int(memory_bytes), time_s=float(time_s)).serve()
 
 
 class WorkerParent:
-    """Forks children until the server closes the socket, and then ends them.
+    """The parent, which forks children until the server closes the socket, and then ends them.
 
-    `START` is sent with two descriptors, the child's input and output. The answer to it is the child's id. `KILL`
-    names a child. An id can be used again only after this process has waited for its child, so that `KILL`
-    never ends another process.
+    The message `START` carries two descriptors, the child's input and output; its answer is the child's id. The message
+    `KILL` names a child. The system uses an id again only after this process has waited for its child, so `KILL` never
+    ends another process.
     """
 
     def __init__(self, control: socket.socket, *, memory_bytes: int, time_s: float) -> None:
@@ -160,7 +160,7 @@ class WorkerParent:
         self._control.sendall(CONTROL.pack(START, pid))
 
     def _wait(self) -> None:
-        """Forget the children that have ended."""
+        """Remove the children that have ended."""
         while self._children:
             pid, _ = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
@@ -171,7 +171,7 @@ class WorkerParent:
 def _run_child(request_fd: int, answer_fd: int, *, memory_bytes: int, time_s: float) -> None:
     os.setsid()
     os.dup2(request_fd, 0)
-    os.dup2(2, 1)  # Prints of libraries must not damage the frames.
+    os.dup2(2, 1)  # Libraries that print must not damage the frames.
     restrict(memory_bytes=memory_bytes, time_s=time_s)
     with os.fdopen(0, "rb", closefd=False) as source, os.fdopen(answer_fd, "wb", closefd=False) as out:
         line = source.readline()
@@ -179,11 +179,11 @@ def _run_child(request_fd: int, answer_fd: int, *, memory_bytes: int, time_s: fl
             request = convert_json(line, StatementRequest)
             threading.Thread(target=_end_with_server, args=(source,), daemon=True).start()
             run(request, StatementAnswers(out, request.bytes_max))
-        os._exit(0)  # A thread of DuckDB or Arrow may still run.
+        os._exit(0)  # End without clean-up, because a thread of DuckDB or Arrow may still run.
 
 
 def restrict(*, memory_bytes: int, time_s: float) -> None:
-    """Limit this process permanently."""
+    """Permanently limit the resources of this process."""
     os.nice(_NICE)
     os.umask(0o077)
     cpu_s = int(time_s * (os.cpu_count() or 1)) + 1
@@ -207,7 +207,7 @@ def _end_with_server(source: BinaryIO) -> None:
 
 
 def run(request: StatementRequest, answers: StatementAnswers) -> None:
-    """Send the answer, or the reason why there is no answer."""
+    """Run the statement. Send its answer, or the reason why there is none."""
     try:
         _run(request, answers)
     except ClientError as error:
@@ -250,9 +250,9 @@ def _run(request: StatementRequest, answers: StatementAnswers) -> None:
 
 
 def _count_mapped_bytes() -> int:
-    """Return the bytes of this process that count for RLIMIT_DATA.
+    """Return the number of bytes of this process that count for RLIMIT_DATA.
 
-    These are the bytes of libraries, and the address space that allocators reserve.
+    These are the memory of libraries, and the address space that allocators reserve.
     """
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[5]) * resource.getpagesize()
@@ -262,7 +262,7 @@ def _confine(tables: list[OpenTable], roots: tuple[str, ...]) -> None:
     """Restrict this process to files below the tables' locations, which are below `roots`.
 
     Raises:
-        InvalidRequest: The server does not give out the storage keys of a table.
+        InvalidRequest: The server does not vend keys for the storage of a table.
     """
     folders = []
     for table in tables:
@@ -271,8 +271,8 @@ def _confine(tables: list[OpenTable], roots: tuple[str, ...]) -> None:
         storage = find_client_storage(locations[0])
         if storage is not None and not storage.has_keys(table.storage.properties):
             raise InvalidRequest(
-                f"The statement cannot read {'.'.join(table.name)}: the server gives out no keys for its storage; an "
-                "operator can set s3_client_access to gateway, static or sts, azure_client_access to sas, or "
+                f"The statement cannot read {'.'.join(table.name)}, because the server vends no keys for its storage. "
+                "An operator can set s3_client_access to gateway, static or sts, azure_client_access to sas, or "
                 "gcs_client_access to token"
             )
         folders += [location.removeprefix("file://").removeprefix("file:") for location in locations]
@@ -292,7 +292,7 @@ def _make_head(request: StatementRequest, chosen_plan: ChosenPlan) -> StatementH
 
 
 def _limit_batches(request: StatementRequest, result: SqlResult, status: dict[str, bool]) -> Iterator[pa.RecordBatch]:
-    """Yield at most `rows_max` rows.
+    """Yield the batches of the result with at most `rows_max` rows in total.
 
     Raises:
         InvalidRequest: There are more rows, and the answer must not be truncated.
@@ -334,7 +334,7 @@ def _write_json(request: StatementRequest, result: SqlResult, plan: StatementPla
 
 
 class _Sink:
-    """A file object for Arrow's writer."""
+    """A file object that passes the output of Arrow's writer to the answer."""
 
     closed = False
 
@@ -345,10 +345,10 @@ class _Sink:
         return self._answers.write(data)
 
     def flush(self) -> None:
-        """Do nothing: frames are sent when they are large."""
+        """Do nothing. Frames are sent when they are large enough."""
 
     def close(self) -> None:
-        """Do nothing: a frame marks the end."""
+        """Do nothing. A frame marks the end of the answer."""
 
 
 if __name__ == "__main__":

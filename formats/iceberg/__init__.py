@@ -1,4 +1,4 @@
 """Iceberg's own objects: metadata of tables and views, update actions and requirements.
 
-All are pure, without I/O.
+The functions have no side effects and do no I/O.
 """

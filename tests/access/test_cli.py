@@ -54,7 +54,10 @@ def test_first_admin_can_be_created_in_a_new_home(tmp_path: Path) -> None:
     assert authenticate_secret(home, secret) == Principal("admin", (Grant("admin", "admin"),), "token")
     assert "admin on the whole catalog" in completed.stderr
     assert secret not in completed.stderr
-    note = f"The database {home / 'seamark.db'} is new. If a server is already running, it uses another database: set --home to the home of the server"
+    note = (
+        f"The database {home / 'seamark.db'} is new. If a server is already running, it uses another database: set "
+        "--home to the home of the server"
+    )
     assert note in completed.stderr.splitlines()
     assert note not in run_seamark(home, "token", "create", "ann").stderr
 

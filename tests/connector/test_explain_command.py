@@ -134,7 +134,7 @@ def test_query_is_explained_table_by_table(url: str) -> None:
 def test_query_with_unused_conditions_is_not_said_to_match_all_rows(url: str) -> None:
     for where, expected in (
         ("id = 'abc'", "Not used: \"id\" = 'abc': 'abc' is not a literal of id, which is long; write a number"),
-        ("id > 15 AND idd = 1", "Not used: idd: no table of the query has such a column; did you mean id."),
+        ("id > 15 AND idd = 1", "Not used: idd: no table of the query has this column; did you mean id."),
         ("length(data) = 1", "Condition: none on its own columns that could leave files out"),
     ):
         code, text = run_explain("--sql", f"SELECT 1 FROM db.t WHERE {where}", "--url", url)
@@ -146,12 +146,16 @@ def test_query_with_unused_conditions_is_not_said_to_match_all_rows(url: str) ->
 def test_refused_query_is_reported_with_the_reason(url: str) -> None:
     for arguments, code, expected in (
         ((), 2, "There is nothing to explain: name a TABLE, or set --sql to a query"),
-        (("db.t", "--sql", "SELECT 1 FROM db.t"), 2, "There is nothing to explain: name a TABLE, or set --sql to a query"),
+        (
+            ("db.t", "--sql", "SELECT 1 FROM db.t"),
+            2,
+            "There is nothing to explain: name a TABLE, or set --sql to a query",
+        ),
         (("--sql", "SELECT 1 FROM db.t", "--files"), 2, "cannot be set with --sql"),
         (("--sql", "SELECT 1 FRM db.t"), 2, "The query is not"),
         (("--sql", "SELECT 1 FROM t"), 2, "has no namespace"),
         (("--sql", "SELECT 1 FROM db.tt"), 1, "Did you mean db.t?"),
-        (("db.t", "SELECT 1 FROM db.t WHERE id = 1"), 2, "set --sql to the query"),
+        (("db.t", "SELECT 1 FROM db.t WHERE id = 1"), 2, "use --sql QUERY, without a TABLE"),
         (("db.t", "WHERE id = 1"), 2, "Send the predicate alone, without SELECT or WHERE"),
     ):
         ended, text = run_explain(*arguments, "--url", url)

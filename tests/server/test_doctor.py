@@ -77,7 +77,7 @@ def test_server_that_is_not_seamark_is_a_fault(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(urllib3.PoolManager, "request", lambda *_, **__: Answer())
     findings = list(doctor.check_server("http://127.0.0.1:1", None))
-    assert "it may be another server" in findings[0].text
+    assert "this may not be a Seamark server" in findings[0].text
     assert findings[0].is_fault
 
 

@@ -39,7 +39,9 @@ async def test_read_server_without_a_log_shows_flushed_rows_and_refuses_changes(
         components = reader.server.components
         assert not components.streams.has_log
         assert not components.services_status.enabled
-        refusal = "This server accepts no changes, because its setting role is read: send {} to one of http://writer:8181"
+        refusal = (
+            "This server accepts no changes, because its setting role is read: send {} to one of http://writer:8181"
+        )
         for method, path, operation in (
             ("POST", "/api/v1/tables/db/t/rows", "appendRows"),
             ("POST", "/api/v1/rows", "appendRowsToTables"),

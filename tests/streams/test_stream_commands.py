@@ -213,7 +213,7 @@ async def test_flush_that_cannot_succeed_is_shown_with_its_error(
             async with asyncio.timeout(60):
                 while "blocked flush" not in await list_problems():
                     await asyncio.sleep(0.02)
-            assert "and is tried again: The rows do not fit the table" in await run_stream_command(url, "show", "db.t")
+            assert "and will be retried: The rows do not fit the table" in await run_stream_command(url, "show", "db.t")
             (listed,) = json.loads(await run_stream_command(url, "list", "--json"))
             assert listed["flush-error"] == "The rows do not fit the table: add the column back"
         assert await run_stream_command(url, "flush", "db.t") == "1 row of db.t was flushed\n"

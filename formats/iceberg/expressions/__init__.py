@@ -1,1 +1,1 @@
-"""Filter expressions: their forms, binding, projection and evaluation."""
+"""Filter expressions: their JSON and SQL forms, binding, projection and evaluation."""

@@ -1,4 +1,4 @@
-"""Iceberg types and values in Arrow.
+"""Convert Iceberg types and values to Arrow.
 
 A conversion is exact or raises ValueError; nothing is rounded. The functions have no side effects.
 """
@@ -36,11 +36,10 @@ _PLAIN = {
 
 
 def to_row_type(kind: Type) -> pa.DataType:
-    """Return the Arrow type of rows that are returned: nullable except for map keys, and without field ids.
+    """Return the Arrow type of a column in a result: without field ids, and nullable except for map keys.
 
     Raises:
-        ValueError: The type has no Arrow equivalent: variant, geometry, geography, or a type of a later
-            format version.
+        ValueError: The type has no Arrow equivalent: variant, geometry, geography, or a type of a later format version.
     """
     match kind:
         case StructType(fields):
@@ -65,7 +64,7 @@ def _to_primitive_type(kind: str) -> pa.DataType:
 
 
 def build_arrow_array(kind: str, values: Iterable[Value | None]) -> pa.Array:
-    """Return an array of a primitive type, from values in the form of `expression.py`.
+    """Return an array of a primitive type, from values in the form that `expression.py` describes.
 
     Raises:
         ValueError: A value is out of range.
@@ -81,7 +80,7 @@ def build_arrow_array(kind: str, values: Iterable[Value | None]) -> pa.Array:
             return pa.array(values, pa.int64()).view(arrow_type)
         return pa.array(values, arrow_type)
     except (pa.ArrowException, OverflowError, TypeError) as error:
-        raise ValueError(f"a value is not of type {kind}: {error}") from None
+        raise ValueError(f"a value does not have the type {kind}: {error}") from None
 
 
 def _to_decimal(unscaled: Value, scale: int) -> Decimal:

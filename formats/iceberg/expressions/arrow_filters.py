@@ -1,9 +1,9 @@
-"""Evaluates bound expressions on Arrow columns.
+"""Evaluate bound expressions on Arrow columns.
 
 Null has the semantics of Iceberg expressions: comparisons do not match null, but `not-eq`, `not-in`, `not-starts-with`
-and `not-nan` match it. For SQL's NOT, the parser adds `not-null` (`sql.py`). Numbers are compared as in Spark and
-DuckDB: 0.0 equals -0.0, and NaN is larger than every number. UUIDs are compared as unsigned bytes, which is the order
-of their text. Results are exact. If a predicate cannot be evaluated exactly, ValueError is raised.
+and `not-nan` do. For SQL's NOT, the parser adds `not-null` (`sql.py`). Numbers are compared as in Spark and DuckDB: 0.0
+equals -0.0, and NaN is larger than every number. UUIDs are compared as unsigned bytes, which is also the order of their
+text. Results are exact. If a predicate cannot be evaluated exactly, ValueError is raised.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from seamark.formats.iceberg.types.values import FLOATS, Value, floor_unscaled, 
 
 Mask = npt.NDArray[np.bool_]
 _TransformKey = tuple[int, str, str, str]
-"""The id of a column, its type, a transform, and the result type."""
+"""The id of a column, its type, a transform, and the type of the transform's results."""
 
 _COMPARED: dict[Op, Callable[[pa.Array, pa.Scalar], pa.Array]] = {
     Op.LT: pc.less,
@@ -58,13 +58,13 @@ def evaluate_filter(expression: Expression, columns: Mapping[int, pa.Array], row
 def _evaluate(
     expression: Expression, columns: Mapping[int, pa.Array], rows: int, transformed: dict[_TransformKey, pa.Array]
 ) -> Mask:
-    """Return the rows for which the expression is true.
+    """Return the rows for which the expression is true, as bool[rows].
 
     Args:
         expression: The expression.
         columns: The columns by id.
         rows: The number of rows.
-        transformed: The transformed columns of earlier predicates. This function adds further columns.
+        transformed: The transformed columns of earlier predicates. This function adds its own.
     """
     match expression:
         case Always(value):
@@ -87,7 +87,7 @@ def _evaluate(
                     transformed[key] = _transform_distinct(expression, column)
                 column = transformed[key]
             return _matches(expression, column)
-    raise TypeError(f"not a bound expression: {expression}")
+    raise TypeError(f"expected a bound expression, not {expression}")
 
 
 def check_filter(expression: Expression) -> None:
@@ -101,11 +101,11 @@ def check_filter(expression: Expression) -> None:
             for child in children:
                 check_filter(child)
         case Bound(op, _, name, kind) if kind in _NOT_PRIMITIVE and not (kind == "struct" and op in _NULLITY):
-            raise ValueError(f"rows cannot be selected by {op} of {name}, which is a {kind} or inside one")
+            raise ValueError(f"cannot select rows by {op} of {name}, because the column is a {kind} or is inside one")
 
 
 def _matches(predicate: Bound, column: pa.Array) -> Mask:
-    """Return the rows of a column, after the predicate's transform, that the predicate matches."""
+    """Return which values of a column, after the predicate's transform, the predicate matches."""
     matches: pa.Array
     op, values = predicate.op, predicate.values
     if op in _NULLITY:
@@ -135,7 +135,7 @@ def _is_in(column: pa.Array, predicate: Bound) -> pa.Array:
 
 
 def _transform_distinct(predicate: Bound, column: pa.Array) -> pa.Array:
-    """Apply the predicate's transform once to each distinct value."""
+    """Apply the predicate's transform to a column, once for each distinct value."""
     apply = make_function(predicate.transform, predicate.kind)
     encoded = column.dictionary_encode()
     results = [None if value is None else apply(value) for value in to_literals(encoded.dictionary, predicate.kind)]
@@ -143,9 +143,9 @@ def _transform_distinct(predicate: Bound, column: pa.Array) -> pa.Array:
 
 
 def _get_result_type(predicate: Bound) -> str:
-    """Return the result type of the predicate.
+    """Return the type of the predicate's transformed values.
 
-    A truncated decimal has 38 digits, because truncation can add digits.
+    For a truncated decimal, this is a decimal of 38 digits, because truncation can add digits.
     """
     kind = predicate.result
     is_truncated_decimal = predicate.transform != IDENTITY and get_base_name(kind) == "decimal"
@@ -156,6 +156,7 @@ def to_literals(column: pa.Array, kind: str) -> Iterable[Value | None]:
     """Return the values of an array as Python literals of expressions.
 
     Args:
+        column: The array.
         kind: The primitive Iceberg type of the values.
     """
     name = get_base_name(kind)

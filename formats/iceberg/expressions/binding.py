@@ -1,43 +1,39 @@
 """Binding: names become column ids, literals become values, and negation moves into the predicates.
 
-A bound expression has Iceberg's semantics. `Not` is pushed down by replacing each operator by its
-opposite, as Java's `rewriteNot` does: `not(x < 5)` is `x >= 5`. Null matches neither of the two. `not-eq`
-and `not-in` match null and NaN. Literals that no value of the column can equal are folded exactly. Java
-turns a comparison with a literal outside an int's range into `true`, which keeps nulls. This module turns it into
-`not-null`.
+A bound expression has Iceberg's semantics. `Not` is pushed down by replacing each operator by its opposite, as Java's
+`rewriteNot` does: `not(x < 5)` is `x >= 5`. Null matches neither of the two, but `not-eq` and `not-in` match null and
+NaN. A comparison with a literal that the column's type cannot contain is replaced by an exact equivalent. Java turns a
+comparison with a literal outside an int's range into `true`, which keeps nulls. This module turns it into `not-null`.
 
-Infinity is never a value of a bound predicate, because JSON cannot represent it and Java could not read
-the residual. The largest finite value replaces infinity. NaN is treated as greater than this value, as in
-Spark. This keeps more rows.
+Infinity is never a value of a bound predicate, because JSON cannot represent it and Java could not read the residual.
+The largest finite value replaces infinity. NaN counts as greater than this value, as in Spark, which keeps more rows.
 
-A null literal represents an unknown value: PyIceberg writes null for both infinities. The predicate with such a
-literal, negated or not, becomes a condition that all rows satisfy. The condition is not `true`: if the residual of
-a file is `true`, PyIceberg counts the file's rows from metadata.
+A null literal represents an unknown value, because PyIceberg writes null for both infinities. A predicate with such a
+literal, negated or not, becomes a condition that all rows satisfy. The condition is not `true`: if the residual of a
+file is `true`, PyIceberg counts the file's rows from metadata.
 
-A filter uses current names for every snapshot. If the given schema lacks a name, the name is looked up in the
-table's other schemas, the newest first. Columns inside lists and maps have many values per row, about which
-statistics decide nothing. They are bound with the kind `list` or `map`. Other nested columns are bound
-with the kind of their type.
+A filter uses current names for every snapshot. If the schema of the snapshot lacks a name, the name is looked up in the
+table's other schemas, newest first. Columns inside lists and maps have many values per row, so statistics cannot decide
+their predicates. They are bound with the kind `list` or `map`. Other nested columns are bound with the kind of their
+type.
 
-A JSON literal of a filter, in any client's format, becomes a value of the column's type.
+A JSON literal of a filter, in the format of any client, becomes a value of the column's type. Java sends raw numbers
+(days, microseconds), decimals as strings, bytes as hexadecimal, and infinities as strings. PyIceberg sends dates and
+timestamps in ISO format, timestamps without an offset. If it parsed a number with a decimal point from a string, it
+sends the number as a string. Therefore the column's type determines the conversion.
 
-Java sends raw numbers (days, microseconds), decimals as strings, bytes as hexadecimal and infinities as
-strings. PyIceberg sends dates and timestamps in ISO format, timestamps without an offset. It sends a
-number with a decimal point as a string if it parsed the number from a string. Therefore the column's type
-determines the conversion.
-
-A literal outside the column's type must not change a result. It becomes a position: `Between` two
-adjacent values, or `Above` or `Below` all values. Comparisons with a position are exact.
+A literal outside the column's type must not change a result. It becomes a position: `Between` two adjacent values, or
+`Above` or `Below` all values. Comparisons with a position are exact.
 
 Three kinds of literals are rounded, because every client rounds them before it compares rows:
 
-- A double for a float column becomes the nearest float. Java writes a float as the shortest digits that
-  parse to it; engines that compare as doubles send no literal that a float cannot represent.
+- A double for a float column becomes the nearest float. Java writes a float as the shortest digits that parse to it,
+  and engines that compare as doubles send only literals that a float can represent.
 - A JSON integer for a double column becomes the nearest double.
-- A JSON number with a decimal point for a decimal column is rounded half up; a decimal string is exact.
+- A JSON number with a decimal point for a decimal column is rounded half up. A decimal string is exact.
 
-Integers for timestamps are microseconds, even for nanosecond columns (Java's `LongLiteral`). A timestamp
-without an offset is UTC if the column has a time zone. The sign of zero is kept.
+Integers for timestamps are microseconds, even for nanosecond columns (Java's `LongLiteral`). A timestamp without an
+offset is UTC if the column has a time zone. The sign of zero is kept.
 """
 
 from __future__ import annotations
@@ -108,14 +104,22 @@ _INFINITIES = {"Infinity": math.inf, "+Infinity": math.inf, "-Infinity": -math.i
 
 @dataclass(frozen=True, slots=True)
 class Above:
-    """A literal that is greater than all finite values of the type. `infinite` is true if it is the type's infinity."""
+    """A literal that is greater than all finite values of the type.
+
+    Attributes:
+        infinite: Whether the literal is positive infinity.
+    """
 
     infinite: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Below:
-    """A literal that is less than all finite values of the type. `infinite` is true if it is negative infinity."""
+    """A literal that is less than all finite values of the type.
+
+    Attributes:
+        infinite: Whether the literal is negative infinity.
+    """
 
     infinite: bool = False
 
@@ -132,14 +136,14 @@ Literal: TypeAlias = Value | Above | Below | Between
 
 
 def parse_literal(kind: str, json: object) -> Literal:
-    """Return `json` as a value of a primitive type, or its position among the values.
+    """Convert a JSON literal to a value of a primitive type, or to its position among the values of the type.
 
     Raises:
         BadRequest: `json` cannot be converted to the type.
     """
     parse = _PARSERS.get(get_base_name(kind))
     if parse is None:
-        raise BadRequest(f"a column of type {kind} cannot be compared with a literal")
+        raise BadRequest(f"cannot compare a column of type {kind} with a literal")
     if json != json or (json == "NaN" and kind in FINITE_MAX):
         raise BadRequest("cannot create expression literal from NaN; use is-nan or not-nan instead")
     try:
@@ -198,7 +202,8 @@ def _parse_float(kind: str, json: object) -> Literal | None:
     if math.isinf(number):
         return _to_infinite_literal(number) if isinstance(json, float) else Above() if number > 0 else Below()
     try:
-        # The shortest digits of the largest float are a double that is greater than this float, and rounds to it.
+        # The largest float, written with the fewest digits, is parsed as a double that is greater than the float. This
+        # double rounds to the float.
         return round_to(kind, number)
     except ValueError:
         return Above() if number > 0 else Below()
@@ -223,7 +228,7 @@ def _parse_decimal(kind: str, json: object) -> Literal | None:
         case float() if math.isinf(json):
             return _to_infinite_literal(json)
         case float():
-            # Both clients round half up: the first digit beyond the scale decides.
+            # Both clients round half up, so only the first digit beyond the scale matters.
             magnitude = (floor_unscaled(Decimal(repr(abs(json))), scale + 1)[0] + 5) // 10
             return _choose_position_literal(-magnitude if json < 0 else magnitude, True, -limit, limit)
         case str():
@@ -293,7 +298,14 @@ def _parse_bytes(kind: str, json: object) -> Literal | None:
 
 
 def _choose_position_literal(floor: int, exact: bool, low: int, high: int) -> Literal:
-    """Return the literal with this floor, or its position relative to the integers from `low` to `high`."""
+    """Return the literal of a number: `floor` if the number is exact, otherwise its position among the integers.
+
+    Args:
+        floor: The largest integer that is not greater than the number.
+        exact: Whether the number is the integer `floor`.
+        low: The smallest integer of the type.
+        high: The largest integer of the type.
+    """
     if floor > high or (floor == high and not exact):
         return Above()
     if floor < low:
@@ -301,7 +313,7 @@ def _choose_position_literal(floor: int, exact: bool, low: int, high: int) -> Li
     return floor if exact else Between(floor, floor + 1)
 
 
-# Python's booleans are also integers; only `boolean` accepts them.
+# Python's booleans are also integers, but only the type `boolean` accepts them.
 _PARSERS: dict[str, Callable[[str, object], Literal | None]] = {
     "boolean": _parse_boolean,
     "int": _parse_integer,
@@ -320,7 +332,7 @@ _PARSERS: dict[str, Callable[[str, object], Literal | None]] = {
 
 
 _WIDTH_DIGITS = 10
-"""The number of digits of the widest truncation, 2³¹ - 1."""
+"""The number of digits of the largest width of a truncation, 2³¹ - 1."""
 OPPOSITE = {
     Op.IS_NULL: Op.NOT_NULL,
     Op.IS_NAN: Op.NOT_NAN,
@@ -337,16 +349,17 @@ _NANITY = frozenset({Op.IS_NAN, Op.NOT_NAN})
 _PREFIXES = frozenset({Op.STARTS_WITH, Op.NOT_STARTS_WITH})
 _SETS = frozenset({Op.IN, Op.NOT_IN})
 _PLACES = (Above, Below, Between)
-"""The classes of positions, as a tuple: building a union of classes for isinstance is slow, and every plan
-runs this code.
+"""The classes of positions, as a tuple.
+
+Building a union of classes for isinstance is slow, and every plan runs this code.
 """
 
 
 def bind(expression: Expression, schema: Schema, schemas: Iterable[Schema], *, case_sensitive: bool) -> Expression:
-    """Return `expression` over columns, with `Always`, `And`, `Or` and `Bound` only.
+    """Bind an expression to columns. The result contains only `Always`, `And`, `Or` and `Bound`.
 
-    Names are looked up in `schema`, then in `schemas`, all schemas of the table in any order. Predicates that
-    are already bound stay unchanged.
+    Names are looked up in `schema`, and then in `schemas`, which are all schemas of the table in any order. Predicates
+    that are already bound do not change.
 
     Raises:
         BadRequest: A column is unknown or ambiguous, or a literal does not fit its column.
@@ -357,9 +370,9 @@ def bind(expression: Expression, schema: Schema, schemas: Iterable[Schema], *, c
 def list_terms(
     expression: Expression, schema: Schema, schemas: Iterable[Schema], *, case_sensitive: bool
 ) -> list[tuple[int, str, str]]:
-    """Return the column id, transform and type of each unbound predicate's term, in order.
+    """Return the column id, transform and type of the term of each unbound predicate, in order.
 
-    Names are resolved as in `bind`.
+    Names are resolved in the same way as in `bind`.
     """
     binder = _Binder(_order_for_lookup(schema, schemas), case_sensitive)
     return [(term.column_id, term.transform, term.kind) for term in binder.bind_terms(expression)]
@@ -445,6 +458,9 @@ def _bind_term(column: Column, schema: Schema, transform: str, *, trusted: bool)
     """Return the term of a column and a transform.
 
     Args:
+        column: The column.
+        schema: The schema that contains the column.
+        transform: The transform.
         trusted: Whether the data satisfy the schema's required fields.
     """
     if transform != IDENTITY and not is_known(transform) and not is_function(transform):
@@ -455,7 +471,7 @@ def _bind_term(column: Column, schema: Schema, transform: str, *, trusted: bool)
         kind = result = describe_type(column.type)
         accepted = False
     if transform != IDENTITY and not accepted:
-        raise BadRequest(f"Cannot bind: {transform} cannot transform {kind} values from '{column.name}'")
+        raise BadRequest(f"Cannot bind: {transform} cannot transform the {kind} values of '{column.name}'")
     required = column.required
     parent = column.parent
     while parent is not None:
@@ -472,14 +488,11 @@ def _bind_term(column: Column, schema: Schema, transform: str, *, trusted: bool)
 
 @memoize(1024)
 def _resolve_types(name: str, transform: str) -> tuple[str, str, bool]:
-    """Return (canonical type, result type of the transform, whether the transform accepts the type).
-
-    The type `name` is primitive.
-    """
+    """Return the canonical name of a primitive type, the transform's result type, and whether the transform accepts it."""
     try:
         kind = canonicalize_primitive(name)
     except BadRequest:
-        # The type is from a later format version, and its values are unknown.
+        # The type belongs to a later format version, so its values are unknown.
         kind = name
     if not is_primitive(kind):
         return kind, kind, False
@@ -498,7 +511,7 @@ def _make_predicate(op: Op, term: _Term, literals: tuple[object, ...]) -> Expres
             raise BadRequest(f"Cannot bind {op} of {term.name}: only float and double have NaN, not {term.result}")
         return term.make_predicate(op)
     if op in _PREFIXES and term.result != "string":
-        raise BadRequest(f"Cannot bind {op} of {term.name}: the type must be string, not {term.result}")
+        raise BadRequest(f"Cannot bind {op} of {term.name}: the type must be string, but it is {term.result}")
     if None in literals:
         return _bind_null_literal(op, term)
     domain = _find_domain(term)
@@ -518,7 +531,7 @@ def _bind_null_literal(op: Op, term: _Term) -> Expression:
 def _find_domain(term: _Term) -> str:
     """Return a type that contains all values of a term.
 
-    Truncating a decimal may exceed its precision: -95 becomes -100.
+    A truncated decimal can exceed the precision of its column: -95 becomes -100.
     """
     if term.transform == IDENTITY or not term.result.startswith("decimal"):
         return term.result
@@ -533,7 +546,7 @@ def _set(op: Op, term: _Term, literals: list[Literal]) -> Expression:
         if isinstance(literal, _PLACES):
             predicates.append(_make_comparison(single, term, literal))
         else:
-            # Both zeros are kept: -0.0 equals 0.0 in Python but not for every reader.
+            # Keep both zeros: -0.0 equals 0.0 in Python, but not for every reader.
             values[_order(literal)] = literal
     ordered = [values[key] for key in sorted(values)]
     if len(ordered) > 1:
@@ -567,7 +580,7 @@ def _make_comparison(op: Op, term: _Term, literal: Literal) -> Expression:
 
 
 def _compare_beyond_finite(op: Op, term: _Term, literal: Above | Below) -> Expression:
-    """Return a comparison with an infinity, or with a value between an infinity and the largest finite value."""
+    """Return a comparison with an infinity, or with a value between an infinity and the nearest finite value."""
     upwards = isinstance(literal, Above)
     limit = FINITE_MAX[term.result] if upwards else -FINITE_MAX[term.result]
     finite = term.make_predicate(Op.LT_EQ if upwards else Op.GT_EQ, limit)

@@ -1,9 +1,7 @@
-"""Comparisons of columns with typed literals, as Iceberg predicates.
+"""Convert comparisons of columns with typed literals to Iceberg predicates that keep at least the matching rows.
 
-A predicate is true for at least the same rows.
-
-Engines differ about NaN, and about literals that are not values of the column's type. A predicate keeps
-the rows that any engine would find. A comparison that engines evaluate in different ways is not used.
+Engines differ about NaN, and about literals that are not values of the column's type. A predicate keeps the rows that
+any engine would return. A comparison that engines evaluate in incompatible ways is not used.
 """
 
 from __future__ import annotations
@@ -47,10 +45,12 @@ OPPOSITE = {
     Op.GT_EQ: Op.LT,
 }
 _LISTED_MAX = 1_000
-"""The maximum number of ambiguous literals in a list for which all possible roundings are listed."""
+"""The maximum number of literals in a list that engines may round in different ways, and whose possible values are
+listed.
+"""
 NESTED = frozenset({"struct", "list", "map"})
 _OPERATOR_FOR_INEXACT = {Op.LT: Op.LT_EQ, Op.GT: Op.GT_EQ}
-"""Replacements of operators for a literal outside the column's type: engines round it up or down."""
+"""The operators for a literal outside the column's type, which engines round up or down."""
 UNITS = frozenset({"year", "month", "day", "hour"})
 _CALENDAR = ("date", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns")
 
@@ -58,10 +58,10 @@ _CALENDAR = ("date", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns
 class ComparedTerm(NamedTuple):
     name: str
     kind: str
-    """The type of the compared value: the transform's result."""
+    """The type of the compared value, which is the result of the transform."""
     transform: str = IDENTITY
     origin: int = 0
-    """The value that the transform maps to 0: 1970 for years."""
+    """The value that the transform maps to 0, such as 1970 for years."""
 
     def make_predicate(self, op: Op, *literals: object) -> Unbound:
         return Unbound(op, self.name, self.transform, literals)
@@ -72,11 +72,12 @@ class ComparedTerm(NamedTuple):
 
 
 class Comparisons:
-    """Comparisons with the columns of `schemas`; the first schema has priority.
+    """Comparisons with the columns of some schemas.
 
-    Names are case-insensitive.
+    Names are case-insensitive. If several schemas have a name, the first schema is used.
 
     Args:
+        schemas: The schemas.
         nan_above: Whether NaN is greater than all numbers, as in Spark.
     """
 
@@ -84,12 +85,12 @@ class Comparisons:
         self._schemas = schemas
         self._nan_above = nan_above
         self.exact = True
-        """Whether every literal is a value of its column's type."""
+        """Whether all literals so far are values of their columns' types."""
 
     def make_term(self, name: str, transform: str = IDENTITY) -> ComparedTerm | None:
-        """Return a column, or a transform of a column.
+        """Return the term of a column or of its transform, or None.
 
-        Return None if the column is nested, or if the transform does not accept its type.
+        The result is None if the column is nested, or if the transform does not accept its type.
 
         Raises:
             BadRequest: No column has this name, or several columns have it.
@@ -108,7 +109,7 @@ class Comparisons:
     def bind_typed(self, predicate: Unbound, literals: tuple[TypedLiteral, ...], *, negated: bool) -> Expression:
         """Return the predicate, or its negation, with values of the column's type.
 
-        The result is true for at least the same rows.
+        The result keeps at least the same rows.
         """
         term = self.make_term(predicate.name, predicate.transform)
         op = predicate.op
@@ -151,8 +152,8 @@ class Comparisons:
         if op is Op.NOT_EQ:
             return join_by_and(term.not_null, term.make_predicate(op, value)) if exact else term.not_null
         predicate = term.make_predicate(op, value)
-        # NaN is greater than all numbers in Spark. In Trino it is unordered, so that the opposite of a comparison
-        # is true for NaN.
+        # In Spark, NaN is greater than all numbers. In Trino, NaN is unordered, so the opposite of a comparison is true
+        # for NaN.
         widened = negated and not self._nan_above
         if get_base_name(term.kind) in FLOATS and (op in (Op.GT, Op.GT_EQ) or widened):
             return join_by_or(predicate, term.make_predicate(Op.IS_NAN))
@@ -182,7 +183,7 @@ class Comparisons:
         return term.make_predicate(Op.EQ if len(values) == 1 else Op.IN, *values) if values else FALSE
 
     def list_exact_values(self, term: ComparedTerm, literals: Iterable[TypedLiteral]) -> list[object]:
-        """Return the literals that are values of the term's type.
+        """Return the literals that are values of the term's type. The others equal no value of the term.
 
         Raises:
             Inconvertible: Engines compare a literal with the term in different ways.
@@ -198,7 +199,7 @@ class Comparisons:
         return values
 
     def fit_literal(self, literal: TypedLiteral, term: ComparedTerm) -> tuple[object, bool]:
-        """Return (a value for the term, whether it is exact).
+        """Convert a literal to a value for a term. Also return whether the value is exact.
 
         Raises:
             Inconvertible: Engines compare the literal with the term in different ways.
@@ -209,12 +210,12 @@ class Comparisons:
             if not self._nan_above:
                 self.exact = False
                 raise
-            value, exact = apart.nearest  # Spark rounds once.
+            value, exact = apart.nearest  # Spark rounds the literal only once.
         self.exact &= exact
         return value, exact
 
     def _find_column(self, name: str) -> tuple[str, str]:
-        """Return (name, type).
+        """Return the full name and the type of a column.
 
         Raises:
             BadRequest: No column has this name, or several columns have it.
@@ -231,7 +232,7 @@ class Comparisons:
                 return column.name, describe_type(column.type)
             try:
                 return column.name, canonicalize_primitive(column.type)
-            except BadRequest:  # The type is from a later format version.
+            except BadRequest:  # The type belongs to a later format version.
                 return column.name, column.type
         similar_names = near_names(name, (other for schema in self._schemas for other in schema.index.by_name))
         hint = f"; did you mean {' or '.join(similar_names)}?" if similar_names else ""
@@ -239,7 +240,7 @@ class Comparisons:
 
 
 def resolve_literals(expression: Expression, schema: Schema, schemas: Iterable[Schema]) -> Expression:
-    """Return an unbound expression in which typed literals are replaced by values of the columns' types.
+    """Replace typed literals in an unbound expression by values of the columns' types.
 
     The result is true for at least the same rows.
 

@@ -1,14 +1,12 @@
 """Evaluation of bound predicates on single values, such as partition values.
 
-Null follows Iceberg: `not-eq`, `not-in`, `not-starts-with` and `not-nan` match null, and comparisons do not.
-(Java's evaluator sorts null first, so that `lt` matches null, unlike its metrics evaluators and every
-engine.)
+Null follows Iceberg: `not-eq`, `not-in`, `not-starts-with` and `not-nan` match null, and comparisons do not. (Java's
+evaluator sorts null first, so that `lt` matches null. Its metrics evaluators and all engines do not.)
 
-Clients differ about some values. NaN is greater than all numbers and equal to itself in Java and Spark,
-and unordered in PyIceberg. -0.0 is less than 0.0 in Java, and equal to 0.0 elsewhere. Java orders UUIDs
-by two signed halves. If clients differ, the result is None: the file is kept, and the predicate stays in
-the residual. So if a zero is compared with a zero of the other sign, files are kept that Java would
-skip, as Spark and PyIceberg require.
+Clients differ about some values. NaN is greater than all numbers and equal to itself in Java and Spark, and unordered
+in PyIceberg. -0.0 is less than 0.0 in Java, and equal to 0.0 elsewhere. Java orders UUIDs as two signed halves. If
+clients differ, the result is None: the file is kept, and the predicate stays in the residual. So if zeros of different
+signs are compared, Seamark keeps files that Java would skip, because Spark and PyIceberg need them.
 """
 
 from __future__ import annotations
@@ -61,7 +59,7 @@ def may_match(expression: Expression, values: Mapping[int, Value | None]) -> boo
 
     Args:
         expression: A bound expression with identity terms.
-        values: The values by field id. A field that is not in it may have any value.
+        values: The values by field id. A field without an entry can have any value.
     """
     return _evaluate(expression, values, if_unknown=True)
 
@@ -69,7 +67,9 @@ def may_match(expression: Expression, values: Mapping[int, Value | None]) -> boo
 def must_match(expression: Expression, values: Mapping[int, Value | None]) -> bool:
     """Return whether a row with these values matches for all clients.
 
-    A field that is not in `values` may have any value.
+    Args:
+        expression: A bound expression with identity terms.
+        values: The values by field id. A field without an entry can have any value.
     """
     return _evaluate(expression, values, if_unknown=False)
 
@@ -87,7 +87,7 @@ def _evaluate(expression: Expression, values: Mapping[int, Value | None], *, if_
             return any(_evaluate(child, values, if_unknown=if_unknown) for child in children)
         case Always(value):
             return value
-    raise TypeError(f"not a bound expression: {expression}")
+    raise TypeError(f"expected a bound expression, not {expression}")
 
 
 def _compare_in_both_orders(predicate: Bound, value: Value, javas_order: Callable[[Any], Any]) -> bool | None:

@@ -35,10 +35,10 @@ from seamark.formats.iceberg.types.values import Value
 
 
 class Op(StrEnum):
-    """Operators of predicates; the values are their names in the protocol.
+    """Operators of predicates. The values are their names in the protocol.
 
-    Each `Op.LT` is a call in CPython. Therefore code that every plan runs uses module-level sets. The hash
-    and representation of an enumeration would cost more.
+    In CPython, each access to `Op.LT` is a call, and the hash of a member is slow. Therefore code that every plan runs
+    uses module-level sets.
     """
 
     IS_NULL = "is-null"
@@ -86,7 +86,11 @@ class Not(msgspec.Struct, frozen=True, gc=False):
 class Unbound(msgspec.Struct, frozen=True, gc=False):
     """A predicate from a client.
 
-    `transform` is "identity" for a plain reference; `literals` are JSON values.
+    Attributes:
+        op: The operator.
+        name: The name of the column.
+        transform: The transform of the column, or "identity".
+        literals: JSON values.
     """
 
     op: Op
@@ -96,17 +100,19 @@ class Unbound(msgspec.Struct, frozen=True, gc=False):
 
 
 class Bound(msgspec.Struct, frozen=True, gc=False):
-    """A predicate on one column.
+    """A predicate on a column.
 
     Attributes:
-        kind: The column's type. A nested column has the kind `struct`, `list`, `map`, `variant` or an unknown
-            kind. A column of any type inside a list or map has the kind `list` or `map`. Statistics decide
-            nothing about these columns.
-        result: The term's type. For the identity transform, it is the same as `kind`.
-        values: Values of type `result`, never NaN or an infinity. The operators for null and NaN have no
-            value, and comparisons and prefixes have one value. IN and NOT_IN have two or more values, distinct and
-            sorted.
+        op: The operator.
+        column_id: The field id of the column.
         name: The column's full name in the schema that was used for binding.
+        kind: The column's type. A nested column has the kind `struct`, `list`, `map`, `variant` or an unknown kind. A
+            column of any type inside a list or map has the kind `list` or `map`. Statistics cannot decide predicates on
+            these columns.
+        transform: The transform of the column, or "identity".
+        result: The type of the transformed values. For the identity transform, it is the same as `kind`.
+        values: Values of type `result`, never NaN or an infinity. The operators for null and NaN have no value, and
+            comparisons and prefixes have one. IN and NOT_IN have two or more values, distinct and sorted.
     """
 
     op: Op
@@ -122,17 +128,17 @@ Expression: TypeAlias = Always | And | Or | Not | Unbound | Bound
 
 
 def join_by_and(*children: Expression) -> Expression:
-    """Return the conjunction, flattened and with constants folded."""
+    """Return the conjunction of some expressions, flattened and with constants folded."""
     return _flatten(children, And, identity=TRUE, absorbing=FALSE)
 
 
 def join_by_or(*children: Expression) -> Expression:
-    """Return the disjunction, flattened and with constants folded."""
+    """Return the disjunction of some expressions, flattened and with constants folded."""
     return _flatten(children, Or, identity=FALSE, absorbing=TRUE)
 
 
 def replace_predicates(expression: Expression, by: Callable[[Bound], Expression]) -> Expression:
-    """Return a bound expression with each predicate replaced by `by`, from left to right."""
+    """Replace each predicate of a bound expression by the result of `by`, from left to right."""
     match expression:
         case Bound():
             return by(expression)
@@ -142,7 +148,7 @@ def replace_predicates(expression: Expression, by: Callable[[Bound], Expression]
             return join_by_or(*[replace_predicates(child, by) for child in children])
         case Always():
             return expression
-    raise TypeError(f"not a bound expression: {expression}")
+    raise TypeError(f"expected a bound expression, not {expression}")
 
 
 def collect_predicates(expression: Expression) -> list[Bound]:
@@ -160,10 +166,7 @@ def collect_predicates(expression: Expression) -> list[Bound]:
 
 
 def is_longer(expression: Expression, values: int) -> bool:
-    """Return whether an expression has more than `values` values and predicates.
-
-    The count stops at this number.
-    """
+    """Return whether an expression has more than `values` values and predicates, without counting further."""
     left, todo = values, [expression]
     while todo:
         node = todo.pop()

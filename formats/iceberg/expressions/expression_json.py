@@ -1,13 +1,12 @@
 """Conversion of expressions from and to JSON (Iceberg REST spec, schema `Predicate`).
 
-The parser accepts all forms that clients use or may use: constants as booleans and objects, operands as
-`term` (Java and PyIceberg) and as `child`, `left` and `right` (preferred by the spec now), literals with
-and without an object around them. The encoder writes the form that Java's `ExpressionParser` and
-PyIceberg 0.12 can both read: constants without an object, `term`, `value`, `values`, binary junctions,
-values of bound predicates as single-value JSON.
+The parser accepts all forms that clients use or may use: constants as booleans and as objects; operands as `term` (Java
+and PyIceberg) and as `child`, `left` and `right` (which the spec now prefers); literals with and without an object
+around them. The encoder writes the form that both Java's `ExpressionParser` and PyIceberg 0.12 can read: constants
+without an object, `term`, `value`, `values`, binary junctions, and values of bound predicates as single-value JSON.
 
-The number of nodes and the depth are limited. A chain of one junction, such as a thousand ORs of an
-engine, counts as one level: a loop parses it into one node.
+The number of nodes and the depth are limited. A chain of equal junctions, such as a thousand ORs of an engine, counts
+as one level, because a loop parses it into one node.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ from seamark.formats.iceberg.types.values import encode_json
 from seamark.formats.runtime.errors import BadRequest
 
 DEPTH_MAX = 100
-"""The default limit of nesting levels. A level takes three stack frames, in this module and in binding."""
+"""The default maximum number of nesting levels. A level takes three stack frames, in this module and in binding."""
 NODES_MAX = 200_000
-"""The default limit of the total number of predicates, junctions and values."""
+"""The default maximum number of predicates, junctions and values in an expression."""
 
 NO_NULL = "null is not a literal; use is-null or not-null, and finite numbers"
 UNARY = frozenset({Op.IS_NULL, Op.NOT_NULL, Op.IS_NAN, Op.NOT_NAN})
@@ -49,7 +48,9 @@ _PATH_MAX = 200
 _OPS = {op.value: op for op in Op}
 
 _Path: TypeAlias = tuple[Any, str]
-"""A position in the tree: (path of the parent, or None; step). It becomes a text only in errors."""
+"""A position in the tree: the path of the parent, or None, and the step from the parent. It becomes text only in
+errors.
+"""
 
 
 def parse_expression(
@@ -61,21 +62,21 @@ def parse_expression(
     unknown: bool = False,
     functions: bool = False,
 ) -> Expression:
-    """Return the unbound expression, with constants in junctions folded.
+    """Parse an expression, and fold constants in its junctions. The result is unbound.
 
     Args:
         json: The decoded JSON.
         depth_max: The maximum number of nesting levels.
         nodes_max: The maximum number of predicates, junctions and values.
-        typed: Whether literals with a `data-type` become a `TypedLiteral` (`comparisons.resolve_literals`).
-            Otherwise the type of the column is used.
-        unknown: Whether null is accepted as a literal of unknown value, because PyIceberg writes null for both
-            infinities. Only for filters that may match more rows.
-        functions: Whether terms may be functions of columns (`types/functions.py`), in the form of
-            transforms. Only for filters that select files.
+        typed: Whether literals with a `data-type` become a `TypedLiteral` (`comparisons.resolve_literals`). If False,
+            the type of the column is used instead.
+        unknown: Whether null is accepted as a literal with an unknown value, because PyIceberg writes null for both
+            infinities. Set it only for filters that may match more rows.
+        functions: Whether terms can be functions of columns (`types/functions.py`), in the form of transforms. Set it
+            only for filters that select files.
 
     Raises:
-        BadRequest: The expression is invalid; the message states the position of the error.
+        BadRequest: The expression is invalid. The message states the position of the error.
     """
     return _Parser(depth_max, nodes_max, typed, unknown, functions).parse_expression(json, (None, "filter"), 0)
 
@@ -110,12 +111,12 @@ class _Parser:
                 return TRUE if kind == "true" else FALSE
             case "literal" if isinstance(json.get("value"), bool):
                 return Always(json["value"])
-        raise _make_error(path, f"unknown type of expression {kind!r}")
+        raise _make_error(path, f"unknown type of expression: {kind!r}")
 
     def _parse_junction(self, json: dict[str, object], kind: str, path: _Path, depth: int) -> Expression:
         children: list[Expression] = []
-        # Nodes are parsed from left to right. The stack contains the nodes that are still to parse, the next node on
-        # top.
+        # Nodes are parsed from left to right. The stack contains the nodes that are not parsed yet, with the next node
+        # on top.
         todo: list[tuple[object, _Path]] = [(json, path)]
         while todo:
             node, at = todo.pop()
@@ -184,7 +185,7 @@ class _Parser:
     def _count(self, nodes: int) -> None:
         self._nodes += nodes
         if self._nodes > self._nodes_max:
-            raise BadRequest(f"Invalid expression: it has more than {self._nodes_max} predicates and values")
+            raise BadRequest(f"Invalid expression: it has more than {self._nodes_max} predicates, junctions and values")
 
 
 _LEFT, _RIGHT = ".left", ".right"
@@ -198,7 +199,7 @@ def _render_path(path: _Path) -> str:
         steps.append(step)
     text = ""
     for step in reversed(steps):
-        # The path of a chain would grow with every link, so only its first links are shown.
+        # Show only the first links of a chain, because its path grows with every link.
         cut = len(text) >= _PATH_MAX and step in (_LEFT, _RIGHT)
         text = f"{text.removesuffix('…')}…" if cut else text + step
     return text
@@ -212,7 +213,7 @@ def _read_kind(json: dict[str, object], path: _Path) -> str:
 
 
 def _read_term(json: object, path: _Path) -> tuple[str, str]:
-    """Return (name of the column, transform)."""
+    """Return the name of a term's column, and the term's transform."""
     if isinstance(json, str):
         return json, IDENTITY
     if not isinstance(json, dict):
@@ -252,7 +253,7 @@ def _show_json(json: object) -> str:
 
 
 def encode_expression(expression: Expression) -> Any:
-    """Return the JSON of an unbound or bound expression.
+    """Encode an unbound or bound expression as JSON.
 
     A junction of many children becomes a balanced binary tree, so that the JSON is not deeply nested.
     """
@@ -272,11 +273,10 @@ def encode_expression(expression: Expression) -> Any:
 
 
 def to_transform_json(expression: Expression) -> Any:
-    """Return the JSON of a bound expression in which each term is a transform.
+    """Encode a bound expression as JSON in which each term is a transform.
 
-    A column becomes its identity transform, so that the meaning is the same for all rows. Java's readers skip
-    row groups by predicates on columns, and not by predicates on transforms
-    (`ParquetMetricsRowGroupFilter.handleNonReference`).
+    A column becomes its identity transform, which does not change the meaning. Java's readers skip row groups by
+    predicates on columns, but not by predicates on transforms (`ParquetMetricsRowGroupFilter.handleNonReference`).
     """
     match expression:
         case Bound(name=name, transform=transform):

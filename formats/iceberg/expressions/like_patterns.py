@@ -6,9 +6,9 @@ _JAVA_CHARACTER_MAX = 0xFFFF
 
 
 def split_pattern(pattern: str, escape: str | None) -> tuple[str, str]:
-    """Return the prefix of a LIKE pattern, and the rest of the pattern from its first wildcard on.
+    """Split a LIKE pattern before its first wildcard, into a prefix and the rest.
 
-    Without ESCAPE, a backslash escapes in Spark and is a literal in Trino. Therefore the prefix ends before a
+    Without ESCAPE, a backslash is an escape in Spark and a literal in Trino. Therefore the prefix also ends before a
     backslash.
     """
     prefix = []
@@ -29,8 +29,8 @@ def split_pattern(pattern: str, escape: str | None) -> tuple[str, str]:
 def is_valid_pattern(pattern: str, escape: str | None) -> bool:
     """Return whether engines accept the pattern.
 
-    The escape must be one character, and each occurrence of it must precede %, _ or the escape itself. An
-    empty escape means no escape, as in Trino. Java counts a character beyond the first 65,536 as two.
+    The escape must be one character, and each of its occurrences must precede %, _ or the escape itself. An empty
+    escape means no escape, as in Trino. Java counts a character beyond U+FFFF as two characters.
     """
     if not escape:
         return True

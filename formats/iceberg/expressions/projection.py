@@ -1,20 +1,18 @@
-"""Projection of a bound expression on rows onto partition values of files, and onto source columns.
+"""Projection of a bound expression on rows onto the partition values of files, and onto source columns.
 
-*Inclusive*: if a row matches, the projection is true for its partition, so files for which it is false
-are skipped. *Strict*: if the projection is true for a partition, all of its rows match. A strict
-projection is the negation of the inclusive projection of the negated predicate, so only the inclusive
-projection is implemented. The result is at least as narrow as Java's (`Projections`,
-`Transform.project`), except where Java loses rows:
+*Inclusive*: if a row matches, the projection is true for its partition. So files for which it is false are skipped.
+*Strict*: if the projection is true for a partition, all of its rows match. A strict projection is the negation of the
+inclusive projection of the negated predicate, so only the inclusive projection is implemented. The result is at least
+as narrow as Java's (`Projections`, `Transform.project`), except where Java loses rows:
 
-- Java up to 0.10 rounded times before 1970 towards zero, so that the result is too high by one. Java's
-  readers compensate for this in predicates on the source. This module also compensates in predicates on the
-  transform.
+- Java up to 0.10 rounded times before 1970 towards zero, so the result is too high by one. Java's readers compensate
+  for this in predicates on the source. This module also compensates in predicates on the transform.
 - A result that overflows its type is looked up at the value to which it wraps (`ranges.py`).
-- Java treats a predicate on a transform as a predicate on the value if the field is partitioned by
-  identity. Java compares prefixes with a truncation's width in UTF-16 units, not in characters.
+- If the field is partitioned by identity, Java treats a predicate on a transform as a predicate on the value. Java
+  compares prefixes with a truncation's width in UTF-16 units, not in characters.
 
-A predicate on a transform that the field does not have is projected through its source ranges, if there
-are any.
+A predicate on a transform that the field does not have is projected through the ranges of source values that satisfy
+it, if these can be computed.
 """
 
 from __future__ import annotations
@@ -69,7 +67,7 @@ from seamark.formats.iceberg.types.values import Value
 from seamark.formats.runtime.memoization import memoize
 
 RANGES_MAX = 200
-"""The maximum number of ranges per predicate on a transform; Java also stops at 200 values of an `in`."""
+"""The maximum number of ranges for a predicate on a transform. Java also stops at 200 values of an `in`."""
 
 _EQUALITIES = frozenset({Op.EQ, Op.IN})
 _COMPARISONS = frozenset({Op.LT, Op.LT_EQ, Op.GT, Op.GT_EQ})
@@ -78,14 +76,17 @@ _PREFIXES = frozenset({Op.STARTS_WITH, Op.NOT_STARTS_WITH})
 
 
 class ProjectedExpression(msgspec.Struct, frozen=True, gc=False):
-    """A bound expression projected onto the partitions of one spec. The projection is computed once per plan.
+    """A bound expression projected onto the partitions of a spec. It is computed once per plan.
 
     Attributes:
+        expression: The bound expression.
         possible: The inclusive projection.
         certain: The strict projection of a predicate.
+        decides: Whether partition values may decide at least one predicate of the expression.
+        parts: The projections of a junction's children.
 
-    Both projections are bound expressions whose columns are partition fields. Their predicates have a field's
-    id as `column_id`, its name, and the type of its values as `kind` and `result`.
+    Both projections are bound expressions whose columns are partition fields. Their predicates have a field's id as
+    `column_id`, its name, and the type of its values as `kind` and `result`.
     """
 
     expression: Expression
@@ -115,15 +116,15 @@ def project(expression: Expression, spec: PartitionSpec) -> ProjectedExpression:
 
 
 def project_inclusive(expression: Expression, spec: PartitionSpec) -> Expression:
-    """Return the condition that the partition of every matching row satisfies.
+    """Return a condition that the partitions of all matching rows satisfy.
 
-    It has the form of the projections in `ProjectedExpression`.
+    The condition has the form of the projections in `ProjectedExpression`.
     """
     return replace_predicates(expression, lambda predicate: _project_inclusive(predicate, spec))
 
 
 def _project_inclusive(predicate: Bound, spec: PartitionSpec) -> Expression:
-    # Several fields of one source, such as bucket(7, x) and bucket(5, x), give different conditions.
+    # Several fields of a source column, such as bucket(7, x) and bucket(5, x), give different conditions.
     return join_by_and(
         *[_project_predicate(predicate, field) for field in spec.list_fields_with_source(predicate.column_id)]
     )
@@ -132,7 +133,7 @@ def _project_inclusive(predicate: Bound, spec: PartitionSpec) -> Expression:
 def project_strict(predicate: Bound, spec: PartitionSpec) -> Expression:
     """Return a condition that is true only for partitions whose rows all match.
 
-    It has the form of the projections in `ProjectedExpression`.
+    The condition has the form of the projections in `ProjectedExpression`.
     """
     return join_by_or(
         *[_project_strict(predicate, field) for field in spec.list_fields_with_source(predicate.column_id)]
@@ -140,7 +141,7 @@ def project_strict(predicate: Bound, spec: PartitionSpec) -> Expression:
 
 
 def find_deciding_fields(projected: ProjectedExpression, spec: PartitionSpec) -> dict[int, str]:
-    """Return the partition fields that may decide a predicate: the type that the values must have, by field id."""
+    """Return the partition fields that may decide a predicate, as the required type of the values by field id."""
     if not projected.decides:
         return {}
     if isinstance(projected.expression, Bound):
@@ -151,10 +152,10 @@ def find_deciding_fields(projected: ProjectedExpression, spec: PartitionSpec) ->
 
 
 def find_source_ranges(predicate: Bound) -> Expression:
-    """Return a condition on the source column that is true for all rows that match a predicate on a transform.
+    """Return a condition on the source column that all rows satisfy that match a predicate on a transform.
 
-    The condition is exact for transforms that keep the order of values, so that bounds of the column decide
-    as much as in Java's `InclusiveMetricsEvaluator`. A predicate on a plain column is returned unchanged.
+    If the transform keeps the order of values, the condition is exact, and bounds of the column prune as many files as
+    in Java's `InclusiveMetricsEvaluator`. A predicate on a plain column is returned unchanged.
     """
     transform, kind, op = predicate.transform, predicate.kind, predicate.op
     if transform == IDENTITY:
@@ -170,7 +171,7 @@ def find_source_ranges(predicate: Bound) -> Expression:
             return _move_to_source(predicate, op, *predicate.values)
         return Always(op == Op.NOT_STARTS_WITH)
     if op in NULL_MATCHES:
-        # The result contains all rows except the rows whose result is one of the values.
+        # The ranges contain all rows except those whose result is one of the values.
         if not is_ordered(transform, kind):
             return TRUE
         outside = compute_complement(
@@ -190,15 +191,15 @@ def find_source_ranges(predicate: Bound) -> Expression:
 
 
 class _Mapping(NamedTuple):
-    """The properties of a field's transform for values of a type. They do not depend on the predicate."""
+    """The properties of a transform for values of a type, independent of a predicate."""
 
     transform: str
-    """The transform in canonical form."""
+    """The canonical form of the transform."""
     is_ordered: bool
     """The result of `ranges.is_ordered`, or False for identity."""
     is_bucket: bool
     is_same: bool
-    """Whether the field contains the values themselves."""
+    """Whether the transform does not change the values."""
     is_rounded: bool
     """The result of `ranges.is_rounded`."""
     stored_as_int: StoredAsInt | None
@@ -207,9 +208,10 @@ class _Mapping(NamedTuple):
 
 @memoize(1024)
 def _find_mapping(transform: str, kind: str) -> _Mapping | None:
-    """Return the properties of a transform.
+    """Return the properties of a transform for values of a type.
 
-    Return None if its results are unknown, as for a transform of several columns (spec, version 3).
+    The result is None if the results of the transform are unknown, as for a transform of several columns (spec, version
+    3).
     """
     transform = canonicalize_transform(transform)
     if transform == VOID or not is_known(transform) or not accepts(transform, kind):
@@ -246,11 +248,11 @@ def _negate(expression: Expression) -> Expression:
             return replace(expression, op=OPPOSITE[expression.op])
         case Always(value):
             return Always(not value)
-    raise TypeError(f"not a bound expression: {expression}")
+    raise TypeError(f"expected a bound expression, not {expression}")
 
 
 def _project_predicate(predicate: Bound, field: PartitionField) -> Expression:
-    """Return the inclusive projection of one predicate onto one field of its column."""
+    """Return the inclusive projection of a predicate onto a field of its column."""
     kind, op = predicate.kind, predicate.op
     mapping = _find_mapping(field.transform, kind)
     if mapping is None:
@@ -277,9 +279,9 @@ def _project_predicate(predicate: Bound, field: PartitionField) -> Expression:
 
 
 def _project_same_transform(predicate: Bound, field: PartitionField, mapping: _Mapping) -> Expression:
-    """Return the inclusive projection of a predicate on the same transform as the field's.
+    """Return the inclusive projection of a predicate whose transform is the same as the field's.
 
-    The predicate is moved to the field. The moved predicate also matches the results that old writers rounded up.
+    The result is the same predicate on the field. It also matches the results that old writers rounded up.
     """
     op, values = predicate.op, predicate.values
     if mapping.stored_as_int is not None and op not in _NULLITY:
@@ -292,7 +294,7 @@ def _project_same_transform(predicate: Bound, field: PartitionField, mapping: _M
         return _match_ranges(
             _make_field_predicate(predicate, field, op), [_widen(span) for span in _list_matching_ranges(predicate)]
         )
-    # A stored result up to 0 may represent the next lower result.
+    # A stored result up to 0 may stand for the next lower result.
     positive = [value for value in values if isinstance(value, int) and value > 0]
     if not positive:
         return TRUE
@@ -302,11 +304,11 @@ def _project_same_transform(predicate: Bound, field: PartitionField, mapping: _M
 def _project_stored_as_int(
     predicate: Bound, field: PartitionField, mapping: _Mapping, stored: StoredAsInt
 ) -> Expression:
-    """Project a predicate as `_project_same_transform` does, for a long column that may have been an int.
+    """Project a predicate like `_project_same_transform`, for a long column that may have been an int.
 
-    In files from that time, one result may be stored as another value.
+    In files from the time when it was an int, one result may be stored as another value.
     """
-    if not mapping.is_ordered:  # The truncation is so wide that many ints have other results.
+    if not mapping.is_ordered:  # The truncation is so wide that many ints have other results than the equal longs.
         return TRUE if predicate.op in NULL_MATCHES else _make_field_predicate(predicate, field, Op.NOT_NULL)
     if predicate.op in _EQUALITIES:
         return _match_results(predicate, field, mapping, predicate.values)
@@ -330,7 +332,7 @@ def _project_prefix(predicate: Bound, field: PartitionField, width: int) -> Expr
 def _match_results(
     predicate: Bound, field: PartitionField, mapping: _Mapping, results: Iterable[Value | None]
 ) -> Expression:
-    """Return the condition that the field has one of the results; null results are left out."""
+    """Return the condition that the field has one of the results. Null results are ignored."""
     distinct = {result for result in results if result is not None}
     if mapping.is_rounded:
         distinct |= {result + 1 for result in distinct if isinstance(result, int) and result < 0}
@@ -345,7 +347,7 @@ def _widen(results: Range) -> Range:
 
 
 def _make_field_predicate(predicate: Bound, field: PartitionField, op: Op, *values: Value) -> Bound:
-    """Return the predicate on the field that replaces a predicate on its source."""
+    """Return the predicate on the field that replaces a predicate on its source column."""
     result = compute_values_type(field.transform, predicate.kind)
     return Bound(op, field.field_id or 0, field.name, result, IDENTITY, result, values)
 
@@ -359,7 +361,7 @@ def _move_to_source(predicate: Bound, op: Op, *values: Value) -> Bound:
 
 
 def _list_matching_ranges(predicate: Bound) -> list[Range]:
-    """Return the values that match a comparison, `eq` or `in` on integers, strings or bytes."""
+    """Return the ranges of values that match a comparison, `eq` or `in` on integers, strings or bytes."""
     values = predicate.values
     match predicate.op:
         case Op.LT:
@@ -374,7 +376,12 @@ def _list_matching_ranges(predicate: Bound) -> list[Range]:
 
 
 def _match_ranges(template: Bound, ranges: Iterable[Range]) -> Expression:
-    """Return the condition that the template's term is in one of the ranges, which exclude null."""
+    """Return the condition that a term is in one of the ranges. It excludes null.
+
+    Args:
+        template: A predicate on the term.
+        ranges: The ranges.
+    """
     points: list[Value] = []
     conditions: list[Expression] = []
     for low, high in ranges:
@@ -401,12 +408,9 @@ def _make_bounds(template: Bound, low: Value | None, high: Value | None) -> Iter
 
 
 def _find_previous_value(value: Value) -> Value | None:
-    """Return the greatest value below the value: the value without its trailing zero.
+    """Return the greatest string or byte array that is less than `value`, or None if there is none.
 
-    It makes bounds of strings and bytes readable.
-
-    Returns:
-        None if the value has no trailing zero.
+    It is `value` without its trailing zero, and makes bounds easier to read.
     """
     if isinstance(value, str) and value.endswith("\0"):
         return value[:-1]

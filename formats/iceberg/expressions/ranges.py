@@ -1,12 +1,12 @@
-"""Maps value ranges through order-preserving transforms.
+"""Map ranges of values through transforms that keep the order of values.
 
-It maps them forwards to partitions, and backwards to source columns.
+The ranges are mapped forwards, from source columns to partitions, and backwards.
 
-Ranges are half open, with bounds in the form of `expression.py`. None means unbounded. Values are
-integers, strings or bytes. All of them have a successor, so half-open ranges can express closed ranges.
-An integer result that does not fit its type wraps (`transforms.py`), so values at one end of the source
-may map to the other end of the result. Therefore both directions return as many ranges as needed. If an
-int column is promoted to long, the results that wrapped do not change.
+Ranges are half open, with bounds in the form that `expression.py` describes. None means unbounded. Values are integers,
+strings or bytes. All of them have a successor, so half-open ranges can also express closed ranges. An integer result
+that does not fit its type wraps (`transforms.py`), so values at one end of the source may map to the other end of the
+result. Therefore both directions return as many ranges as needed. If an int column is promoted to long, the results
+that have wrapped do not change.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ Prefix = TypeVar("Prefix", str, bytes)
 _INT_WIDTH_MAX = 1 << 30
 """The largest width of a truncation whose results are ordered for ints.
 
-For a greater width, Java's 32-bit arithmetic overflows in the remainder. A long column may have been an
-int when files were written.
+For a greater width, Java's 32-bit arithmetic overflows in the remainder. A long column may have been an int when files
+were written.
 """
 
 
@@ -46,9 +46,9 @@ class Range(NamedTuple):
 
 
 def is_ordered(transform: str, kind: str) -> bool:
-    """Return whether the (canonical, accepted) transform keeps the order of values, except values that wrap.
+    """Return whether a transform keeps the order of values, except values that wrap.
 
-    Return False for identity.
+    The transform is canonical and accepts the type. For identity, the result is False.
     """
     name = get_transform_name(transform)
     if name == "truncate" and is_known(transform):
@@ -57,9 +57,9 @@ def is_ordered(transform: str, kind: str) -> bool:
 
 
 def is_rounded(transform: str, kind: str) -> bool:
-    """Return whether Java up to 0.10 stored results before 1970 that are too high by one.
+    """Return whether Java up to 0.10 stored results of the transform before 1970 that are too high by one.
 
-    The transform is canonical.
+    The transform must be canonical.
     """
     return transform in CALENDAR and (transform, kind) != ("day", "date")
 
@@ -71,7 +71,7 @@ def get_successor(value: Any) -> Any:
 
 
 def transform_range(transform: str, kind: str, source: Range) -> list[Range]:
-    """Return ranges that contain the results of all source values in the range, and few other values."""
+    """Return ranges that contain the results of all source values in a range, and few other values."""
     exact = make_monotone_function(transform, kind)
     if get_base_name(kind) in ("string", "binary"):
         low, high = source
@@ -91,7 +91,7 @@ def transform_range(transform: str, kind: str, source: Range) -> list[Range]:
         piece = _clip(Range(lowest + shift, beyond + shift), start, stop)
         if piece.low >= piece.high:
             continue
-        # No value is outside the source's limits, so a bound at a limit can be omitted.
+        # No value is beyond the limits of the source type, so a bound at a limit can be omitted.
         no_low = piece.low == start or (low == first and shift == 0)
         no_high = piece.high == stop or (high == end and shift == 0)
         results.append(Range(None if no_low else piece.low, None if no_high else piece.high))
@@ -102,11 +102,12 @@ def transform_range(transform: str, kind: str, source: Range) -> list[Range]:
 
 
 class StoredAsInt(NamedTuple):
-    """The result of a truncation of the lowest ints, which overflowed in the partition values of some files.
+    """The truncation of the lowest ints, whose result overflowed in the partition values of some files.
 
     Attributes:
         exact: The exact result.
         wrapped: The value after the overflow.
+        end: The lowest int whose result equals the result of the same long. Lower ints may have other results.
     """
 
     exact: int
@@ -121,7 +122,7 @@ class StoredAsInt(NamedTuple):
 def find_stored_as_int(transform: str, kind: str) -> StoredAsInt | None:
     """Return the result of a truncated long that may be stored as another value, because the column was an int.
 
-    Return None if no result of an int wraps.
+    The result is None if no result of an int wraps.
     """
     if kind != "long" or get_transform_name(transform) != "truncate":
         return None
@@ -137,7 +138,7 @@ def contains(ranges: Iterable[Range], value: int) -> bool:
 
 
 def invert_ranges(transform: str, kind: str, results: Iterable[Range]) -> list[Range]:
-    """Return exactly the source values whose result is in one of the ranges: disjoint ranges in order."""
+    """Return the source values whose results are in one of the ranges, as disjoint ranges in ascending order."""
     if get_base_name(kind) in ("string", "binary"):
         return _merge_ranges(list(_find_ranges_backwards(get_transform_width(transform), results)))
     begin = _make_inverse(transform, kind)
@@ -167,7 +168,7 @@ def _find_ranges_backwards(width: int, results: Iterable[Range]) -> Iterator[Ran
 
 
 def compute_complement(ranges: list[Range]) -> list[Range]:
-    """Return the values outside the disjoint, ordered ranges."""
+    """Return the values outside some disjoint, ordered ranges."""
     gaps, low = [], None
     for index, span in enumerate(ranges):
         if index > 0 or span.low is not None:
@@ -181,7 +182,7 @@ def compute_complement(ranges: list[Range]) -> list[Range]:
 def _find_limits(kind: str) -> Range:
     """Return the range of all values of an integer type.
 
-    For a decimal, the range has room for the widest truncation of the minimum.
+    For a decimal, the range also contains the result of the widest truncation of the minimum.
     """
     if bits := INTEGER_BITS.get(kind):
         return Range(-(1 << bits - 1), 1 << bits - 1)
@@ -197,14 +198,14 @@ def _clip(span: Range, first: int, end: int) -> Range:
 def _find_shifts(result: str) -> tuple[int, ...]:
     """Return the possible differences between a stored result and the exact result.
 
-    Integer results may wrap around. Results of other types do not, so their only difference is 0.
+    Integer results may wrap around. For other types, the only difference is 0.
     """
     bits = INTEGER_BITS.get(result)
     return (0,) if bits is None else (0, 1 << bits, -(1 << bits))
 
 
 def _make_inverse(transform: str, kind: str) -> Callable[[int], int]:
-    """Return a function from an exact result to the lowest source value whose result is not lower."""
+    """Return a function that maps an exact result to the lowest source value whose result is not lower."""
     name = get_transform_name(transform)
     if name == "truncate":
         width = get_transform_width(transform)
@@ -219,19 +220,19 @@ def _make_inverse(transform: str, kind: str) -> Callable[[int], int]:
 
 
 def end_of_prefix(prefix: Prefix) -> Prefix | None:
-    """Return the lowest value that is greater than all values with the prefix, or None if no value is greater."""
+    """Return the lowest value that is greater than all values with a prefix, or None if there is none."""
     if isinstance(prefix, bytes):
         stem = prefix.rstrip(b"\xff")
         return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
     stem = prefix.rstrip("\U0010ffff")
     if not stem:
         return None
-    # A code point between these limits is a surrogate, which is not a character.
+    # The code points between these limits are surrogates, which are not characters.
     return stem[:-1] + ("\ue000" if stem[-1] == "\ud7ff" else chr(ord(stem[-1]) + 1))
 
 
 def _merge_ranges(ranges: list[Range]) -> list[Range]:
-    """Return the ranges in order, with adjacent and overlapping ranges merged."""
+    """Return the ranges in ascending order. Adjacent and overlapping ranges are merged."""
     unbounded = [span for span in ranges if span.low is None]
     merged: list[Range] = []
     for span in unbounded + sorted((span for span in ranges if span.low is not None), key=lambda span: span.low):

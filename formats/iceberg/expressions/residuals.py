@@ -1,14 +1,12 @@
-"""Residuals: the part of a filter that must still be evaluated on the rows of a file.
+"""Residuals: the part of a filter that readers must still evaluate on the rows of a file.
 
-The residual depends on the partition values of the file.
+The residual depends on the partition values of the file. A predicate that all rows of the partition match becomes TRUE.
+A predicate that no row can match becomes FALSE. All other predicates stay (Java: `ResidualEvaluator`). The residual and
+the filter give the same result for every row of the partition.
 
-A predicate that all rows of the partition match becomes TRUE. A predicate that no row can match becomes
-FALSE. All other predicates stay (Java: `ResidualEvaluator`). The residual and the filter give the same result for every
-row of the partition.
-
-Clients interpret the same expression in different ways, so the module also creates the forms that clients
-need. Spark and DuckDB order NaN above all numbers. Iceberg's metrics evaluators, PyIceberg and Trino do
-not: for them NaN is neither less nor greater than a number, and bounds exclude it.
+Clients interpret the same expression in different ways, so the module also creates the forms that clients need. Spark
+and DuckDB order NaN above all numbers. Iceberg's metrics evaluators, PyIceberg and Trino do not: for them, NaN is
+neither less nor greater than a number, and bounds exclude it.
 """
 
 from __future__ import annotations
@@ -41,14 +39,14 @@ from seamark.formats.iceberg.types.values import FLOATS, INTS, LONGS, TIMESTAMPS
 
 _ABOVE = frozenset({Op.GT, Op.GT_EQ})
 _NEVER_NAN = frozenset({Op.LT, Op.LT_EQ, Op.EQ, Op.IN, Op.NOT_NAN})
-"""Operators that NaN does not satisfy for any client."""
+"""The operators that NaN does not satisfy for any client."""
 
 
 def add_nan(expression: Expression) -> Expression:
-    """Return a bound expression whose `>` and `>=` of floats also match NaN.
+    """Return a bound expression in which `>` and `>=` on floats also match NaN.
 
-    A plan that uses this expression keeps files that match only because of NaN. The plan's residual does not skip
-    row groups that contain NaN.
+    A plan that uses this expression keeps files that match only because of NaN, and its residual does not skip row
+    groups that contain NaN.
     """
     if any(map(_matches_nan_above, collect_predicates(expression))):
         return _add_nan_tests(expression)
@@ -58,7 +56,7 @@ def add_nan(expression: Expression) -> Expression:
 def remove_nan(expression: Expression) -> Expression:
     """Return a bound expression without its tests for NaN.
 
-    Use it for a file that has no NaN in the tested columns.
+    The result is for a file that has no NaN in the tested columns.
     """
     return replace_predicates(expression, lambda predicate: FALSE if predicate.op is Op.IS_NAN else predicate)
 
@@ -70,7 +68,7 @@ def _matches_nan_above(predicate: Bound) -> bool:
 def _add_nan_tests(expression: Expression) -> Expression:
     match expression:
         case And(children):
-            # NaN does not match `x > 1 AND x < 5` for any client. With a test for NaN, bounds would decide less.
+            # For no client does NaN match `x > 1 AND x < 5`. With a test for NaN, bounds would prune fewer files.
             without_nan = {
                 _get_term(child) for child in children if isinstance(child, Bound) and child.op in _NEVER_NAN
             }
@@ -78,8 +76,8 @@ def _add_nan_tests(expression: Expression) -> Expression:
         case Or(children):
             added = join_by_or(*map(_add_nan_tests, children))
             parts = added.children if isinstance(added, Or) else (added,)
-            # A test occurs only once: a filter that already tests for NaN, such as a converted SQL filter, does not
-            # become longer.
+            # Add a test only once, so that a filter that already tests for NaN, such as a converted SQL filter, does
+            # not become longer.
             tests = dict.fromkeys(filter(_is_test, parts))
             return join_by_or(*[part for part in parts if not _is_test(part)], *tests)
         case Bound() if _matches_nan_above(expression):
@@ -88,7 +86,7 @@ def _add_nan_tests(expression: Expression) -> Expression:
 
 
 def _remove_nan_tests(expression: Expression, terms: set[tuple[int, str]]) -> Expression:
-    """Return a disjunction without its tests for NaN of these terms."""
+    """Return a disjunction without its tests for NaN of some terms."""
     if not terms or not isinstance(expression, Or):
         return expression
     left = [child for child in expression.children if not (isinstance(child, Bound) and _tests_only(child, terms))]
@@ -113,14 +111,13 @@ _Partition: TypeAlias = Mapping[int, Value | None]
 def make_bindable(expression: Expression, schema: Schema) -> Expression:
     """Return the residual in a form that clients can bind.
 
-    If a column has another name in the table's current schema, or its name belongs to another column there,
-    its predicate becomes TRUE. Java's client binds a residual twice: to the current schema for the partition,
-    and to the schema that it reads. After a rename, these schemas share no name for the column
-    (`ResidualEvaluator`, `ParquetMetricsRowGroupFilter`).
+    If a column has another name in the table's current schema, or its name belongs to another column there, its
+    predicate becomes TRUE. Java's client binds a residual twice: to the current schema for the partition, and to the
+    schema that it reads. After a rename, these schemas have no common name for the column (`ResidualEvaluator`,
+    `ParquetMetricsRowGroupFilter`).
 
-    Engines filter rows again, so that a wider residual only costs time. `IcebergGenerics` does not filter
-    again, and returns rows that do not match. If a client binds the residual twice, no residual is correct
-    for it.
+    Engines filter rows again, so a wider residual only costs time. `IcebergGenerics` does not filter again, and returns
+    rows that do not match. No residual is correct for a client that binds it twice and does not filter again.
     """
     match expression:
         case And(children) | Or(children):
@@ -134,10 +131,10 @@ def make_bindable(expression: Expression, schema: Schema) -> Expression:
 
 
 def match_both_zeros(residual: Expression) -> Expression:
-    """Return a bound expression in which an equality with one zero also matches the other zero.
+    """Return a bound expression in which an equality with a zero also matches the zero of the other sign.
 
-    Java's readers order -0.0 below 0.0. The readers skip row groups by statistics, dictionaries and Bloom filters if
-    only the other zero occurs. Spark treats the two zeros as equal.
+    Java's readers order -0.0 below 0.0. They skip row groups by statistics, dictionaries and Bloom filters if only the
+    other zero occurs. Spark treats the two zeros as equal.
     """
     if not any(0.0 in predicate.values and predicate.result in FLOATS for predicate in collect_predicates(residual)):
         return residual
@@ -161,9 +158,9 @@ def _add_other_zero(predicate: Bound) -> Bound:
 def weaken_residual(residual: Expression) -> Expression:
     """Return a short expression that is true for at least the same rows, but is not the constant TRUE.
 
-    It is for clients that require a residual and filter rows by the original filter: a list of values becomes
-    its range. If the residual of a file is TRUE, PyIceberg counts the file's rows from metadata. Therefore a
-    tautology about a column replaces TRUE.
+    It is for clients that require a residual and filter rows by the original filter. A list of values becomes its
+    range. If the residual of a file is TRUE, PyIceberg counts the file's rows from metadata. Therefore a tautology
+    about a column replaces TRUE.
     """
     predicates = collect_predicates(residual)
     if not predicates:
@@ -183,7 +180,7 @@ def make_tautology(predicate: Bound) -> Expression:
 def collect_tautologies(expression: Expression) -> list[Bound]:
     """Return one predicate from each tautology in the expression.
 
-    Tautologies replace predicates that have a literal of unknown value.
+    A tautology replaces a predicate with a literal of unknown value.
     """
     match expression:
         case And(children):
@@ -232,7 +229,7 @@ def _weaken_predicate(predicate: Bound, values: list[Any]) -> Expression:
 
 
 class Residuals:
-    """The residuals of a bound expression for the partitions of one spec. Several threads may share an instance."""
+    """The residuals of a bound expression for the partitions of a spec. Several threads can share an instance."""
 
     def __init__(
         self, expression: Expression, spec: PartitionSpec, projected: ProjectedExpression | None = None
@@ -240,14 +237,17 @@ class Residuals:
         """Prepare the residuals.
 
         Args:
-            projected: The result of `project`, if the caller has it.
+            expression: The bound expression.
+            spec: The partition spec.
+            projected: The result of `project`, if the caller already has it.
         """
         self._projected = project(expression, spec) if projected is None else projected
 
     def __call__(self, partition: Mapping[int, Value | None]) -> Expression:
-        """Return the residual for a file with these partition values, by field id.
+        """Return the residual for a file.
 
-        A field without a value in the mapping may have any value.
+        Args:
+            partition: The partition values by field id. A field without an entry can have any value.
         """
         return _reduce_residual(self._projected, partition)
 

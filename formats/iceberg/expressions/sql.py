@@ -1,15 +1,15 @@
 """Conversion of an SQL predicate to an Iceberg expression that is true for at least the same rows.
 
-SQL and Iceberg differ about "not". In SQL a comparison with null is neither true nor false, so `NOT (a =
-1)` is true if `a` is not null and not 1. Iceberg's `not-eq` matches null. Negation is therefore pushed
-down to the comparisons, and a comparison that must be *false* becomes its opposite and `not-null`.
+SQL and Iceberg differ in the meaning of "not". In SQL, a comparison with null is neither true nor false, so `NOT (a =
+1)` is true if `a` is not null and not 1. Iceberg's `not-eq` matches null. Negation is therefore pushed down to the
+comparisons, and a comparison that must be *false* becomes its opposite and `not-null`.
 
 If an Iceberg expression cannot represent a part of the predicate (comparisons between columns, functions, subqueries,
 other LIKE patterns), the part becomes `true`, negated or not, and the result lists it as unused. The same applies to
-comparisons whose outcome depends on the engine, such as a number with a string.
+comparisons whose result depends on the engine, such as a number with a string.
 
-The parser accepts the syntax of Trino and Spark: `"x"` and `` `x` `` are names, `'x'` is a string, and
-names are case-insensitive. The session time zone is UTC.
+The parser accepts the syntax of Trino and Spark: `"x"` and `` `x` `` are names, `'x'` is a string, and names are
+case-insensitive. The session time zone is UTC.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from seamark.formats.runtime.errors import BadRequest
 TEXT_MAX = 100_000
 _SHOWN_MAX = 200
 _EXACT_DIGITS_MAX, _DIGITS_SHOWN_MAX = 15, 40
-"""Digits of numbers that each engine converts to the same double."""
+"""The maximum number of digits of a number that each engine converts to the same double, and of digits in a message."""
 _COMPARED: dict[type[exp.Expr], Op] = {
     exp.EQ: Op.EQ,
     exp.NEQ: Op.NOT_EQ,
@@ -70,24 +70,22 @@ _STRICT_KINDS = {
     "timestamp": ("timestamp", "date"),
     "timestamptz": ("timestamptz",),
 }
-"""The kinds of the literals with which Trino compares a column of each type, without a conversion that may round."""
+"""The kinds of the literals with which Trino compares a column of each type without a conversion that may round."""
 _PLURALS = {"years": "year", "months": "month", "days": "day", "hours": "hour"}
 _ALONE = "Send the predicate alone, without SELECT or WHERE"
 _ARGUMENTS = frozenset({"this", "expression", "expressions", "low", "high", "decimals", "to", "negate"})
-"""The supported arguments of sqlglot's nodes. Other arguments, such as BETWEEN SYMMETRIC, change the
+"""The arguments of sqlglot's nodes that this module supports. Other arguments, such as BETWEEN SYMMETRIC, change the
 meaning.
 """
 _BEFORE_BRACKETS = frozenset(
     {"AND", "OR", "NOT", "IN", "BETWEEN", "LIKE", "ESCAPE", "FROM"} | {"CAST", "DATE", "YEAR", "LOWER", "UPPER"}
 )
-"""Words before an opening parenthesis that are not functions of a schema: keywords and functions of all
-engines.
-"""
+"""The words before an opening parenthesis that are not functions of a schema: keywords and functions of all engines."""
 _QUERIES = frozenset({"SELECT", "TABLE", "VALUES"})
 
 
 class _Sql(Dialect):
-    """sqlglot's default dialect with both kinds of quotes around names."""
+    """sqlglot's default dialect, in which names can have both kinds of quotes."""
 
     class Tokenizer(tokens.Tokenizer):
         IDENTIFIERS = ['"', "`"]  # noqa: RUF012  as sqlglot declares it
@@ -99,12 +97,12 @@ _SQL = Dialect.get_or_raise(_Sql)
 
 @dataclass(frozen=True)
 class SqlFilter:
-    """The converted predicate.
+    """The result of converting an SQL predicate.
 
     Attributes:
         expression: The unbound expression. It is true for every row for which the SQL is true.
-        unused: The parts of the predicate that are left out.
-        reasons: The reason why each part of `unused` is left out, in the same order.
+        unused: The parts of the predicate that are not used.
+        reasons: The reason for each part of `unused`, in the same order.
         exact: Whether no other row satisfies the expression, except rows with NaN in a compared column, about which
             engines differ.
     """
@@ -124,15 +122,17 @@ def parse_sql(
     functions: bool = False,
     strict: bool = False,
 ) -> SqlFilter:
-    """Return the predicate of a WHERE clause over the columns of `schema`, or of `schemas`, the newest first.
+    """Convert the predicate of a WHERE clause.
 
     Args:
-        nan_above: Whether NaN is greater than all numbers, as in Spark. If True, the expression is exact
-            about NaN.
-        functions: Whether the expression may have functions of columns (`types/functions.py`). An expression
-            with functions is not exact.
-        strict: Whether a predicate is left out unless Trino accepts it, and compares values as Iceberg does: a
-            literal has the kind of its column, and no number is a float. So the engine's type errors stay errors.
+        text: The predicate.
+        schema: The schema in which names are looked up first.
+        schemas: Further schemas for names, newest first.
+        nan_above: Whether NaN is greater than all numbers, as in Spark. If True, the expression is exact about NaN.
+        functions: Whether the expression can have functions of columns (`types/functions.py`). An expression with
+            functions is not exact.
+        strict: Whether to use only predicates that Trino accepts and evaluates like Iceberg: a literal has the kind of
+            its column, and no number is a float. With this, a predicate that is an error in the engine is not used.
 
     Raises:
         BadRequest: The SQL is invalid, and the message states the position; or a column is unknown.
@@ -158,9 +158,9 @@ def parse_sql(
 
 
 def find_definer_rights_call(text: str) -> str | None:
-    """Return the first part of a valid predicate that may be a function of a schema, or a subquery.
+    """Return the first part of a valid predicate that may be a function of a schema or a subquery, or None.
 
-    When the predicate is added to a view, such a part runs with the rights of the view's owner.
+    If the predicate is added to a view, this part runs with the rights of the view's owner.
     """
     words = tokenize_sql(_SQL, text)
     for number, word in enumerate(words):
@@ -180,10 +180,11 @@ def find_definer_rights_call(text: str) -> str | None:
 
 
 def describe_syntax_error(error: ParseError, subject: str) -> str:
-    """Return a message that describes the error in the text and its position.
+    """Return a message that describes a syntax error and its position.
 
     Args:
-        subject: The name of the text at the start of the message: "The predicate".
+        error: The error.
+        subject: The subject of the message, such as "The predicate".
     """
     for detail in error.errors:
         if detail.get("line") is not None:
@@ -200,10 +201,10 @@ class _Reader(Comparisons):
         self._functions = functions
         self._lower_names: set[str] | None = None
         self.unused: dict[str, str] = {}
-        """The reason for each part that is left out."""
+        """The reason for each part of the predicate that is not used."""
 
     def read(self, node: exp.Expr, *, negated: bool) -> Expression:
-        """Return the condition under which `node` is true or, if `negated`, false."""
+        """Return the condition under which `node` is true, or false if `negated` is True."""
         match node:
             case exp.Paren():
                 return self.read(node.this, negated=negated)
@@ -229,11 +230,11 @@ class _Reader(Comparisons):
         self.unused.setdefault(node.sql(dialect=_Sql)[:_SHOWN_MAX], reason)
 
     def fit_literal(self, literal: TypedLiteral, term: ComparedTerm) -> tuple[object, bool]:
-        """Return (a value for the term, whether it is exact).
+        """Convert a literal to a value for a term. Also return whether the value is exact.
 
         Raises:
-            Inconvertible: Engines compare the literal with the term in different ways; the message is the reason
-                for the user.
+            Inconvertible: Engines compare the literal with the term in different ways. The message is the reason for
+                the user.
         """
         try:
             return super().fit_literal(literal, term)
@@ -289,7 +290,7 @@ class _Reader(Comparisons):
         return None
 
     def _compare_sides(self, op: Op, left: exp.Expr, right: exp.Expr, negated: bool) -> Expression | None:
-        """Return the condition under which a comparison is true or, if `negated`, false.
+        """Return the condition under which a comparison is true, or false if `negated` is True.
 
         Raises:
             Inconvertible: Engines compare the sides in different ways.
@@ -311,9 +312,9 @@ class _Reader(Comparisons):
         return None if term is None else self.make_comparison(op, term, literal, negated)
 
     def _unify_number_types(self, operands: Sequence[exp.Expr]) -> Sequence[exp.Expr]:
-        """Return the operands of one predicate; if one number is a double, all numbers become doubles.
+        """Return the operands of a predicate. If one number is a double, all numbers become doubles.
 
-        All engines convert the operands to one type before they compare.
+        Engines convert the operands to one type before they compare them.
 
         Raises:
             Inconvertible: Engines may round a number to different doubles.
@@ -323,7 +324,7 @@ class _Reader(Comparisons):
         if not {"number", "double"} <= kinds:
             return operands
         if any(literal is None and self._is_double(node) for literal, node in zip(literals, operands, strict=True)):
-            return operands  # A double column is compared as a double with each number anyway.
+            return operands  # A double column is compared with each number as a double anyway.
         return [
             node if literal is None or literal.kind != "number" else _convert_to_double(literal)
             for literal, node in zip(literals, operands, strict=True)
@@ -380,7 +381,7 @@ class _Reader(Comparisons):
             return None
         return term.make_predicate(
             Op.NOT_EQ, expected
-        )  # Null also matches: IS NOT TRUE and IS NOT FALSE are true for null.
+        )  # Null also matches, because IS NOT TRUE and IS NOT FALSE are true for null.
 
     def _parse_like(self, node: exp.Expr, negated: bool) -> Expression | None:
         escape = None
@@ -415,7 +416,7 @@ class _Reader(Comparisons):
             return term.make_predicate(Op.STARTS_WITH, prefix)
         if negated or not prefix:
             return None
-        # The prefix is used; the rest of the pattern is listed as unused.
+        # Only the prefix is used, so list the rest of the pattern as unused.
         self._leave_out(node, explain_unused(node, self._is_column))
         return term.make_predicate(Op.STARTS_WITH, prefix)
 
@@ -423,6 +424,7 @@ class _Reader(Comparisons):
         """Return a column or a transform of a column, or None if the node is something else.
 
         Args:
+            node: The node.
             any_type: Whether structs, lists and maps are accepted.
         """
         while isinstance(node, exp.Paren):
@@ -441,15 +443,16 @@ class _Reader(Comparisons):
         """Return a transform of a column, or None if the node is not a transform.
 
         Args:
-            qualified: Whether the node is called like Spark's `system.bucket(…)`. This is a transform, even if
-                the name has another meaning in SQL.
+            node: The node.
+            qualified: Whether the function has a schema, like Spark's `system.bucket(…)`. Then it is a transform, even
+                if the name has another meaning in SQL.
         """
         if isinstance(node, exp.Cast) and type(node) is exp.Cast:
             return self._apply_transform("day", node.this) if node.to.this is exp.DataType.Type.DATE else None
         if isinstance(node, exp.Date | exp.TsOrDsToDate) and len(list(node.iter_expressions())) == 1:
             return self._apply_transform("day", node.this)
         if isinstance(node, exp.Lower | exp.Upper):
-            if qualified:  # The call is a function of a schema, not the built-in function.
+            if qualified:  # The name is a function of a schema, not the built-in function.
                 return None
             return self._parse_function(LOWER if isinstance(node, exp.Lower) else UPPER, node.this)
         if isinstance(node, exp.Trunc):
@@ -474,10 +477,7 @@ class _Reader(Comparisons):
         return term
 
     def _parse_sized_transform(self, called: str, arguments: list[Any], qualified: bool) -> ComparedTerm | None:
-        """Return the transform of `bucket(4, id)` (Spark) or `bucket(id, 4)` (Trino).
-
-        Return None if the arguments have another form.
-        """
+        """Return the transform of `bucket(4, id)` (Spark) or `bucket(id, 4)` (Trino), or None for other arguments."""
         if len(arguments) != 2 or None in arguments:
             return None
         widths = [parse_literal(argument) for argument in arguments]
@@ -490,7 +490,7 @@ class _Reader(Comparisons):
                     and term is not None
                     and term.kind not in ("string", "binary")
                 ):
-                    return None  # In SQL, TRUNCATE of a number cuts off digits.
+                    return None  # In SQL, TRUNCATE of a number removes digits.
                 return term
         return None
 
@@ -500,7 +500,7 @@ class _Reader(Comparisons):
 
 
 class _StrictReader(_Reader):
-    """Leaves out the predicates that Trino refuses, or evaluates in another way than Iceberg."""
+    """A reader that does not use predicates that Trino refuses, or evaluates differently from Iceberg."""
 
     def fit_literal(self, literal: TypedLiteral, term: ComparedTerm) -> tuple[object, bool]:
         if literal.kind not in _STRICT_KINDS.get(get_base_name(term.kind), ()):
@@ -511,14 +511,14 @@ class _StrictReader(_Reader):
         if isinstance(node, exp.IsNan | exp.NullSafeEQ | exp.NullSafeNEQ | exp.StartsWith | exp.Null):
             return None
         has_null = any(isinstance(child, exp.Null) for child in node.iter_expressions())
-        if has_null != isinstance(node, exp.Is):  # IS TRUE, or a comparison with null, whose type is unknown.
+        if has_null != isinstance(node, exp.Is):  # IS TRUE, or a comparison with a null, whose type is unknown.
             return None
         if (
             type(node) in _COMPARED
             and parse_literal(node.this) is not None
             and parse_literal(node.expression) is not None
         ):
-            return None  # No column has a type that could be checked.
+            return None  # There is no column whose type could be checked.
         return super()._parse_leaf(node, negated)
 
     def _transform(self, node: exp.Expr, *, qualified: bool) -> ComparedTerm | None:
@@ -539,7 +539,7 @@ def _compare_literals(op: Op, left: TypedLiteral, right: TypedLiteral) -> Expres
 
 
 def _convert_to_double(number: TypedLiteral) -> exp.Expr:
-    """Return the number as a double.
+    """Convert a number to a double.
 
     Raises:
         Inconvertible: Engines may round the number to different doubles.
@@ -559,7 +559,7 @@ def _is_plain(node: exp.Expr) -> bool:
 
 
 def _read_name(node: exp.Expr) -> str | None:
-    """Return a column's full name: `a.b.c` is a field inside structs."""
+    """Return the full name of a column, such as `a.b.c` for a field inside structs, or None."""
     if isinstance(node, exp.Dot):
         inner = _read_name(node.this)
         field_name = node.expression.name if isinstance(node.expression, exp.Identifier) else None

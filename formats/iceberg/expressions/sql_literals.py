@@ -1,4 +1,4 @@
-"""Typed literals from sqlglot's nodes of SQL literals."""
+"""Convert sqlglot's nodes of SQL literals to typed literals."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ _TYPED = {
     _Type.UUID: "uuid",
 }
 _WIDER = (_Type.FLOAT, _Type.DOUBLE, _Type.TIMESTAMPTZ, _Type.TIMESTAMPLTZ, _Type.CHAR, _Type.NCHAR)
-"""The types to which other operands of a predicate may be converted."""
+"""The types to which engines may convert the other operands of a predicate."""
 
 
 def parse_literal(node: exp.Expr | None) -> TypedLiteral | None:
-    """Return the literal of a node.
+    """Return the literal of a node, or None.
 
-    Returns:
-        None if the node is not a literal, or if it is a cast of a literal and the result of the cast is unclear.
+    The result is None if the node is not a literal, or if it is a cast of a literal with an unclear result.
     """
     match node:
         case exp.Paren():
@@ -60,7 +59,7 @@ def parse_literal(node: exp.Expr | None) -> TypedLiteral | None:
 def _cast(literal: TypedLiteral | None, to: exp.DataType) -> TypedLiteral | None:
     if literal is None:
         return None
-    if literal.kind == "null":  # The type of a NULL may change how other operands are compared.
+    if literal.kind == "null":  # The type of a NULL may change how the other operands are compared.
         return None if to.this in _WIDER else literal
     kind, text, target = literal.kind, literal.text, to.this
     if target in _TYPED:
@@ -84,7 +83,7 @@ def _fits_decimal(text: str, to: exp.DataType) -> bool:
     scale = sizes[1] if len(sizes) > 1 else 0
     if len(sizes) < len(to.expressions):
         return False
-    if not sizes:  # The default differs between engines; `DECIMAL '1.5'` has the literal's scale.
+    if not sizes:  # Engines have different default sizes. `DECIMAL '1.5'` has the scale of the literal.
         return True
     whole, _, fraction = text.lstrip("+-").partition(".")
     return len(fraction.rstrip("0")) <= scale and len(whole.lstrip("0")) <= sizes[0] - scale

@@ -1,11 +1,11 @@
-"""sqlglot's parsers, with a limit of their work.
+"""sqlglot's parsers with a limited number of steps.
 
-sqlglot tries several readings of some words, one after the other, and each reading parses the text
-inside. For `ROW(ROW(ROW(…` the time doubles with each level: 150 characters would take hours. Therefore
-the steps from token to token are counted. Statements of people and of engines take 2–10 steps per token.
+sqlglot tries several readings of some words, one after the other, and each reading parses the text inside again. For
+`ROW(ROW(ROW(…`, the time doubles with each level: 150 characters would take hours. Therefore the parser counts its
+steps from token to token. Statements of people and engines take 2 to 10 steps per token.
 
-sqlglot's compiled parser takes a third of the time. It is not used, because a text nested 10,000 levels
-deep ends the process.
+sqlglot's compiled parser needs only a third of the time. It is not used, because a text nested 10,000 levels deep
+crashes the process.
 """
 
 from __future__ import annotations
@@ -19,36 +19,38 @@ from sqlglot.errors import ParseError, SqlglotError
 
 STEPS_PER_TOKEN, STEPS_MIN = 20, 5_000
 STEPS_PER_INDEXED_NODE = 10
-"""The steps for each node of `x` in `x[1]`: sqlglot infers the types of the whole `x` for each pair of
-brackets.
+"""The steps allowed for each node of `x` in `x[1]`. For each pair of brackets, sqlglot infers the types of the whole
+`x`.
 """
 _FAULTS = (ValueError, TypeError, AttributeError, LookupError)
-"""The exceptions that sqlglot raises because of bugs, for texts that it does not expect."""
+"""The exceptions that sqlglot raises because of its bugs, for texts that it does not expect."""
 
 
 class TooManyReadings(SqlglotError):
-    """The parser tries too many readings of a text."""
+    """The parser tries too many readings of a text, so it exceeds its limit of steps."""
 
 
 def tokenize_sql(dialect: Dialect, text: str) -> list[Any]:
-    """Return sqlglot's tokens of a text.
+    """Split a text into sqlglot's tokens.
 
     Raises:
-        SqlglotError: The text cannot be divided into tokens of the dialect.
+        SqlglotError: The text cannot be split into tokens of the dialect.
     """
     try:
         return list(dialect.tokenize(text))
     except _FAULTS:
-        raise SqlglotError("The text has a part that cannot be read") from None
+        raise SqlglotError("A part of the text cannot be split into tokens") from None
 
 
 def parse_statements(
     dialect: Dialect, text: str, tokens: Sequence[Any] | None = None, into: type[exp.Expr] | None = None
 ) -> list[exp.Expr | None]:
-    """Return the trees of the statements in `text`.
+    """Parse the statements in `text`.
 
     Args:
-        tokens: The tokens of the text, if the caller has them.
+        dialect: The SQL dialect.
+        text: The text.
+        tokens: The tokens of the text, if the caller already has them.
         into: The type of the trees, if the text is not a list of statements.
 
     Raises:
@@ -63,12 +65,12 @@ def parse_statements(
             parser.parse(tokens, text) if into is None else parser.parse_into(into, tokens, text)
         )
     except _FAULTS:
-        raise SqlglotError("The text has a part that cannot be parsed") from None
+        raise SqlglotError("A part of the text cannot be parsed") from None
     return statements
 
 
 def parse_into(dialect: Dialect, text: str, into: type[exp.Expr]) -> exp.Expr:
-    """Return the tree of `text`, which has the type `into`. It raises the same errors as `parse_statements`."""
+    """Parse `text` as a tree of the type `into`. The errors are the same as those of `parse_statements`."""
     statements = parse_statements(dialect, text, into=into)
     if not statements or statements[0] is None:
         raise ParseError(f"No expression was parsed from '{text[:200]}'")
@@ -93,7 +95,7 @@ def _limit_steps(parser: type) -> type:
         def _spend(self, steps: int) -> None:
             self.steps_left -= steps
             if self.steps_left < 0:
-                # The error is not a ParseError: after a ParseError, sqlglot would try the next reading.
+                # Do not raise a ParseError, because sqlglot would then try the next reading.
                 raise TooManyReadings("The text has nested parts that can be read in too many ways")
 
     return Limited

@@ -1,4 +1,4 @@
-"""Sentences for users that explain why a part of an SQL predicate is not used."""
+"""Explain to users why a part of an SQL predicate is not used."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _FORMS = {
     "fixed": "bytes as X'00ff', as many as the type has",
     "binary": "bytes as X'00ff'",
 }
-"""The SQL form of a literal of each type."""
+"""The SQL form of a literal of each Iceberg type."""
 
 
 def explain_misfit(literal: TypedLiteral, name: str, kind: str) -> str:
     """Return the reason why the literal is not compared with the term.
 
-    Engines convert either the literal or the term, each in its own way.
+    Engines convert the literal or the term, in different ways.
     """
     if literal.kind in ("number", "double", "boolean"):
         text = literal.text
@@ -44,7 +44,8 @@ def explain_unused(node: exp.Expr, is_column: Callable[[str], bool]) -> str:
     """Return the reason why an Iceberg expression cannot represent the node.
 
     Args:
-        is_column: Returns whether a name is in the table's schemas.
+        node: The node.
+        is_column: A function that returns whether a name is in the table's schemas.
     """
     for side in _list_operands(node):
         if isinstance(side, exp.Column) and len(side.parts) == 1 and not is_column(side.name):
@@ -57,12 +58,12 @@ def explain_unused(node: exp.Expr, is_column: Callable[[str], bool]) -> str:
             return "the condition compares two columns, and planning compares a column with a value"
         return "one side must be a value, such as 5 or 'text'"
     if isinstance(node, exp.Like | exp.Escape):
-        return "of LIKE, planning uses the text before the first wildcard"
+        return "planning uses only the text of a LIKE pattern before its first wildcard"
     function = next(node.find_all(exp.Func), None)
     if function is not None and not isinstance(function, exp.Connector | exp.Cast):
         called = function.name if isinstance(function, exp.Anonymous) else function.sql_name()
         return f"{_abbreviate(called.lower())}() is not a transform of a column"
-    return "Iceberg's expressions have no form for it"
+    return "Iceberg expressions cannot represent it"
 
 
 def _list_operands(node: exp.Expr) -> list[exp.Expr]:

@@ -1,6 +1,7 @@
-"""Typed literals, and their conversion for a column if all engines compare them in the same way.
+"""Typed literals, and their conversion to the type of a column.
 
-A literal that engines convert in different ways is `Inconvertible`, and the comparison is not used.
+A literal is converted only if all engines compare it with the column in the same way. If they do not, it is
+`Inconvertible`, and the comparison is not used.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", re.ASC
 _EXACT_DOUBLE_DIGITS = 15
 _EXACT_DOUBLE_MAX = 2**53
 _EXACT_DIVISION_DIGITS_MAX = {"float": (7, 10), "double": (15, 22)}
-"""The maximum digits of a number, in total and after the point, for which a single division is exactly
-rounded.
+"""The maximum digits of a number, in total and after the point, for which one division gives the correctly rounded
+value.
 """
 _ROUNDING_STEPS_MAX = 4
-"""The maximum distance between the nearest value and an engine's value, in steps: an engine rounds up to
-three times.
+"""The maximum distance between the nearest value and the value that an engine uses, in steps.
+
+An engine rounds up to three times.
 """
 _BITS_OF = {"float": (Struct("<f"), Struct("<I")), "double": (Struct("<d"), Struct("<Q"))}
 _DOUBLE = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][+-]?\d{1,4})?", re.ASCII)
@@ -40,15 +42,15 @@ _NUMBER_MAX = 100
 
 
 class Inconvertible(Exception):
-    """Engines convert the literal or the column in different ways, so that the comparison is not used."""
+    """Engines convert the literal or the column in different ways, so the comparison is not used."""
 
 
 class AmbiguousRounding(Inconvertible):
     """Engines round the literal to different values of the column's type.
 
     Attributes:
-        nearest: The literal, rounded once.
-        values: All values that an engine may use for the literal, as text, ascending.
+        nearest: The literal, rounded once, and whether it is exact.
+        values: All values that an engine may use for the literal, as text in ascending order.
     """
 
     def __init__(self, nearest: tuple[str, bool], values: tuple[str, ...]) -> None:
@@ -59,11 +61,12 @@ class AmbiguousRounding(Inconvertible):
 
 @dataclass(frozen=True, slots=True)
 class TypedLiteral:
-    """A literal with its type and its `text` as written.
+    """A literal with its kind and its text.
 
     Attributes:
-        kind: Null, boolean, number (exact), double, text, bytes (as hexadecimal), date, time, timestamp,
-            timestamptz, uuid.
+        kind: null, boolean, number (exact), double, text, bytes (as hexadecimal), date, time, timestamp, timestamptz or
+            uuid.
+        text: The text as written.
     """
 
     kind: str
@@ -71,7 +74,7 @@ class TypedLiteral:
 
     @property
     def data_type(self) -> str:
-        """The literal's Iceberg type, without parameters; null has no type."""
+        """The literal's Iceberg type without parameters. Null has no type."""
         return "long" if self.kind == "number" and "." not in self.text else _TYPE_OF[self.kind]
 
     def parse_number(self) -> Decimal:
@@ -94,7 +97,7 @@ _HEX = re.compile(r"(?:[0-9a-fA-F]{2})*", re.ASCII)
 
 
 def parse_typed_literal(data_type: str, text: str) -> TypedLiteral:
-    """Return a literal from its Iceberg type and its value as text.
+    """Return a literal from its Iceberg type and the text of its value.
 
     Raises:
         ValueError: The type or the value is invalid.
@@ -121,7 +124,7 @@ def _is_finite(text: str) -> bool:
 def convert_literal(
     literal: TypedLiteral, kind: str, transform: str = IDENTITY, origin: int = 0
 ) -> tuple[object, bool]:
-    """Return (the JSON literal for a term of type `kind`, whether it is exact in the type).
+    """Convert a literal to a JSON literal for a term. Also return whether it is exact in the term's type.
 
     The transform `day` accepts days since 1970 and dates.
 
@@ -157,7 +160,7 @@ def _fit_integer(literal: TypedLiteral, _: str) -> tuple[object, bool]:
     if literal.kind == "number" or (literal.kind == "text" and _INTEGER.fullmatch(literal.text)):
         return literal.text.strip(), True
     if literal.kind == "double":
-        # Engines compare as doubles, which is exact for integers that doubles represent.
+        # Engines compare as doubles, which is exact for integers that a double can represent.
         value = float(literal.text)
         if abs(value) < _EXACT_DOUBLE_MAX:
             return format(Decimal(value), "f"), True
@@ -174,7 +177,7 @@ def _fit_float(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
         return literal.text, False
     nearest = literal.text, rounded == value
     if literal.kind == "number" and "." in literal.text and rounded:
-        # Trino divides the digits by a power of ten in the column's type. For longer numbers, this rounds twice.
+        # Trino divides the digits by a power of ten in the column's type, which rounds longer numbers twice.
         digits, scale = _EXACT_DIVISION_DIGITS_MAX[get_base_name(kind)]
         if len(literal.text.lstrip("+-").replace(".", "").lstrip("0")) > digits or _scale(literal.text) > scale:
             raise AmbiguousRounding(
@@ -184,9 +187,9 @@ def _fit_float(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
 
 
 def _find_values_around(kind: str, value: float) -> list[float]:
-    """Return the finite values of the type that are at most `_ROUNDING_STEPS_MAX` steps from `value`, ascending.
+    """Return the finite values of a type that are at most `_ROUNDING_STEPS_MAX` steps from `value`, in ascending order.
 
-    `value` is a value of the type.
+    `value` must be a value of the type.
     """
     floating, integer = _BITS_OF[kind]
     bits: int = integer.unpack(floating.pack(abs(value)))[0]

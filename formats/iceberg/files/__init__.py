@@ -1,1 +1,1 @@
-"""Readers of Parquet and Puffin metadata."""
+"""Readers and writers of Parquet and Puffin metadata."""

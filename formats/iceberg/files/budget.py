@@ -1,8 +1,8 @@
 """Budgets for fetched bytes and for the memory of decoded data.
 
-A small file can decode to very large data: a dictionary repeats one value for every row, and a compressed
-page of zeros becomes a thousand times larger. Therefore a decoder charges a budget before it allocates
-memory, and stops at the limit.
+A small file can decode to very large data: a dictionary can repeat a value for every row, and a compressed page of
+zeros becomes a thousand times larger. Therefore a decoder charges a budget before it allocates memory, and stops at the
+limit.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ else:
 
 
 class Budget:
-    """The number of bytes that may still be used. Threads may share a budget."""
+    """A number of bytes that may be used, of which some are already charged. Threads can share a budget."""
 
     def __init__(self, limit_bytes: int, error_start: str) -> None:
         """Create a budget of `limit_bytes`.
 
         Args:
-            error_start: The start of the error text, before "more than … bytes": "decoded it takes".
+            limit_bytes: The size of the budget.
+            error_start: The words of the error message before "more than … bytes", such as "decoded it takes".
         """
         self.limit_bytes = self._left = limit_bytes
         self._error_start = error_start
@@ -41,10 +42,10 @@ class Budget:
         return max(0, self._left)
 
     def take(self, size_bytes: int, path: str) -> None:
-        """Charge the bytes.
+        """Charge some bytes.
 
         Raises:
-            Unreadable: Fewer bytes are left. Nothing is charged.
+            Unreadable: The budget has fewer bytes left. Nothing is charged.
         """
         with self._lock:
             if size_bytes > self._left:
@@ -52,13 +53,13 @@ class Budget:
             self._left -= size_bytes
 
     def give_back(self, size_bytes: int) -> None:
-        """Return bytes to the budget."""
+        """Return charged bytes to the budget."""
         with self._lock:
             self._left += size_bytes
 
 
 class BudgetShare(Budget):
-    """The charges of one task. When the context ends, they are returned to the whole budget."""
+    """The part of a budget that a task uses. When the context ends, its charges are returned to the budget."""
 
     def __init__(self, whole: Budget) -> None:
         self._whole = whole
@@ -89,15 +90,15 @@ def create_decoding_budget(limit_bytes: int) -> Budget:
 
 
 def compute_expanded_bytes(array: pa.Array) -> int:
-    """Return the memory that an array's values would use if each row had its own copy. The array is not expanded.
+    """Return the memory that an array would use if each row had its own copy of its value.
 
-    Use it for arrays whose rows share values (dictionaries, runs, views).
+    The array is not expanded. The function is for arrays whose rows share values (dictionaries, runs, views).
     """
     return int(_measure_values(array).sum()) + _OFFSET_BYTES * len(array)
 
 
 def has_shared_values(kind: pa.DataType) -> bool:
-    """Return whether rows of an array of this type may share the bytes of one value."""
+    """Return whether rows of an array of this type can share the bytes of a value."""
     is_view = pa.types.is_string_view(kind) or pa.types.is_binary_view(kind)
     return bool(is_view or pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind))
 
@@ -105,7 +106,7 @@ def has_shared_values(kind: pa.DataType) -> bool:
 def _measure_values(values: pa.Array) -> npt.NDArray[np.int64]:
     """Return the size of each value in bytes, int64[n].
 
-    The distinct values of a dictionary or of runs may themselves be a dictionary or runs.
+    The distinct values of a dictionary or of runs can themselves be a dictionary or runs.
     """
     kind = values.type
     if pa.types.is_dictionary(kind):
@@ -115,11 +116,12 @@ def _measure_values(values: pa.Array) -> npt.NDArray[np.int64]:
             sizes[is_present] = _measure_values(values.dictionary)[values.indices.drop_null().to_numpy()]
         return sizes
     if pa.types.is_run_end_encoded(kind):
-        # The ends of runs may exceed the number of rows by any amount, and a product of lengths would overflow.
+        # The end of a run can exceed the number of rows by any amount, so a product of lengths could overflow.
         ends = np.clip(values.run_ends.to_numpy().astype(np.int64) - values.offset, 0, len(values))
         return np.repeat(_measure_values(values.values), np.diff(ends, prepend=np.int64(0)))
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
-        views = np.frombuffer(values.buffers()[1], dtype=np.int32)  # A view has four numbers; the first is the length.
+        # A view has four numbers; the first one is the length.
+        views = np.frombuffer(values.buffers()[1], dtype=np.int32)
         sizes = views.reshape(-1, 4)[values.offset : values.offset + len(values), 0].astype(np.int64)
         return sizes * values.is_valid().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
     if any(is_kind(kind) for is_kind in _OF_ANY_LENGTH):
@@ -127,7 +129,7 @@ def _measure_values(values: pa.Array) -> npt.NDArray[np.int64]:
         return lengths.to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
     try:
         width = kind.bit_width // 8 + 1
-    except ValueError:  # The type is nested, and such columns are not indexed.
+    except ValueError:  # The type is nested. Such columns are not indexed.
         width = int(values.nbytes)
     return np.full(len(values), width, dtype=np.int64)
 

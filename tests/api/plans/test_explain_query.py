@@ -245,7 +245,7 @@ async def test_unused_conditions_are_reported_with_the_reason(star: Star) -> Non
     unused_joins = {name: list(zip(of["not-used"], of["not-used-reasons"], strict=True)) for name, of in plans.items()}
     assert unused_joins["supplier"] == []
     unknown, unfit = unused_joins["fact"]
-    assert unknown == ("s_regio", "no table of the query has such a column; did you mean s_region")
+    assert unknown == ("s_regio", "no table of the query has this column; did you mean s_region")
     assert unfit[0] == "\"f_key\" = 'x'"
     assert unfit[1].startswith("'x' is not a literal of f_key, which is ")
 

@@ -335,7 +335,7 @@ def test_build_command_fails_if_no_file_can_be_read(client: IndexClient) -> None
     for file in next(pages)["files"]:
         Path(file["file-path"].removeprefix("file://")).unlink()
     code, text = run_seamark(client.url, "build", "db.t", "b")
-    assert (code, "Cannot be indexed, and kept by every plan: 6 data files" in text, "was not built" in text) == (
+    assert (code, "Plans always keep 6 data files that cannot be indexed" in text, "was not built" in text) == (
         1,
         True,
         True,

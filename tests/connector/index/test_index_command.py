@@ -48,8 +48,8 @@ def build_half(url: str, name: str) -> dict[str, Any]:
 def test_index_commands_create_list_pause_resume_and_drop_an_index(url: str) -> None:
     code, text = run_seamark(url, "create", "db.t", "--kind", "bitmap", "--columns", "data")
     assert (code, "Index data_bitmap: bitmap(data), 6 data files to index" in text) == (0, True)
-    assert "Without table services: seamark index build db.t" in text
-    assert "Without table services: seamark index build db.t" in run_seamark(url, "list", "db.t")[1]
+    assert "Otherwise: seamark index build db.t" in text
+    assert "Otherwise: seamark index build db.t" in run_seamark(url, "list", "db.t")[1]
     code, text = run_seamark(
         url, "create", "db.t", "--name", "k", "--kind", "record", "--columns", "id, truncate[2](data)"
     )
