@@ -1,4 +1,4 @@
-"""Check the installed software: Python, the compiled kernels, the libraries of the extras, and Iceberg's jar for Spark."""
+"""Check the installed software: Python, the compiled kernels, the libraries of extras, and Iceberg's jar for Spark."""
 
 from __future__ import annotations
 

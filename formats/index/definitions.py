@@ -1,18 +1,18 @@
-"""Index definitions: the indexes of a table, stored only in its properties.
+"""Index definitions: the indexes of a table, which are stored only in its properties.
 
 The property `seamark.index.<name>` contains JSON, as the catalog writes it:
 
     {"kind": "bloom", "columns": ["user_id"], "field-ids": [3], "fpp": 0.001, "state": "paused"}
 
-or a short form that users set through any engine: `bloom(user_id, fpp=0.001)`, `bitmap(lower(name))`,
-`record(a, bucket[16](b))`, `cube(day(ts); sum(amount), count(*))`. If field ids are present, they identify the
-columns; otherwise names do. Definitions are checked before they are written. Any engine may set the property, so an
-invalid value is reported as a problem and defines no index; no plan fails because of it.
+or a short form that users set through any engine: `bloom(user_id, fpp=0.001)`, `bitmap(lower(name))`, `record(a,
+bucket[16](b))`, `cube(day(ts); sum(amount), count(*))`. Columns are identified by their field ids, or by their names if
+there are no field ids. Definitions are checked before they are written. Any engine may set the property, so an invalid
+value is reported as a problem and defines no index; no plan fails because of it.
 
-A definition's id consists of its content (kind, terms by field id, parameters) without its name. If an
-index is dropped and created again, it uses the index files that were built for it, because these contain the id.
-The id also contains the names by which the table's name mapping finds the columns in files without field
-ids, so that a mapping with other names makes another index. The functions have no side effects.
+The id of a definition consists of its content (kind, terms by field id, parameters) without its name. Index files
+contain the id. So if an index is dropped and created again, it uses the index files that were built for it. The id also
+contains the names by which the table's name mapping finds the columns in files without field ids. So a mapping with
+other names makes another index. The functions have no side effects.
 """
 
 from __future__ import annotations
@@ -55,17 +55,18 @@ PREFIX = "seamark.index."
 ENABLED, PAUSED = "enabled", "paused"
 STATES = (ENABLED, PAUSED)
 BUCKET = "bucket"
-"""The kind that answers show for a `bucket` partition field. It has no files and no entry in `KINDS`."""
+"""The kind of a `bucket` partition field in answers. It has no files and no entry in `KINDS`."""
 BUCKET_PREFIX = "bucket:"
-"""The prefix of the names of indexes that a partition spec defines. Other names do not contain a colon."""
+"""The prefix of the names of indexes that a partition spec defines. Other index names do not contain a colon."""
 _MAPPING = "name-mapping"
 _MEASURES, _MEASURED_TYPES = "measures", "measured-types"
 _MAPPING_MAX = 4096
-"""The maximum length of a name mapping in a definition. If it is longer, files without field ids are not
-indexed.
+"""The maximum number of characters of a name mapping in a definition.
+
+If a mapping is longer, files without field ids are not indexed.
 """
 DEFINITIONS_MAX = 256
-"""The maximum number of definitions of a table. Further properties are not read."""
+"""The maximum number of index definitions of a table. Further properties are not read."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
 _SHORT = re.compile(r"\s*([A-Za-z]+)\s*\((.*)\)\s*", re.DOTALL)
@@ -77,7 +78,11 @@ class IndexDefinition:
     """The definition of an index.
 
     Attributes:
+        name: The name of the index.
+        kind: The name of the index kind.
+        terms: The terms that the index is on.
         parameters: The parameters of the kind, by name.
+        state: One of `STATES`.
         mapping: The part of the table's name mapping for the columns of the index.
         measures: The measures of a cube.
     """
@@ -92,20 +97,20 @@ class IndexDefinition:
 
     @cached_property
     def column_ids(self) -> tuple[int, ...]:
-        """The field ids of the columns that the index reads: of each term, and then of the measures."""
+        """The field ids of the columns that the index reads: first those of the terms, then those of the measures."""
         ids = [term.column_id for term in self.terms]
         measured = (column.column_id for measure in self.measures for column in list_columns(measure.operand))
         return (*ids, *(column_id for column_id in dict.fromkeys(measured) if column_id not in ids))
 
     @property
     def dimension_tables(self) -> frozenset[tuple[str, ...]]:
-        """The tables whose attributes a cube has: the levels of the namespace, and the name."""
+        """The tables whose attributes a cube has, each as the levels of the namespace and the name."""
         lookups = map(parse_lookup, (term.transform for term in self.terms))
         return frozenset(lookup.source.table for lookup in lookups if lookup is not None)
 
     @cached_property
     def id(self) -> str:
-        """The id: canonical JSON with field ids.
+        """The id of the definition: canonical JSON with field ids.
 
         Index files contain the id, and it identifies the definition in the registry.
         """
@@ -119,7 +124,7 @@ class IndexDefinition:
         ]
         content: dict[str, Any] = {"kind": self.kind, "terms": terms, **dict(sorted(self.parameters.items()))}
         if self.measures:
-            # The types of entries depend on the types of columns, so a promoted column makes another index.
+            # The types of entries depend on the types of columns, so a promoted column needs another index.
             content[_MEASURES] = [measure.id_text for measure in self.measures]
             content[_MEASURED_TYPES] = list_measured_types(self.measures)
         if self.mapping is not None:
@@ -158,10 +163,11 @@ class IndexDefinition:
 
 @dataclass(frozen=True)
 class Definitions:
-    """The indexes that a table's properties define, by name.
+    """The indexes that a table's properties define.
 
     Attributes:
-        problems: The reason why a property is invalid, by name.
+        by_name: The definitions of the valid properties, by name.
+        problems: The reasons why the other properties are invalid, by name.
     """
 
     by_name: Mapping[str, IndexDefinition]
@@ -169,7 +175,7 @@ class Definitions:
 
     @property
     def enabled(self) -> tuple[IndexDefinition, ...]:
-        """The indexes that are built and that plans use. If several have the same id, only the first is included."""
+        """The indexes that are built and that plans use. Of several with the same id, only the first is included."""
         enabled: dict[str, IndexDefinition] = {}
         for definition in self.by_name.values():
             if definition.enabled:
@@ -181,11 +187,11 @@ _NONE = Definitions({}, {})
 
 
 def _name_keys(term: Term) -> str:
-    """Return the name of the form of the term's keys: a type, or the form of a function's keys.
+    """Return the name of the form of a term's keys: a type family, a type, or the form of a function's keys.
 
-    If a column is promoted to a type with other keys, the index becomes another index. For a column this is a
-    type of another family. For a transform it is any other type: the bucket of a date differs from the bucket
-    of the timestamp.
+    If a column is promoted to a type with other keys, the index becomes another index. For a column, this is a type of
+    another family. For a transform, it is any other type, because the bucket of a date differs from the bucket of the
+    timestamp.
     """
     if function := INDEXED_FUNCTIONS.get(term.transform):
         return function.keys
@@ -193,11 +199,11 @@ def _name_keys(term: Term) -> str:
 
 
 _READ_DEFINITIONS = "index definitions"
-"""The key of the definitions in the attributes of table metadata."""
+"""The key under which table metadata store their index definitions."""
 
 
 def find_dimension_tables(text: str) -> frozenset[tuple[str, ...]]:
-    """Return the dimension tables that the text of a definition names.
+    """Return the dimension tables in the text of a definition.
 
     The definition may be invalid for the present schema, because a later commit can make it valid.
     """
@@ -208,15 +214,15 @@ def find_dimension_tables(text: str) -> frozenset[tuple[str, ...]]:
         with suppress(BadRequest):  # A text that is not JSON defines no index.
             content = _parse_object(text)
             columns = content.get("columns")
-            # JSON can escape any character, so the decoded texts are searched.
+            # JSON can escape any character, so search the decoded texts.
             texts += [column for column in columns if isinstance(column, str)] if isinstance(columns, list) else []
     return frozenset().union(*map(list_tables, texts))
 
 
 def read_definitions(metadata: TableMetadata) -> Definitions:
-    """Return the definitions of a table. The function never raises.
+    """Return the index definitions of a table. Invalid properties raise no error.
 
-    The metadata keep the result, because each request reads it again.
+    The metadata store the result, because each request reads it again.
     """
     definitions: Definitions | None = metadata.__dict__.get(_READ_DEFINITIONS)
     if definitions is None:
@@ -242,7 +248,7 @@ def _read_definitions(metadata: TableMetadata) -> Definitions:
 
 
 def add_name_mapping(definition: IndexDefinition, metadata: TableMetadata) -> IndexDefinition:
-    """Return the definition with the table's name mapping of its columns."""
+    """Return the definition with the part of the table's name mapping for its columns."""
     return _add_mapping(definition, read_name_mapping(metadata.properties))
 
 
@@ -254,7 +260,7 @@ def _add_mapping(definition: IndexDefinition, mapping: NameMapping | None) -> In
 
 
 def list_bucket_definitions(metadata: TableMetadata) -> tuple[IndexDefinition, ...]:
-    """Return the indexes that partition specs define: one for each `bucket` of a column.
+    """Return the indexes that partition specs define: one for each field that is a `bucket` of a column.
 
     Plans use them without index files.
     """
@@ -267,7 +273,7 @@ def list_bucket_definitions(metadata: TableMetadata) -> tuple[IndexDefinition, .
                 term = resolve_id(
                     partition_field.transform, partition_field.sources[0], metadata.current_schema, metadata.schemas
                 )
-            except BadRequest:  # The column has a type that this server does not support.
+            except BadRequest:  # This server does not support the type of the column.
                 continue
             name = BUCKET_PREFIX + partition_field.name
             if name in definitions and definitions[name].terms != (term,):
@@ -286,7 +292,7 @@ def define(
     state: str = ENABLED,
     measures: Sequence[str | Measure] = (),
 ) -> IndexDefinition:
-    """Return a checked definition to write.
+    """Check an index definition, and return it.
 
     Columns are terms, or texts that are resolved in the current schema. Measures are resolved in the same way.
 
@@ -305,7 +311,7 @@ def check_name(name: str) -> str:
     """Check the name of an index, and return it.
 
     Raises:
-        BadRequest: The name is invalid for an index.
+        BadRequest: The name is not valid for an index.
     """
     if name.startswith(BUCKET_PREFIX):
         raise BadRequest(f"{name[:100]!r} is an index that the table's partition spec defines; change the spec instead")
@@ -320,7 +326,7 @@ def check_name(name: str) -> str:
 def parse_definition(
     definition_id: str, schema: Schema, older: Iterable[Schema] = (), *, name: str = ""
 ) -> IndexDefinition:
-    """Return the definition with the id in an index file.
+    """Parse the id of a definition, which an index file contains.
 
     Raises:
         BadRequest: The id is not a definition for this table.
@@ -330,7 +336,7 @@ def parse_definition(
     kind = content.pop("kind", None)
     mapping = content.pop(_MAPPING, None)
     measures = _pop_measures(content, schema, schemas)
-    content.pop(_MEASURED_TYPES, None)  # It is compared with the rest of the id.
+    content.pop(_MEASURED_TYPES, None)  # The types are not parsed, but compared with the rest of the id below.
     if not isinstance(terms, list) or not all(_is_term(item) for item in terms):
         raise BadRequest("The definition has no terms; each term has a field-id, a transform and keys")
     resolved = [resolve_id(item["transform"], item["field-id"], schema, schemas) for item in terms]
@@ -365,7 +371,7 @@ def _build_definition(
 ) -> IndexDefinition:
     index_kind = KINDS.get(kind) if isinstance(kind, str) else None
     if index_kind is None:
-        hint = "; the table's partition spec makes those" if kind == BUCKET else ""
+        hint = "; the table's partition spec defines indexes of this kind" if kind == BUCKET else ""
         raise BadRequest(f"There is no index kind {_show_value(kind)}; the kinds are {', '.join(KINDS)}{hint}")
     _check_terms(index_kind, terms)
     _check_measures(index_kind, measures)
@@ -382,7 +388,7 @@ def _check_terms(kind: IndexKind[Any, Any], terms: Sequence[Term]) -> None:
     if len(terms) > kind.columns_max == 1:
         raise BadRequest(f"A {kind.name} index is on one column, not on {len(terms)}; define an index for each column")
     if len(terms) > kind.columns_max or len({(term.column_id, term.transform) for term in terms}) < len(terms):
-        raise BadRequest(f"A {kind.name} index is on at most {kind.columns_max} columns, and each is named once")
+        raise BadRequest(f"A {kind.name} index is on at most {kind.columns_max} columns, which must be different")
     for term in terms:
         if not kind.supports_type(term.kind):
             raise BadRequest(f"A {kind.name} index cannot be on {term.text}, of type {term.kind}")
@@ -400,7 +406,7 @@ def _check_measures(kind: IndexKind[Any, Any], measures: Sequence[Measure]) -> N
     if kind.aggregates and not measures:
         raise BadRequest(f"A {kind.name} needs a measure, such as sum(amount) or count(*)")
     if len(measures) > MEASURES_MAX or len({measure.id_text for measure in measures}) < len(measures):
-        raise BadRequest(f"A {kind.name} has at most {MEASURES_MAX} measures, and each is named once")
+        raise BadRequest(f"A {kind.name} has at most {MEASURES_MAX} measures, which must be different")
 
 
 def _pop_measures(content: dict[str, Any], schema: Schema, schemas: tuple[Schema, ...]) -> list[Measure]:
@@ -449,7 +455,7 @@ def _read(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...]) -> 
     if ids is None:
         terms = [resolve(column, schema, schemas) for column in columns]
     elif isinstance(ids, list) and len(ids) == len(columns) and all(isinstance(number, int) for number in ids):
-        # Columns are resolved by id, because another column may have the name now.
+        # Resolve columns by id, because another column may now have the name.
         terms = [
             resolve_id(parse_term(column)[0], number, schema, schemas)
             for column, number in zip(columns, ids, strict=True)

@@ -1,13 +1,12 @@
 """An index file: the entries of an index for some data files, in a self-describing Puffin file.
 
-Blob 0 is the files table: the data files, in the order of blob 1. Blob 1 has the format of the index kind
-(`index/kinds`). Properties contain the table and the definition, so that the list of index files in the
-pointer store can be rebuilt from the files.
+Blob 0 is the files table, which lists the data files in the order of blob 1. Blob 1 has the format of the index kind
+(`index/kinds`). Properties contain the table and the definition, so that the list of index files in the pointer store
+can be rebuilt from the files.
 
-The checksums and lengths of the footer and of the files table are checked. If a check fails, the error is Corrupt, with
-the file's location. The kind's blob has its own checks. An unknown version, which another server wrote,
-is not damage and has a separate error. `docs/reference/index-format.md` specifies every byte. The functions have no
-side effects.
+The checksums and lengths of the footer and of the files table are checked. If a check fails, Corrupt is raised with the
+file's location. The kind's blob has its own checks. An unknown version, which another server wrote, is not damage and
+has a separate error. `docs/reference/index-format.md` specifies every byte. The functions have no side effects.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Mask = npt.NDArray[np.bool_]
 
 FILES_TYPE = "seamark-files-v1"
 PATHS_LIMIT_BYTES = 1 << 30
-"""The maximum decompressed size of a files table."""
+"""The maximum decompressed size of a files table in bytes."""
 
 _CREATED_BY = "created-by"
 _TABLE_UUID, _DEFINITION = "seamark.table-uuid", "seamark.definition"
@@ -58,22 +57,26 @@ Its fields are the number of files and of rows, the size of the decompressed and
 of the arrays and of the stored paths, and zeros.
 """
 _CHECK = struct.Struct("<I")
-"""The CRC-32 of the preceding head. Together with the file's magic, the head fills a cache line, so that the
-arrays are aligned.
+"""The CRC-32 of the preceding head.
+
+Together with the file's magic, the head fills a cache line, so that the arrays are aligned.
 """
 _HEAD_BYTES = _HEAD.size + _CHECK.size
 
 
 @dataclass(frozen=True, eq=False)
 class FilesTable:
-    """Data files in the order of the kind's blob.
+    """The data files of an index file, in the order of the kind's blob.
+
+    The paths are decompressed at the first access.
 
     Attributes:
         ids: uint64[n, 2], the ids of the files (`hashing.compute_file_ids`).
         records: uint64[n], the row counts.
         sizes: uint64[n], the sizes in bytes.
-
-    The paths are decompressed at the first access.
+        stored_paths: One zstd frame with the lengths, uint32[n], and the UTF-8 of all paths.
+        paths_bytes: The decompressed size of the paths.
+        location: The location of the index file, for messages.
     """
 
     ids: Words
@@ -88,10 +91,10 @@ class FilesTable:
 
     @staticmethod
     def of(ids: Words, records: Words, sizes: Words, paths: Sequence[str]) -> FilesTable:
-        """Return a table of these data files.
+        """Create a table of some data files.
 
         Raises:
-            ValueError: The lengths differ.
+            ValueError: The arguments have different lengths.
         """
         raw = [path.encode() for path in paths]
         lengths = np.array([len(path) for path in raw], dtype="<u4")
@@ -107,8 +110,8 @@ class FilesTable:
         )
         if not len(table.ids) == len(table.records) == len(table.sizes) == len(raw):
             raise ValueError(
-                f"{len(table.ids)} ids, {len(table.records)} record counts, {len(table.sizes)} sizes and {len(raw)}"
-                " paths cannot belong to the same data files"
+                f"{len(table.ids)} ids, {len(table.records)} record counts, {len(table.sizes)} sizes and {len(raw)} "
+                "paths do not describe the same data files"
             )
         return table
 
@@ -142,7 +145,7 @@ class FilesTable:
         """Return a table with some files of each table, in order.
 
         Args:
-            parts: For each table, (the table, the files to keep as bool[n]).
+            parts: The tables, each with the files to keep as bool[n].
         """
         rows_of_tables = [(table, np.flatnonzero(keep)) for table, keep in parts]
         none = np.empty(0, dtype="<u8")
@@ -154,7 +157,7 @@ class FilesTable:
         )
 
     def encode(self, alignment: int) -> list[Part]:
-        """Return blob 0.
+        """Encode blob 0.
 
         It is padded with zeros, so that the next blob begins at a multiple of `alignment` in the file.
         """
@@ -170,14 +173,14 @@ class FilesTable:
 
     @staticmethod
     def decode(blob: Part, location: str) -> FilesTable:
-        """Decode the bytes of blob 0. The table keeps them alive.
+        """Decode blob 0. The result refers to the bytes of the blob.
 
         Raises:
             Corrupt: A length or a checksum is wrong.
         """
         data = memoryview(blob)
         if len(data) < _HEAD_BYTES:
-            raise Corrupt(f"{location}: {len(data)} bytes are not a files table")
+            raise Corrupt(f"{location}: a files table cannot have only {len(data)} bytes")
         if _CHECK.unpack_from(data, _HEAD.size)[0] != isal_zlib.crc32(data[: _HEAD.size]):
             raise Corrupt(f"{location}: the head of the files table does not match its checksum")
         files, rows, paths_bytes, stored_bytes, arrays_sum, paths_sum = _HEAD.unpack_from(data)
@@ -199,14 +202,14 @@ class FilesTable:
 class IndexHeader:
     """The description of an index file, from its footer.
 
-    Offsets and lengths are in bytes of the file.
+    Offsets and lengths are in bytes.
     """
 
     location: str
     kind: str
     table_uuid: str
     definition: str
-    """The id of the definition (`definitions.py`)."""
+    """The id of the index definition (`definitions.py`)."""
     field_ids: tuple[int, ...]
     level: int
     rows: int
@@ -217,7 +220,7 @@ class IndexHeader:
     files_offset: int
     files_length: int
     offset: int
-    """The position of the kind's blob."""
+    """The position of the kind's blob in the file."""
     length: int
 
 
@@ -226,7 +229,7 @@ class IndexFile:
     header: IndexHeader
     files: FilesTable
     blob: memoryview
-    """The kind's blob, a slice of the opened memory at `header.offset` of the file."""
+    """The kind's blob: a slice of the opened memory that begins at the position `header.offset` of the file."""
 
 
 def assemble(
@@ -242,7 +245,13 @@ def assemble(
     """Yield the parts of an index file.
 
     Args:
-        blob: The parts of the kind's blob; they are consumed while the file is written.
+        definition: The id of the index definition.
+        kind: The type of the kind's blob.
+        files: The data files.
+        blob: The parts of the kind's blob, which are consumed while the file is written.
+        table_uuid: The UUID of the table.
+        field_ids: The field ids of the indexed columns.
+        level: The level of the file among the merged files.
     """
     kind_type, fields = f"seamark-{kind}-v{KINDS[kind].version}", tuple(field_ids)
     properties = {
@@ -260,9 +269,9 @@ def assemble(
 
 @cache
 def _describe_writer() -> str:
-    """Return the name and version of the writer.
+    """Return the name and version of the program that writes the file.
 
-    The result is cached: reading the version parses the distribution's metadata, which takes as long as
+    The result is cached, because reading the version parses the metadata of the Python package, which takes as long as
     writing a small file.
     """
     return f"Seamark {importlib.metadata.version('seamark')}"
@@ -282,7 +291,9 @@ def read_header(tail: Part, file_size: int, location: str) -> IndexHeader:
     """Read the header of an index file.
 
     Args:
-        tail: The last bytes of the file, at least `puffin.read_footer_size`.
+        tail: The last bytes of the file, at least as many as `puffin.read_footer_size` returns.
+        file_size: The size of the file in bytes.
+        location: The location of the file, for errors.
 
     Raises:
         Corrupt: The bytes are not the footer of an index file.
@@ -342,9 +353,7 @@ def _parse_blob_version(kind: str) -> int | None:
 
 
 def _check_layout(footer: Footer, footer_offset: int, location: str) -> None:
-    """Check that the two blobs fill the file from the magic to the footer.
-
-    They have no compression and equal fields.
+    """Check that two blobs without compression and with equal fields fill the file from the magic to the footer.
 
     Raises:
         Corrupt: The file has another layout.
@@ -364,7 +373,7 @@ def _read_number(properties: dict[str, str], name: str, location: str) -> int:
 
 
 def read_files(blob: Part, header: IndexHeader) -> FilesTable:
-    """Return the files table from the bytes of blob 0, after comparing it with the footer."""
+    """Read the files table from blob 0, and compare it with the footer."""
     table = FilesTable.decode(blob, header.location)
     if (len(table), table.rows) != (header.files, header.rows):
         counts = f"{len(table)} files of {table.rows} rows"
@@ -376,7 +385,7 @@ def read_files(blob: Part, header: IndexHeader) -> FilesTable:
 
 
 def open_index_file(data: Part, location: str) -> IndexFile:
-    """Open a whole file, as bytes or memory-mapped. The result keeps it alive.
+    """Open a complete file, as bytes or memory-mapped. The result refers to `data`.
 
     Only the footer and the files table are read.
     """

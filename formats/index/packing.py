@@ -1,21 +1,17 @@
-"""Packed columns, which a scan compares in place.
+"""Packed columns, which a scan compares without decoding them.
 
-They have one value per row in the fewest bytes that keep the order.
+They have one value per row, in the fewest bytes that keep the order. Every Iceberg type has one of three forms:
 
-Every Iceberg type has one of three forms:
-
-    integers  boolean, int, long, date, time, timestamps, decimals of up to 18 digits: unsigned codes over
-        a base
+    integers  boolean, int, long, date, time, timestamps, decimals of up to 18 digits: unsigned codes over a base
     floats    float, double: 4 bytes if that is exact, otherwise 8
-    strings   string, binary, fixed, uuid, longer decimals (biased to 16 bytes): after the column's common
-    prefix,
-              the first bytes as a big-endian code, with length and tail to resolve ties
+    strings   string, binary, fixed, uuid, longer decimals (biased to 16 bytes): the first bytes after the column's
+              common prefix as a big-endian code, with length and tail to resolve ties
 
-A row with an absent value stays in every scan, because an unknown bound excludes nothing: the value is
-the minimum code in a column of lower bounds, the maximum code in a column of upper bounds, and NaN for
-floats. A bitmap marks absent values.
+A row with an absent value stays in every scan, because an unknown bound excludes nothing. Therefore an absent value is
+the minimum code in a column of lower bounds, the maximum code in a column of upper bounds, and NaN for floats. A bitmap
+marks absent values.
 
-The scan (`_scan.pyx`) reads these arrays; offsets are relative to the block's memory.
+The scan (`_scan.pyx`) reads these arrays. Offsets are relative to the block's memory.
 """
 
 from __future__ import annotations
@@ -31,14 +27,15 @@ from seamark.formats.iceberg.types.values import Value, get_decimal_precision
 from seamark.formats.index.kernels._pack import SOURCES
 
 MISSING = -(1 << 63)
-"""Represents an absent number in int64 arrays. If this number is a real value, it counts as absent: this can
-only prune less.
+"""The number that represents an absent value in int64 arrays.
+
+A real value that equals it counts as absent, which only prunes less.
 """
 ALIGNMENT_BYTES = 64
 LONG_MAX = (1 << 63) - 1
 _BIAS = 1 << 127
 NONE = -1
-"""An absent offset."""
+"""The offset of an array that does not exist."""
 
 Longs = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -69,17 +66,12 @@ _FORMS = {
 
 
 _NARROW = frozenset({"int", "long", "date"})
-"""Types whose values may have four bytes: a long's values may have been written before the column was
-widened.
-"""
+"""The types whose values can have four bytes. A long may have been written before its column was promoted from int."""
 NO_ORDER = -1
 
 
 def get_form(kind: str) -> Form | None:
-    """Return the packed form of an Iceberg type.
-
-    Return None for types without an order (variant, geometry, unknown).
-    """
+    """Return the packed form of an Iceberg type, or None for a type without an order (variant, geometry, unknown)."""
     form = _FORMS.get(kind)
     if form is not None:
         return form
@@ -89,10 +81,7 @@ def get_form(kind: str) -> Form | None:
 
 
 def get_source_code(kind: str) -> int:
-    """Return the packer's code for single-value binaries of an Iceberg type.
-
-    Return NO_ORDER for types without an order.
-    """
+    """Return the packer's code for binary values of an Iceberg type, or NO_ORDER for a type without an order."""
     form = get_form(kind)
     if form is None:
         return NO_ORDER
@@ -104,7 +93,7 @@ def get_source_code(kind: str) -> int:
 
 
 def encode_key(form: Form, kind: str, value: Value) -> int | float | bytes:
-    """Return a value in the form that scans compare: int, float or bytes."""
+    """Convert a value to the form that scans compare: int, float or bytes."""
     if form is Form.INTEGERS:
         assert not isinstance(value, (str, bytes))
         return max(MISSING, min(LONG_MAX, int(value)))
@@ -115,12 +104,12 @@ def encode_key(form: Form, kind: str, value: Value) -> int | float | bytes:
         return value.encode("utf-8", "surrogatepass")
     if isinstance(value, bytes):
         return value
-    # A literal for a truncated decimal may exceed 16 bytes; stored values do not.
+    # A literal for a truncated decimal can exceed 16 bytes, but stored values cannot.
     return max(0, min(2 * _BIAS - 1, int(value) + _BIAS)).to_bytes(16, "big")
 
 
 def decode_value(form: Form, kind: str, key: int | float | bytes) -> Value:
-    """Return the value from which `encode_key` returns the key."""
+    """Convert the result of `encode_key` back to the value."""
     if kind == "boolean":
         return bool(key)
     if form is not Form.STRINGS:
@@ -134,18 +123,18 @@ def decode_value(form: Form, kind: str, key: int | float | bytes) -> Value:
 
 
 class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The position of one packed column.
+    """The position of a packed column.
 
     Widths are in bytes. A width of 0 means that all values are equal. `low` and `high` are bounds of the values. If a
-    value is absent, the bound on the side that keeps its row is the form's minimum or maximum. For strings,
-    `low` and `high` are 8-byte big-endian prefixes of whole values.
+    value is absent, the bound on the side that keeps its row is the form's minimum or maximum. For strings, `low` and
+    `high` are 8-byte big-endian prefixes of complete values.
     """
 
     form: int
     width: int
     codes: int
     presence: int
-    """The offset of a bitmap of present values, least significant bit first; NONE if no value is absent."""
+    """The offset of a bitmap of present values, least significant bit first, or NONE if no value is absent."""
     low: int | float
     high: int | float
     base: int = 0
@@ -153,22 +142,22 @@ class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     common_at: int = NONE
     """The offset of the common prefix, for the scan."""
     lengths: int = NONE
-    """The offset of the lengths after the common prefix. Only for strings."""
+    """The offset of the lengths after the common prefix, only for strings."""
     lengths_width: int = 0
     ends: int = NONE
     """The offset of uint32[rows], the ends of the tails.
 
-    Only for strings. NONE if no value is longer than its code.
+    Only strings have it. If no value is longer than its code, it is NONE.
     """
     tails: int = NONE
     start: int = 0
-    """The offset of the column's arrays. Together they have `size` bytes and the checksum `crc` (CRC-32)."""
+    """The offset of the column's arrays. Together, they have `size` bytes and the checksum `crc` (CRC-32)."""
     size: int = 0
     crc: int = 0
 
 
 class PackedColumn:
-    """Read access to one packed column in memory."""
+    """Read access to a packed column in memory."""
 
     __slots__ = ("_memory", "packed", "rows")
 
@@ -178,7 +167,7 @@ class PackedColumn:
         self.rows = rows
 
     def read_array(self, offset: int, dtype: str, count: int) -> npt.NDArray[Any]:
-        """Return `count` values of the column's memory, from an offset of `packed` on."""
+        """Return `count` values of the column's memory, from `offset` on."""
         return np.frombuffer(self._memory, dtype=dtype, count=count, offset=offset)
 
     def present(self) -> npt.NDArray[np.bool_]:
@@ -189,7 +178,7 @@ class PackedColumn:
         return np.unpackbits(bits, count=self.rows, bitorder="little").view(np.bool_)
 
     def read_longs(self) -> Longs:
-        """Return the integers, widened to int64[rows]; MISSING if absent."""
+        """Return the integers, widened to int64[rows]. Absent values are MISSING."""
         packed = self.packed
         if packed.width == 0:
             return np.full(self.rows, packed.base, dtype=np.int64)
@@ -200,11 +189,11 @@ class PackedColumn:
         return values
 
     def doubles(self) -> npt.NDArray[np.float64]:
-        """Return the numbers, float64[rows]; NaN if absent."""
+        """Return the numbers, float64[rows]. Absent values are NaN."""
         return self.read_array(self.packed.codes, f"<f{self.packed.width}", self.rows).astype(np.float64)
 
     def read_key(self, row: int) -> int | float | bytes | None:
-        """Return the value of one row in the form of `encode_key`, or None if it is absent."""
+        """Return the value of a row in the form of `encode_key`, or None if it is absent."""
         packed = self.packed
         if packed.presence != NONE and not self._memory[packed.presence + row // 8] >> (row % 8) & 1:
             return None
@@ -218,7 +207,7 @@ class PackedColumn:
         return packed.base + code
 
     def may_have_dots(self) -> bool:
-        """Return whether a string may contain two dots in a row. If the result is False, no string does.
+        """Return whether a string may contain two consecutive dots. If the result is False, no string does.
 
         This is cheaper than reading every value.
         """

@@ -1,1 +1,1 @@
-"""Names, limits and encodings that both sides of the HTTP interface share."""
+"""Names, limits and encodings that both sides of the HTTP interface use."""

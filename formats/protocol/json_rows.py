@@ -1,4 +1,4 @@
-"""Converts the rows of a SQL answer to JSON.
+"""Convert the rows of a SQL answer to JSON.
 
 Numbers become JSON numbers. NaN, infinity, decimals, times and UUIDs become strings, bytes become base64 strings, and
 nested values become lists and objects.
@@ -43,10 +43,10 @@ def _to_json_column(column: pa.Array) -> list[Any]:
 
 
 def _format_far_times(column: pa.Array) -> list[str | None]:
-    """Return dates and timestamps of any year in the form that Trino writes.
+    """Format dates and timestamps of any year in the same way as Trino.
 
     Raises:
-        ValueError: A nested value has such a time.
+        ValueError: A nested value has a date or time outside the years 1 to 9999.
     """
     kind = column.type
     if pa.types.is_date32(kind):
@@ -64,7 +64,7 @@ def _format_moment(micros: int) -> str:
 
 
 def _format_day(days: int) -> str:
-    """Return the text of a date, given its number of days since 1970-01-01.
+    """Format a date, given its number of days since 1970-01-01.
 
     The calendar repeats its dates every 400 years, so the function uses a year that Python supports.
     """

@@ -1,7 +1,4 @@
-"""Wire formats: JSON, namespace strings, page tokens. Every decoder raises BadRequest for invalid input.
-
-This module is pure.
-"""
+"""Wire formats: JSON, namespace strings, page tokens. Every decoder raises BadRequest for invalid input."""
 
 from __future__ import annotations
 
@@ -17,9 +14,7 @@ from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest
 
 NAMESPACE_SEPARATOR = "\x1f"
-"""The separator of namespace levels in a URL, which is always accepted (Iceberg REST spec, parameter
-`namespace`).
-"""
+"""The separator of namespace levels in a URL, which is always accepted (Iceberg REST spec, parameter `namespace`)."""
 INDEX_FOLDER = "_seamark/index"
 """The folder of index files below a table's location.
 
@@ -32,17 +27,17 @@ FORMER_INDEX_FOLDER = "metadata/seamark-index"
 Spark's `remove_orphan_files` deletes files there. Merges of index files move them to `INDEX_FOLDER`.
 """
 INDEX_FILES_MAX = 1000
-"""The maximum number of index files of one change of a table."""
+"""The maximum number of index files in a change of a table."""
 PRODUCER_KEY, SEQUENCE_KEY = "seamark.producer-id", "seamark.producer-sequence"
 FLUSH_KEYS = ("stream-flush", "stream-offsets", "stream-table", "stream-log")
 FLUSH_MARK, FLUSH_OFFSETS, FLUSH_TABLE, FLUSH_LOG = FLUSH_KEYS
-"""The keys in the summary of the snapshot of a flush. The server refuses them in commits of clients.
+"""The keys in the summary of a flush's snapshot. The server refuses them in commits of clients.
 
-The mark is `true`. The offsets are those of its rows, as `shard:start-end` joined by commas. The table is the UUID of
-the table that was flushed: a copy of the table that is registered with another UUID has another log. The log is a hash
-of the identity of the log that had the rows: offsets are positions in one log.
+The mark is `true`. The offsets are those of the flushed rows, as `shard:start-end` joined by commas. The table is the
+UUID of the table that was flushed, because a copy of the table that is registered with another UUID has another log.
+The log is a hash of the identity of the log that contained the rows, because offsets are positions in one log.
 """
-"""In a snapshot's summary: the producer of the change, and its sequence number."""
+"""The keys in a snapshot's summary for the producer of the change, and for its sequence number."""
 
 PROXY_ENGINE = "seamark-trino-proxy"
 """The name of the engine in scan reports of the Trino proxy."""
@@ -53,50 +48,46 @@ FORMER_PLANS_FOLDER = "plans"
 FRESH_FOLDER = "_seamark/fresh"
 """The folder below a table's location for files with rows of a stream that no commit has added yet.
 
-Plans name these files, and the server deletes them.
+Plans name these files, and the server deletes them later.
 """
 STREAM_ENABLED = "seamark.stream.enabled"
 """The property that makes a table a stream table."""
 FRESH_HEADER = "X-Seamark-Fresh"
-"""The header with which a request reads rows of stream tables that no commit has added yet."""
+"""The header with which a request also reads rows of stream tables that no commit has added yet."""
 AFTER_HEADER = "X-Seamark-After"
-"""The header with tokens of rows that an answer has to include."""
+"""The header with tokens of rows that an answer must include."""
 CLOCK_FOLDER = "_seamark/clock"
-"""The folder below a table's location for objects with which the server reads the storage's clock. The
-server deletes them.
+"""The folder below a table's location for objects with which the server reads the storage's clock.
+
+The server deletes the objects.
 """
 CUBE_PLAN = "plan"
-"""The name of the plan in the metadata of the groups that a cube plan returns."""
+"""The key of the plan in the metadata of the groups that a cube plan returns."""
 PLAN_MARK = "~plan~"
-"""A text between the table's name and a digest in a plan table's name. It is reserved for plan tables."""
+"""The text between the table's name and a digest in a plan table's name. It is reserved for plan tables."""
 RECHECK_AFTER = "recheck_after_s"
-"""The name of a value in the totals of a job: the seconds after which another run is worthwhile, even if the
-table does not change.
+"""The key of a value in the totals of a job: the seconds after which another run is worthwhile.
+
+The run is worthwhile even if the table does not change.
 """
 ACCESS_CHECK = "access-check"
-"""The name of the job that checks whether worker processes can reach the server and the storage. It has no
-table.
-"""
+"""The name of the job that checks whether worker processes can reach the server and the storage. It has no table."""
 MINIMUM, MAXIMUM = "min", "max"
-"""Values for the transform of a join: the column is compared with an extreme of the other table's column."""
+"""The transforms of a join that compare the column with the minimum or maximum of the other table's column."""
 RANGE = "range"
-"""A value for the transform of a join: the column is less or greater than the other table's column."""
+"""The transform of a join that compares the column with the other table's column by less or greater."""
 LIKES_MAX, PATTERN_MAX = 16, 1_000
-"""Limits of LIKE predicates for one dimension, and of the characters of a pattern."""
+"""The maximum number of LIKE predicates for a dimension, and of characters of a pattern."""
 NAME_MAX = 255
-"""The maximum length of a name, in characters."""
+"""The maximum number of characters of a name."""
 LEVELS_MAX = 1000
 """The maximum number of levels of a namespace."""
 PATH_CHARACTERS_MAX = 6000
-"""The maximum number of characters of all levels of a namespace in a URL. No request could name a longer
-namespace.
-"""
+"""The maximum number of characters of all levels of a namespace in a URL. No request could name a longer one."""
 _SHORT = PATH_CHARACTERS_MAX // 12
-"""The maximum length of a text that certainly has at most `PATH_CHARACTERS_MAX` characters in a URL."""
+"""The maximum number of characters of a text that certainly has at most `PATH_CHARACTERS_MAX` characters in a URL."""
 _FOLDED_CHARACTERS = 64
-"""The number of characters of a name that are folded together: more than the length of any name for which
-the server looks.
-"""
+"""The number of characters of a name that are folded together. No name for which the server looks is longer."""
 _PLAN_NAME = re.compile(r"(?s:.+)~plan~[0-9a-f]{32}")
 
 T = TypeVar("T")
@@ -105,10 +96,10 @@ encode_json = msgspec.json.encode
 
 
 def decode_json(body: bytes, subject: str) -> Any:
-    """Return the value of any JSON.
+    """Decode JSON.
 
     Raises:
-        BadRequest: The body is not JSON; the message has `subject` and the position of the error.
+        BadRequest: The body is not JSON. The message has `subject` and the position of the error.
     """
     try:
         return msgspec.json.decode(body)
@@ -117,10 +108,10 @@ def decode_json(body: bytes, subject: str) -> Any:
 
 
 def decode_as(body: bytes, shape: type[T], subject: str) -> T:
-    """Return the value of JSON that has the msgspec type `shape`.
+    """Decode JSON to the msgspec type `shape`.
 
     Raises:
-        BadRequest: The body does not have this type; the message has `subject` and the invalid field.
+        BadRequest: The body does not have this type. The message has `subject` and the invalid field.
     """
     try:
         return convert_json(body, shape)
@@ -131,9 +122,9 @@ def decode_as(body: bytes, shape: type[T], subject: str) -> T:
 def fold_name(name: str) -> str:
     """Return a name without differences in case, surrounding blanks and the width of letters (NFKC).
 
-    `unicodedata` sorts a sequence of combining marks by insertion, so its time grows with the square of the sequence.
-    This function therefore folds the name in parts. The result can differ from NFKC of the whole name only in marks,
-    not in letters.
+    `unicodedata` sorts a sequence of combining marks by insertion, so its time grows with the square of the length of
+    the sequence. This function therefore folds the name in parts. The result can differ from NFKC of the whole name
+    only in marks, not in letters.
     """
     name = name.strip()
     parts = range(0, len(name), _FOLDED_CHARACTERS)
@@ -142,10 +133,10 @@ def fold_name(name: str) -> str:
 
 
 def fold_path(path: str) -> str:
-    """Return a path of files without differences in case and in the composition of letters.
+    """Return the path of a file without differences in case and in the composition of letters.
 
-    Some file systems ignore these differences. A segment with more than 255 characters stays unchanged,
-    because no file can have this name.
+    Some file systems ignore these differences. A segment with more than 255 characters is not changed, because no file
+    can have this name.
     """
     return "/".join(
         unicodedata.normalize("NFC", unicodedata.normalize("NFC", segment).casefold())
@@ -156,22 +147,22 @@ def fold_path(path: str) -> str:
 
 
 def to_base64url(data: bytes) -> str:
-    """Encode without padding (RFC 4648, 5)."""
+    """Encode bytes as base64url without padding (RFC 4648, 5)."""
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
 def decode_base64url(text: str) -> bytes:
-    """Decode a text without padding.
+    """Decode base64url without padding.
 
     Raises:
-        ValueError: The text is not base64url. Characters outside the alphabet, which Python would ignore, are
-            also refused.
+        ValueError: The text is not base64url. Characters outside the alphabet, which Python would ignore, are refused
+            too.
     """
     return base64.b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
 
 
 def parse_namespace(text: str) -> tuple[str, ...]:
-    """Return the namespace in a URL, which is already percent-decoded.
+    """Parse the namespace in a URL, which is already percent-decoded.
 
     Raises:
         BadRequest: A level is invalid.
@@ -197,7 +188,7 @@ def check_namespace(path: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_name(name: str, subject: str) -> str:
-    """Return a valid name of a table, view, function or namespace level.
+    """Check the name of a table, view, function or namespace level, and return it.
 
     A name has 1 to 255 characters, no control characters, and is not a dot segment.
 
@@ -211,12 +202,12 @@ def check_name(name: str, subject: str) -> str:
     if any(ch < " " or ch == "\x7f" or "\ud800" <= ch <= "\udfff" for ch in name):
         raise BadRequest(f"The {subject} {name!r} contains a control character; remove it")
     if name in (".", ".."):
-        raise BadRequest(f"Invalid {subject} {name!r}: HTTP clients remove it from URLs")
+        raise BadRequest(f"The {subject} cannot be {name!r}, because HTTP clients remove it from URLs")
     return name
 
 
 def check_new_name(name: str, subject: str) -> str:
-    """Return a valid new name, which must not have the form of a plan table's name.
+    """Check the name of a new entry, and return it. It must not have the form of a plan table's name.
 
     Raises:
         BadRequest: The name is invalid.
@@ -230,10 +221,10 @@ def check_new_name(name: str, subject: str) -> str:
 
 
 def check_changeable(name: str) -> str:
-    """Return the name of an entry that can be changed.
+    """Check that the name is not that of a plan table, and return it.
 
     Raises:
-        BadRequest: The name is a plan table's name, because plan tables are read-only.
+        BadRequest: The name belongs to a plan table, which is read-only.
     """
     if is_plan_name(name):
         raise BadRequest(f"{name} is a plan table, which is read-only; change its source table")
@@ -246,5 +237,5 @@ def is_plan_name(name: str) -> bool:
 
 
 def show(path: tuple[str, ...], name: str | None = None) -> str:
-    """Return the form of a name for messages: levels and name joined by dots."""
+    """Format a name for messages: levels and name joined by dots."""
     return ".".join((*path, name) if name is not None else path)

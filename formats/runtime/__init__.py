@@ -1,1 +1,1 @@
-"""Errors, clocks, locks, TLS and connections: modules that any package may import."""
+"""Errors, clocks, locks, TLS and connections: modules that every package can import."""

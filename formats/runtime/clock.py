@@ -1,8 +1,7 @@
 """Time and randomness as a port, so that a simulation can be repeated from its seed.
 
-Only this file reads the wall clock.
-
-A server uses `SystemClock`; a `SimulatedClock` advances only through `advance` and `jump`.
+Only this file reads the wall clock. A server uses `SystemClock`. A `SimulatedClock` advances only when `advance` or
+`jump` is called.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ class Clock(Protocol):
         """Return milliseconds since the Unix epoch, UTC."""
 
     def monotonic(self) -> float:
-        """Return seconds on a clock that never steps back. Only differences are meaningful."""
+        """Return the seconds of a clock that never steps back. Only differences are meaningful."""
 
     @property
     def machine(self) -> str:
-        """Return the identity of the machine and its start.
+        """Return a text that identifies the machine and its last start.
 
-        Readings of `monotonic` are comparable if this text is equal.
+        Times of `monotonic` can be compared only if this text is equal.
         """
 
     def draw_bytes(self, count: int) -> bytes:
-        """Return `count` random bytes, which are cryptographically strong on the system clock."""
+        """Return `count` random bytes. Those of the system clock are cryptographically strong."""
 
     def uuid4(self) -> uuid.UUID:
         """Return a random UUID (RFC 9562, version 4)."""
@@ -48,10 +47,7 @@ def _make_uuid4(rand: bytes) -> uuid.UUID:
 
 
 class _Uuid7Sequence:
-    """Creates UUIDs of version 7, with a counter in the 12 bits after the time.
-
-    RFC 9562 defines this in section 6.2, method 1.
-    """
+    """A generator of version 7 UUIDs with a 12-bit counter after the time (RFC 9562, section 6.2, method 1)."""
 
     def __init__(self) -> None:
         self._last_ms = 0
@@ -76,15 +72,15 @@ def _find_machine_id() -> str:
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
-        return secrets.token_hex(16)  # Without this file, only this process can compare its readings.
+        return secrets.token_hex(16)  # Without this file, only this process can compare its times.
 
 
 class SystemClock:
     _uuids = _Uuid7Sequence()
-    """The sequence of the process."""
+    """The UUID sequence of the process."""
 
     monotonic = staticmethod(time.monotonic)
-    """This is a built-in function instead of a Python function, because a plan reads it twenty times."""
+    """A built-in function instead of a Python function, because a plan calls it twenty times."""
 
     @property
     def machine(self) -> str:
@@ -106,7 +102,7 @@ class SystemClock:
 class SimulatedClock:
     """A deterministic clock.
 
-    With the same seed and the same calls, it returns the same times and the same UUIDs.
+    With the same seed and the same calls, it returns the same times and UUIDs.
     """
 
     machine = "simulated"
@@ -121,7 +117,7 @@ class SimulatedClock:
         self._now_ms += ms
 
     def jump(self, ms: int) -> None:
-        """Set the clock forward or back. No monotonic time passes."""
+        """Move the wall clock forwards or backwards. The monotonic clock does not change."""
         self._now_ms += ms
         self._jumped_ms += ms
 

@@ -1,6 +1,4 @@
-"""Limits of connections before and between requests, below the handlers.
-
-The server and the proxy for Trino use them.
+"""Limits of connections before and between requests, below the handlers. The server and the Trino proxy use them.
 
 aiohttp's protocol has one timer, for idle connections. This module adds:
 
@@ -9,11 +7,11 @@ aiohttp's protocol has one timer, for idle connections. This module adds:
 - limits on the number of connections, in total and per address;
 - answers to requests that are not HTTP.
 
-With TLS, a connection counts before its handshake. At a limit, the connection that has waited longest
-without a request is closed. If there is none, the connection that has been idle longest is closed.
-Requests in flight are never cut off. Therefore a flood of silent connections cannot exclude clients.
+With TLS, a connection counts before its handshake. At a limit, the connection that has waited longest without a request
+is closed. If there is none, the connection that has been idle longest is closed. Requests in flight are never
+interrupted. Therefore a flood of silent connections cannot exclude clients.
 
-This module does not log data from clients: a header that cannot be parsed may contain a token.
+This module does not log data from clients, because a header that cannot be parsed may contain a token.
 """
 
 from __future__ import annotations
@@ -42,14 +40,15 @@ CONNECTIONS_MAX = 10_000
 _CONNECTIONS_MIN = 4
 _NOTICE_INTERVAL_S = 10.0
 _LINGERING_S = 2.0
-"""The time in which the rest of a body is read and discarded after an early answer, so that the client reads
-the answer.
+"""The time in seconds in which the rest of a body is read and discarded after an early answer.
+
+Otherwise the client might not receive the answer.
 """
 _LEAVING_S = 0.5
 _PROGRESS_BYTES = 64 << 10
-"""The number of bytes of an answer that a client has to read within `send_timeout_s`."""
+"""The number of bytes of an answer that a client must read within `send_timeout_s`."""
 _IDLE_CACHE_SIZE = 256
-"""The number of idle connections that a search caches."""
+"""The number of idle connections that are cached after a search."""
 _log = structlog.get_logger("seamark.connections")
 
 
@@ -66,14 +65,14 @@ class ConnectionLimits:
     connections: int
     per_address: int
     header_bytes: int
-    """The maximum size of the request line and all headers of a request."""
+    """The maximum size in bytes of the request line and all headers of a request."""
     header_timeout_s: float
     send_timeout_s: float
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers that are sent without a handler.
+    """Functions for answers that are sent without a handler.
 
     Attributes:
         respond: Returns an answer with a status, a type and a message.
@@ -87,10 +86,10 @@ class Answers:
 def compute_connections_max(limit: int, *, files_each: int, minimum: int) -> int:
     """Return the maximum number of connections.
 
-    If this process may open fewer than `minimum` files, a warning is logged.
+    If this process can open fewer than `minimum` files, a warning is logged.
 
     Args:
-        limit: The limit of the settings. If it is 0, the connections may use half of the files that this process may
+        limit: The limit in the settings. If it is 0, the connections can use half of the files that this process can
             still open.
         files_each: The number of files that a connection needs.
         minimum: The number of files below which a warning is logged.
@@ -120,7 +119,7 @@ def _get_address(transport: asyncio.BaseTransport) -> str:
 
 
 class Connection(RequestHandler):
-    """One connection. The base class reads requests and writes answers."""
+    """A connection. The base class reads requests and writes answers."""
 
     __slots__ = (
         "_guard",
@@ -138,7 +137,9 @@ class Connection(RequestHandler):
         """Create a connection.
 
         Args:
+            guard: The connections of the worker.
             handshake: The handshake that is counted instead of the connection until it is complete.
+            options: The options of aiohttp's RequestHandler.
         """
         super().__init__(guard, **options)
         self._handshake = handshake
@@ -147,15 +148,14 @@ class Connection(RequestHandler):
         self._leaving = False
         self._guard = guard
         self._header_bytes = 0
-        # The body of the last request that the parser began. While it is incomplete, the next bytes are not a
-        # header.
+        # The body of the last request whose header was parsed. While it is incomplete, the next bytes are not a header.
         self._last_body: StreamReader | None = None
         self._header_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
 
     @property
     def idle_since(self) -> float | None:
-        """The time of the last answer, by the base class's timer. None while a request is in flight."""
+        """The time of the last answer, by the base class's timer, or None while a request is in flight."""
         waits = self._waiter is not None and not self._waiter.done()
         return self._next_keepalive_close_time if waits else None
 
@@ -185,7 +185,8 @@ class Connection(RequestHandler):
         waiter, task = self._waiter, self._task_handler
         super().connection_lost(exc)
         if waiter is not None and waiter.done() and task is not None:
-            # The task was woken for a request, but the base class can no longer create it: the task would fail.
+            # The task was woken for a request, but the base class can no longer create the request, so the task would
+            # fail.
             task.cancel()
 
     def data_received(self, data: bytes) -> None:
@@ -194,7 +195,7 @@ class Connection(RequestHandler):
         before, last = self._request_count, self._last_body
         in_header = bool(data) and (
             last is None or last.is_eof()
-        )  # For each request, this is also called without data.
+        )  # The base class also calls this without data, for each request.
         try:
             super().data_received(data)
         except Exception as error:  # noqa: BLE001  the event loop would log the message, which may quote a header
@@ -218,8 +219,7 @@ class Connection(RequestHandler):
     def _is_in_flight(self) -> bool:
         """Return whether a request is in flight.
 
-        The result is also False between the moment in which a request is taken from the queue and the start of
-        its task.
+        The result is also False after a request was taken from the queue and before its task starts.
         """
         return self._current_request is not None or bool(self._messages)
 
@@ -255,9 +255,9 @@ class Connection(RequestHandler):
             status, kind, message = explain_unreadable(exc)
         else:
             _log.error("request failed outside of its handler", status=status, **_trace_error(exc))
-            kind, message = "InternalServerError", "Internal error; the server's log tells more"
+            kind, message = "InternalServerError", "Internal error; see the server's log"
         if request.writer.output_size > 0:
-            raise ConnectionError("The response has started; it cannot be replaced")
+            raise ConnectionError("The response has already started, so it cannot be replaced")
         response = self._guard.answers.respond(status, kind, message)
         response.headers["Server"] = "seamark"
         response.force_close()
@@ -306,9 +306,9 @@ class Connection(RequestHandler):
         return 0 if self.transport is None else self.transport.get_write_buffer_size()
 
     def _check_sent(self, before: int) -> None:
-        """Abort the connection, unless the client has read a part of the answer.
+        """Abort the connection if the client has not read any part of the answer.
 
-        A slow client is not cut off: it may need several times the limit for a large answer.
+        A slow client is not interrupted, because a large answer may need several times the limit.
         """
         self._send_timer = None
         if self._count_buffered_bytes() <= before - _PROGRESS_BYTES:
@@ -320,10 +320,10 @@ class Connection(RequestHandler):
 
 
 class Handshake(SSLProtocol):
-    """The TLS handshake of one connection. The connection is counted from before its handshake.
+    """The TLS handshake of a connection, which counts as a connection from its start.
 
-    The event loop's own TLS reports a connection only after the handshake. Therefore clients that never begin
-    a handshake could keep any number of files open.
+    The event loop's own TLS reports a connection only after the handshake. Therefore clients that never begin a
+    handshake could keep any number of files open.
     """
 
     idle_since: float | None = None
@@ -361,10 +361,13 @@ class Handshake(SSLProtocol):
 
 
 class Connections(web.Server):
-    """All connections of one worker.
+    """All connections of a worker.
 
     Args:
         inner: The server with the request handler and aiohttp's options.
+        limits: The limits of the connections.
+        answers: The answers that are sent without a handler.
+        tls: The TLS context, or None for plain HTTP.
     """
 
     def __init__(
@@ -373,14 +376,16 @@ class Connections(web.Server):
         options = {**inner._kwargs, "lingering_time": _LINGERING_S}
 
         async def refuse() -> web.StreamResponse:
-            refused = answers.respond(417, EXPECTATION_FAILED, "Expect may only be 100-continue (RFC 9110, 10.1.1)")
-            refused.force_close()  # The client may never send the body, which was not read.
+            refused = answers.respond(
+                417, EXPECTATION_FAILED, "The header Expect can only be 100-continue (RFC 9110, 10.1.1)"
+            )
+            refused.force_close()  # The client may never send the body.
             refused.headers["Server"] = "seamark"
             return refused
 
         def handle(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
-            # aiohttp would answer this before any handler and middleware. Its answer has its version, and quotes the
-            # header.
+            # Otherwise aiohttp would answer this before any handler and middleware. Its answer contains its version,
+            # and quotes the header.
             expected = request.headers.get("Expect")
             is_usual = expected is None or expected.strip().lower() in ("", "100-continue")
             return inner.request_handler(request) if is_usual else refuse()
@@ -402,9 +407,11 @@ class Connections(web.Server):
         self._addresses: Counter[str] = Counter()
         self._open: set[Connection | Handshake] = set()
         self._silent: dict[Connection | Handshake, None] = {}
-        """Connections that have not sent a request, the oldest first."""
+        """The connections that have not sent a request, oldest first."""
         self._idle: dict[str | None, deque[tuple[float, Connection | Handshake]]] = {}
-        """Address → (start of the idle time, connection) of the longest idle connections. None: of all addresses."""
+        """The start of the idle time and the connection, for the longest idle connections by address. None: of all
+        addresses.
+        """
         self._notices: dict[str, tuple[float, int]] = {}
 
     def __call__(self) -> RequestHandler:
@@ -416,7 +423,7 @@ class Connections(web.Server):
         return Connection(self, handshake, loop=self._loop, **self._kwargs)
 
     async def shutdown(self, timeout: float | None = None) -> None:
-        self.is_shut = True  # Without this call, a connection that was just accepted would stay open.
+        self.is_shut = True  # Without this, a connection that was just accepted would stay open.
         for handshake in [connection for connection in self._open if isinstance(connection, Handshake)]:
             handshake.force_close()
         await super().shutdown(timeout)
@@ -428,7 +435,7 @@ class Connections(web.Server):
     def admit(self, connection: Connection | Handshake) -> bool:
         """Return whether the connection is accepted.
 
-        At a limit, another connection without a request in flight is closed.
+        At a limit, another connection without a request in flight is closed to make room.
         """
         address = connection.address
         if self.is_shut:
@@ -493,10 +500,10 @@ class Connections(web.Server):
         return head.encode() + body
 
     def _make_room(self, address: str | None) -> bool:
-        """Close one connection and return True, or return False if all connections have requests in flight.
+        """Close a connection and return True, or return False if all connections have requests in flight.
 
         Args:
-            address: The address whose connections may be closed, or None for any address.
+            address: The address whose connections can be closed, or None for all addresses.
         """
         silent = (connection for connection in self._silent if address in (None, connection.address))
         victim = next(silent, None) or self._find_longest_idle(address)
@@ -509,8 +516,8 @@ class Connections(web.Server):
     def _find_longest_idle(self, address: str | None) -> Connection | Handshake | None:
         """Return the connection that has been idle longest.
 
-        The result of a search is cached: with a search through all connections for each new connection, a client
-        with many idle connections could block the event loop. Connections that became idle later are not among
+        The result of a search is cached, because with a search through all connections for each new connection, a
+        client with many idle connections could block the event loop. Connections that became idle later are not among
         the longest.
         """
         for is_fresh in (False, True):
@@ -530,7 +537,7 @@ class Connections(web.Server):
 
 
 class ConnectionRunner(web.AppRunner):
-    """Runs an application with limited connections. The connections start TLS, not the site."""
+    """A runner of an application with limited connections. The connections start TLS, not the site."""
 
     __slots__ = ("_answers", "_limits", "_tls")
 

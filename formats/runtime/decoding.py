@@ -1,9 +1,8 @@
-"""Converts JSON, MessagePack and plain values to typed values, in any thread.
+"""Convert JSON, MessagePack and plain values to typed values, in any thread.
 
-msgspec examines a type when it is first used, and publishes the result before it is complete. If a second
-thread decodes the same struct at this time, the process ends with a segmentation fault (msgspec 0.22,
-`StructInfo_Convert`). Therefore all types are examined here, one at a time. A complete decoder is safe in
-all threads.
+msgspec examines a type when it is first used, and publishes the result before it is complete. If a second thread
+decodes the same struct at this time, the process ends with a segmentation fault (msgspec 0.22, `StructInfo_Convert`).
+Therefore this module examines all types, one at a time. A complete decoder is safe in all threads.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Part = bytes | bytearray | memoryview
 _examining = Lock()
 _json: dict[Any, msgspec.json.Decoder[Any]] = {}
 _msgpack: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
-"""The decoders by type. The types are those that the code names, so the number of decoders is bounded."""
+"""The decoders by type. The number of decoders is bounded, because all types are constants of the code."""
 
 
 @overload
@@ -27,7 +26,7 @@ def convert_json(data: Part | str, kind: type[T]) -> T: ...
 @overload
 def convert_json(data: Part | str, kind: Any) -> Any: ...
 def convert_json(data: Part | str, kind: Any) -> Any:
-    """Return the value of JSON of this type.
+    """Decode JSON to a type.
 
     Raises:
         msgspec.DecodeError, UnicodeDecodeError, RecursionError: `data` is not JSON of this type.
@@ -44,7 +43,7 @@ def convert_msgpack(data: Part, kind: type[T]) -> T: ...
 @overload
 def convert_msgpack(data: Part, kind: Any) -> Any: ...
 def convert_msgpack(data: Part, kind: Any) -> Any:
-    """Return the value of MessagePack of this type. It raises the same errors as `convert_json`."""
+    """Decode MessagePack to a type. The errors are the same as those of `convert_json`."""
     return _make_msgpack_decoder(kind).decode(data)
 
 
@@ -53,17 +52,17 @@ def convert_values(value: object, kind: type[T]) -> T: ...
 @overload
 def convert_values(value: object, kind: Any) -> Any: ...
 def convert_values(value: object, kind: Any) -> Any:
-    """Convert a value of dicts, lists and scalars to this type.
+    """Convert a value of dictionaries, lists and scalars to a type.
 
     Raises:
         msgspec.ValidationError, RecursionError: The value does not have this type.
     """
-    _make_msgpack_decoder(kind)  # This examines the type.
+    _make_msgpack_decoder(kind)  # This call examines the type.
     return msgspec.convert(value, kind)
 
 
 def convert_attributes(value: object, kind: type[T]) -> T:
-    """Return a `kind` with the attributes of `value` that have the names of its fields."""
+    """Return a `kind` whose fields are the attributes of `value` with the same names."""
     _make_msgpack_decoder(kind)
     return msgspec.convert(value, kind, from_attributes=True)
 

@@ -51,9 +51,10 @@ from typing import ClassVar
 
 
 class SeamarkError(Exception):
-    """Base class of the tree.
+    """The base class of all errors.
 
     Attributes:
+        kind: The stable name of the error in the API.
         code: The HTTP status.
         type: The name of the Iceberg exception in the answer.
     """
@@ -293,11 +294,14 @@ class Corrupt(SeamarkError):
     def missing(cls, subject: str, location: str) -> Corrupt:
         """Return the error for a file that is not in the storage.
 
-        `subject` is the kind of the file, such as a manifest. The message mentions a likely cause: an engine on
-        another machine writes local files to its own disk.
+        The message mentions a likely cause: an engine on another machine writes local files to its own disk.
+
+        Args:
+            subject: The kind of the file, such as a manifest.
+            location: The location of the file.
         """
         hint = "; engines that write file:// locations must run on the server's machine"
-        return cls(f"The {subject} {location} is not in storage{hint if location.startswith('file:') else ''}")
+        return cls(f"The {subject} {location} is not in the storage{hint if location.startswith('file:') else ''}")
 
 
 class ConfigError(SeamarkError):

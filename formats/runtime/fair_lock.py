@@ -1,9 +1,7 @@
-"""A lock for long work on input from clients.
+"""A lock for long work on input from clients, which runs in a thread, one task at a time. Clients alternate.
 
-The work runs in a thread, one task at a time, and clients alternate.
-
-The work is Python code and shares the interpreter with the event loop. Several threads of this work would
-leave the loop little time, and use the threads that all other work of the server needs.
+The work is Python code and shares the interpreter with the event loop. Several threads with this work would leave the
+loop little time, and use the threads that all other work of the server needs.
 """
 
 from __future__ import annotations
@@ -17,15 +15,16 @@ from weakref import WeakValueDictionary
 T = TypeVar("T")
 
 FREED_IN_LOOP_MAX = 10_000
-"""The maximum number of objects that are freed in the event loop. This takes a few milliseconds, too little for a
-thread.
+"""The maximum number of objects that are freed in the event loop.
+
+This takes a few milliseconds, which is too short to use a thread.
 """
 _FREED_PER_STEP = 1000
 _in_thread = asyncio.to_thread
 
 
 class FairLock:
-    """A lock for one task at a time. Each holder has only one place in its queue.
+    """A lock for one task at a time. Each holder has only one place in the queue.
 
     A client that sends many requests waits for its earlier requests. The lock belongs to one event loop.
     """
@@ -44,14 +43,13 @@ class FairLock:
     async def run(self, holder: str, work: Callable[[], T], *, within: str | None = None) -> T:
         """Run `work` in a thread, and return its result.
 
-        The lock is held until the thread ends, even if the caller is cancelled earlier: a thread cannot be
-        stopped, and a client that disconnects early must not have several threads.
+        The lock is held until the thread ends, even if the caller is cancelled earlier. A thread cannot be stopped, and
+        a client that disconnects early must not have several threads.
 
         Args:
             holder: The client.
             work: The work.
-            within: A group of holders, such as all holders of an address. A group also has only one place in the
-                queue.
+            within: A group of holders, such as all holders of an address. A group has only one place in the queue too.
         """
         names = dict.fromkeys((holder,) if within is None else (holder, within))
         slots = [*(self._own.setdefault(name, asyncio.Lock()) for name in names), self._all]
@@ -76,9 +74,8 @@ class FairLock:
 def free_later(*collections: Collection[object]) -> None:
     """Free the elements of large collections in a thread, some at a time.
 
-    For hundreds of thousands of objects this takes a tenth of a second, in which the event loop could not
-    serve clients. The thread begins after this step of the loop, in which the caller drops its own
-    references.
+    For hundreds of thousands of objects, this takes a tenth of a second, in which the event loop could not serve
+    clients. The thread begins after the present step of the event loop, in which the caller removes its own references.
     """
     large = [collection for collection in collections if len(collection) > FREED_IN_LOOP_MAX]
     if large:
@@ -89,7 +86,7 @@ def free_later(*collections: Collection[object]) -> None:
 def _drop_contents(collections: list[Collection[object]]) -> None:
     while collections:
         objects = list(collections.pop())
-        while objects:  # Between these steps the interpreter may run other threads.
+        while objects:  # Between these steps, the interpreter can run other threads.
             del objects[-_FREED_PER_STEP:]
 
 

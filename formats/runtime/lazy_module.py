@@ -21,7 +21,7 @@ from typing import Any
 
 
 class LazyModule:
-    """A proxy of a module. The module may also be a module of this project that imports a large library."""
+    """A proxy of a module, which can also be a module of this project that imports a large library."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -36,7 +36,7 @@ class LazyModule:
 
 
 async def load(*modules: object) -> None:
-    """Import those modules that are lazy, in a thread.
+    """Import the lazy modules among some modules, in a thread.
 
     The import of an SQL parser takes a tenth of a second, in which the event loop could not serve clients.
     """
@@ -49,13 +49,13 @@ async def load(*modules: object) -> None:
 def exports(package: str, names: Mapping[str, Sequence[str]], *, extra: str | None = None) -> Callable[[str], object]:
     """Return the `__getattr__` (PEP 562) of a package that offers names of other modules.
 
-    A module is imported when one of its names is first used. If a library is missing, the ModuleNotFoundError
-    names the command that installs it.
+    A module is imported when one of its names is first used. If a library is missing, the message of the
+    ModuleNotFoundError has the command that installs it.
 
     Args:
         package: The name of the package.
         names: The names that each module offers, by module.
-        extra: The extra of the distribution that installs the libraries of these modules.
+        extra: The extra of the Python package that installs the libraries of these modules.
     """
     modules = {name: module for module, exported in names.items() for name in exported}
 

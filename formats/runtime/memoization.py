@@ -1,7 +1,7 @@
-"""Decorators that cache results of pure functions of short texts, and values of properties.
+"""Decorators that cache the results of functions of short texts, and the values of properties.
 
-`functools.lru_cache` counts entries, not bytes: if clients send names of a megabyte, its keys would fill
-the memory of the server.
+`functools.lru_cache` counts entries, not bytes: if clients sent names of a megabyte, its keys would fill the memory of
+the server.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from inspect import Parameter, signature
 from typing import Any, Generic, TypeVar
 
 CHARACTERS_MAX = 300
-"""The maximum total length of all texts of a call. The result of a longer call is not cached."""
+"""The maximum number of characters of all texts of a call. The result of a longer call is not cached."""
 _R = TypeVar("_R")
 
 
 def memoize(entries: int) -> Callable[[Callable[..., _R]], Callable[..., _R]]:
     """Return a decorator that caches the results of the last `entries` calls.
 
-    The arguments of the function are texts, given by position.
+    The arguments of the function must be texts, passed by position.
     """
 
     def decorate(function: Callable[..., _R]) -> Callable[..., _R]:
         cached = lru_cache(entries)(function)
 
-        # A plan makes about twenty of these calls: adding up the lengths of all texts would cost more than the
-        # lookup.
+        # Use special functions for one and two texts. A plan makes about twenty of these calls, and adding up the
+        # lengths of any number of texts would cost more than the lookup.
         def of_one(text: Any) -> _R:
             return cached(text) if len(text) <= CHARACTERS_MAX else function(text)
 
@@ -47,8 +47,8 @@ def memoize(entries: int) -> Callable[[Callable[..., _R]], Callable[..., _R]]:
 class computed_once(Generic[_R]):  # noqa: N801  a decorator
     """A property that is computed once, like `functools.cached_property`, but without a lock.
 
-    Python 3.11 takes a lock at the first read. Without it, threads that read at the same time may both
-    compute the value.
+    Python 3.11 takes a lock at the first read. Without the lock, threads that read at the same time may both compute
+    the value.
     """
 
     def __init__(self, function: Callable[[Any], _R]) -> None:

@@ -17,5 +17,5 @@ def explain_unreadable(error: BaseException | None) -> tuple[int, str, str]:
     if isinstance(error, http_exceptions.BadStatusLine | http_exceptions.InvalidURLError):
         return 400, "BadRequestException", "The request line is malformed (RFC 9112, 3): use HTTP/1.1 and a valid path"
     if isinstance(error, http_exceptions.PayloadEncodingError):
-        return 400, "BadRequestException", "The body is not encoded as the headers of the request announce"
-    return 400, "BadRequestException", "The request is not HTTP/1.1 that this server reads"
+        return 400, "BadRequestException", "The body does not have the encoding that the headers of the request state"
+    return 400, "BadRequestException", "The request is not valid HTTP/1.1"

@@ -1,7 +1,7 @@
-"""Certificates that their authorities have revoked, by the lists (CRLs, RFC 5280) in a PEM file.
+"""Certificates that their authorities have revoked, according to the lists (CRLs, RFC 5280) in a PEM file.
 
-TLS checks the lists in each handshake. This module serves connections that were open before a certificate was revoked
-or a list went out of date, and sessions that are resumed without a check of the certificate.
+TLS checks the lists in each handshake. This module is for connections that were open before a certificate was revoked
+or a list went out of date, and for sessions that are resumed without a check of the certificate.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _LIST = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOT
 _SPACES = re.compile(r"[ \t\n\v\f\r]+")
 _TO_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _CERTIFICATES_MAX = 10_000
-"""The maximum number of certificates whose issuers and numbers are kept."""
+"""The maximum number of certificates whose issuers and serial numbers are cached."""
 _FoldedName = tuple[frozenset[tuple[str, str | bytes]], ...]
 
 
 class RevokedCertificates:
-    """The numbers of revoked certificates and the next update of the lists, by issuer.
+    """The serial numbers of revoked certificates and the next update of the lists, by issuer.
 
     Raises:
         OSError: The file cannot be read.
@@ -33,10 +33,10 @@ class RevokedCertificates:
     def __init__(self, path: Path) -> None:
         lists = [x509.load_pem_x509_crl(text) for text in _LIST.findall(path.read_bytes())]
         if not lists:
-            raise ValueError("it has no certificate revocation list")
+            raise ValueError("the file has no certificate revocation list")
         self._numbers: dict[_FoldedName, set[int]] = {}
         self._next_updates_ms: dict[_FoldedName, float] = {}
-        """The latest next update of the lists of an issuer. A list without one stays current."""
+        """The latest next update of an issuer's lists, by issuer. A list without one stays current."""
         for revocations in lists:
             issuer, end = _fold_name(revocations.issuer), revocations.next_update_utc
             end_ms = math.inf if end is None else end.timestamp() * 1000
@@ -70,8 +70,8 @@ def _read_issuer_and_number(certificate: bytes) -> tuple[_FoldedName, int]:
 def _fold_name(name: x509.Name) -> _FoldedName:
     """Return a key that is equal for names that TLS regards as equal (RFC 5280, section 7.1).
 
-    The type of a string, the case of ASCII letters, and the amount of white space do not count. The order of the
-    relative names counts.
+    The type of a string, the case of ASCII letters, and the amount of white space are ignored. The order of the
+    relative names is significant.
     """
     return tuple(
         frozenset((attribute.oid.dotted_string, _fold_value(attribute.value)) for attribute in relative_name)

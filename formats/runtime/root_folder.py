@@ -41,12 +41,12 @@ Without O_NONBLOCK, opening a named pipe would wait until another process opens 
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY
 
 _OPENAT2 = 437
-"""The number of the system call. It is the same on all architectures."""
+"""The number of the system call openat2, which is the same on all architectures."""
 _AT_FDCWD = -100
 _RESOLVE_NO_SYMLINKS = 0x04
 _HOW = struct.Struct("=QQQ")
 _ABSENT = frozenset((errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.E2BIG))
-"""Errors of openat2 for the folder `/` if the kernel does not have openat2, or a container forbids it."""
+"""The errors of openat2 for the folder `/` if the kernel lacks openat2, or a container forbids it."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -54,7 +54,7 @@ _libc.syscall.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_char_p, ctypes.
 
 
 class SymbolicLinkError(OSError):
-    """A path below a root leads through a symbolic link.
+    """A path below a root contains a symbolic link.
 
     Attributes:
         is_last: Whether the link is the last component of the path, not a folder above it.
@@ -66,7 +66,7 @@ class SymbolicLinkError(OSError):
 
 
 class NotPlainFileError(OSError):
-    """A path below a root is a folder, a named pipe, a device or a socket."""
+    """A path below a root is not a plain file, but a folder, a named pipe, a device or a socket."""
 
     def __init__(self, path: str) -> None:
         super().__init__(errno.EINVAL, "not a plain file", path)
@@ -78,8 +78,8 @@ class RootFolder:
     Paths below the folder have no leading slash. The empty path is the root itself.
 
     Raises:
-        SymbolicLinkError: The path contains a link. All methods may raise this error.
-        ValueError: The path could leave the root. All methods may raise this error.
+        SymbolicLinkError: The path contains a link. All methods can raise this error.
+        ValueError: The path could leave the root. All methods can raise this error.
     """
 
     __slots__ = ("path", "real_path")
@@ -96,7 +96,7 @@ class RootFolder:
         return path[len(prefix) :] if path.startswith(prefix) else None
 
     def open(self, below: str, flags: int, mode: int = 0o666) -> int:
-        """Return a descriptor, as os.open returns it."""
+        """Open a path, and return its descriptor, like os.open."""
         _check(below)
         if not has_openat2():
             return self._open_each(below, flags, mode)
@@ -109,7 +109,7 @@ class RootFolder:
         raise SymbolicLinkError(below, is_last=not flags & os.O_DIRECTORY and self._has_plain_parent(below))
 
     def open_file(self, below: str) -> int:
-        """Return a descriptor for reading.
+        """Open a file for reading, and return its descriptor.
 
         Raises:
             NotPlainFileError: The path is not a plain file.
@@ -121,7 +121,7 @@ class RootFolder:
         return descriptor
 
     def open_folder(self, below: str) -> int:
-        """Return a descriptor for reading and syncing.
+        """Open a folder for reading and syncing, and return its descriptor.
 
         Raises:
             NotADirectoryError: The path is a file.
@@ -131,7 +131,7 @@ class RootFolder:
     def is_file(self, below: str) -> bool:
         """Return whether the path is a plain file.
 
-        A symbolic link as the last component is not a plain file.
+        If the last component is a symbolic link, the path is not a plain file.
         """
         try:
             descriptor = self.open(below, os.O_PATH | os.O_NOFOLLOW)
@@ -144,7 +144,7 @@ class RootFolder:
 
     @contextlib.contextmanager
     def open_parent_folder(self, below: str) -> Iterator[tuple[int, str]]:
-        """Open the folder of a path, and yield its descriptor and the name in it.
+        """Open the folder of a path, and yield its descriptor and the name of the path in it.
 
         The descriptor is only for operations on names (O_PATH).
         """
@@ -157,7 +157,7 @@ class RootFolder:
             os.close(descriptor)
 
     def make_folders(self, below: str) -> None:
-        """Create a folder and the folders that contain it, if they are missing."""
+        """Create a folder and the folders above it, if they are missing."""
         with contextlib.suppress(FileNotFoundError):
             os.close(self.open(below, os.O_PATH | os.O_DIRECTORY))
             return
@@ -180,9 +180,7 @@ class RootFolder:
             os.unlink(name, dir_fd=folder)
 
     def check_links(self, below: str) -> None:
-        """Check that the path has no symbolic links.
-
-        The path may end before a missing folder.
+        """Check that the path contains no symbolic links. It may end before a missing folder.
 
         Raises:
             SymbolicLinkError: The path, or a folder above it, is a link.
@@ -198,7 +196,7 @@ class RootFolder:
             os.close(descriptor)
 
     def _open_each(self, below: str, flags: int, mode: int) -> int:
-        """Return the descriptor that `open` returns, with one call for each component."""
+        """Return the descriptor that `open` returns, with a system call for each component."""
         if not below:
             return os.open(self.real_path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
         *folders, last = below.split("/")
@@ -253,7 +251,7 @@ def _is_link(folder: int, name: str) -> bool:
 
 
 def _check(below: str) -> None:
-    # Most paths have no dot after a slash, so that this check needs only two searches.
+    # Most paths have no dot after a slash, so this check needs only two searches.
     if below.startswith((".", "/")) or "/." in below or "//" in below or below.endswith("/"):
         parts = below.split("/")
         if "" in parts or "." in parts or ".." in parts:

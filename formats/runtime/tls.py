@@ -1,11 +1,9 @@
 """TLS certificates and authorities.
 
-A server certificate is reloaded while the server runs. Seamark's clients trust the authorities.
-
-An operator renews a certificate by replacing its files. The server checks the files every few seconds,
-and immediately on SIGHUP. New handshakes use the new certificate when certificate and key match; open
-connections continue. If the files do not match, this is logged, and the previous certificate stays in
-use.
+A server certificate is reloaded while the server runs: an operator renews it by replacing its files. The server checks
+the files every few seconds, and immediately on SIGHUP. When the certificate and the key match, new handshakes use them;
+open connections continue. If the files do not match, this is logged, and the previous certificate stays in use. The
+authorities are those that Seamark's clients trust.
 """
 
 from __future__ import annotations
@@ -35,19 +33,19 @@ else:
     revocations = LazyModule("seamark.formats.runtime.revocations")
 
 CA_VARIABLE = "SEAMARK_CA"
-"""The environment variable for a PEM file with authorities that Seamark's clients trust in addition to the
-system's.
-"""
+"""The environment variable for a PEM file with authorities that Seamark's clients trust in addition to the system's."""
 CLIENT_CERTIFICATE_VARIABLE = "SEAMARK_CLIENT_CERT"
-"""The environment variable for a PEM file with the certificate and its chain by which a client logs in."""
+"""The environment variable for a PEM file with the certificate, and its chain, with which a client logs in."""
 CLIENT_KEY_VARIABLE = "SEAMARK_CLIENT_KEY"
-"""The environment variable for the PEM file with the key. If it is not set, the key is in the certificate's file."""
+"""The environment variable for the PEM file with the client's key. If it is not set, the certificate's file has the
+key.
+"""
 RELOAD_S = 5.0
 _RESUMABLE_CERTIFICATES_MAX = 10_000
-"""The number of client certificates whose authorities are kept for resumed sessions of TLS 1.2."""
+"""The number of client certificates whose authorities are cached for resumed sessions of TLS 1.2."""
 _PEM_END = "-----END CERTIFICATE-----"
 _DER = 2
-"""The encoding DER of the certificates of Python's module `_ssl`."""
+"""The encoding DER of certificates in Python's module `_ssl`."""
 _log = structlog.get_logger("seamark.tls")
 
 
@@ -62,10 +60,10 @@ class ClientCertificate:
 
 
 class Certificate:
-    """A server's certificate chain and key, and the authorities of its clients' certificates; all PEM.
+    """A server's certificate chain and key, and the authorities of its clients' certificates, all in PEM files.
 
     Raises:
-        ConfigError: A file is unusable; the message names it.
+        ConfigError: A file cannot be used. The message names it.
     """
 
     def __init__(
@@ -78,7 +76,7 @@ class Certificate:
         """Load the files.
 
         Args:
-            certificate: The chain of the server.
+            certificate: The certificate chain of the server.
             key: The key of the server.
             client_authorities: The authorities that sign certificates of clients. None: clients have no certificates.
             client_revocations: The revocation lists of these authorities. None: no certificate is revoked.
@@ -93,10 +91,10 @@ class Certificate:
         self._leaves = [_read_leaf(certificate)]
         """The previous certificate, and then the certificate for new connections."""
         self.context = _make_server_context(certificate, key)
-        """The context for servers; it presents the current certificate."""
+        """The TLS context for servers. It presents the current certificate."""
         self.context.sni_callback = self._present_certificate
         self.login_context = self.context
-        """The context for servers that clients log in to: it requests a certificate of the client."""
+        """The TLS context for servers to which clients log in. It requests a certificate of the client."""
         if client_authorities is not None:
             self.login_context = _make_login_context(certificate, key, client_authorities, client_revocations)
             self.login_context.sni_callback = self._request_certificate
@@ -106,7 +104,7 @@ class Certificate:
     def _load(
         self,
     ) -> tuple[ssl.SSLContext, ssl.SSLContext | None, frozenset[bytes], revocations.RevokedCertificates | None]:
-        """Return the contexts for new connections and for new logins, and the authorities and revoked certificates."""
+        """Return the contexts for new connections and for new logins, the authorities, and the revoked certificates."""
         context = _make_server_context(*self._files)
         if self._client_authorities is None:
             return context, None, frozenset(), None
@@ -138,19 +136,24 @@ class Certificate:
                 return None
             client = self._clients[connection] = self._find_client(connection, leaf)
         if client.authority not in self._authorities:
-            raise Unauthenticated("The server no longer trusts the authority of the client's certificate; renew it")
+            raise Unauthenticated(
+                "The server no longer trusts the authority of the client's certificate; renew the certificate"
+            )
         if self._revoked is not None:
             if self._revoked.includes(client.leaf):
                 raise Unauthenticated("The client's certificate was revoked; log in with a new certificate")
             if not self._revoked.is_covered(client.leaf, now_ms):
                 raise Unauthenticated(
-                    "The server has no current revocation list of the authority of the client's certificate; ask the "
+                    "The server has no current revocation list for the authority of the client's certificate; ask the "
                     "server's operator to renew the list"
                 )
         return client
 
     def _find_client(self, connection: ssl.SSLObject, leaf: bytes) -> ClientCertificate:
-        """Return the certificate and its authority. A resumed session has no chain, so its first connection is used."""
+        """Return the certificate and its authority.
+
+        A resumed session has no chain, so the chain of its first connection is used.
+        """
         chain = _read_verified_chain(connection)
         client = ClientCertificate(leaf, chain[-1]) if chain else self._resumable.get(leaf)
         if client is None:
@@ -162,7 +165,7 @@ class Certificate:
         return client
 
     async def reload(self) -> None:
-        """Load the current files. If they are unusable, the previous certificate and authorities stay in use.
+        """Load the current files. If they cannot be used, the previous certificate and authorities stay in use.
 
         A thread parses them, because a long revocation list would delay all requests.
         """
@@ -179,8 +182,8 @@ class Certificate:
     def leaves(self) -> str:
         """Return all certificates that workers of this server may present now, as PEM, without their chains.
 
-        All workers load a renewed certificate within `RELOAD_S`. Therefore the result has the current
-        certificate, the previous certificate, and the certificate of the file.
+        All workers load a renewed certificate within `RELOAD_S`. Therefore the result contains the current certificate,
+        the previous certificate, and the certificate in the file.
         """
         leaves = list(self._leaves)
         with suppress(OSError):
@@ -188,7 +191,7 @@ class Certificate:
         return "\n".join(dict.fromkeys(filter(None, leaves)))
 
     def request_reload(self) -> None:
-        """Make `watch` reload the files at once, even if they have not changed."""
+        """Make `watch` reload the files immediately, even if they have not changed."""
         self._reload_requested.set()
 
     async def watch(self) -> None:
@@ -205,7 +208,7 @@ class Certificate:
 
 
 def _read_file_states(paths: Sequence[Path]) -> list[tuple[int, int, int]]:
-    """Return what changes when a file is replaced, for each file that exists."""
+    """Return numbers that change when a file is replaced, for each file that exists."""
     states = []
     for path in paths:
         with suppress(OSError):
@@ -237,7 +240,7 @@ def _read_leaf(path: Path) -> str:
 
 
 def create_server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Return the TLS context of a server, with the current files.
+    """Return the TLS context of a server with the current files.
 
     Raises:
         OSError: A file cannot be read, or the files do not match (ssl.SSLError).
@@ -274,22 +277,22 @@ def _read_revoked(path: Path) -> revocations.RevokedCertificates:
     try:
         return revocations.RevokedCertificates(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"Cannot read revocation lists of clients from {path}: {error}") from None
+        raise ConfigError(f"Cannot read the revocation lists of clients in {path}: {error}") from None
 
 
 def _make_login_context(certificate: Path, key: Path, authorities: Path, revoked: Path | None) -> ssl.SSLContext:
     """Return a context that asks clients for a certificate of one of the authorities.
 
-    A client may have no certificate: the server's own processes and probes have none. A certificate of another
+    A client can have no certificate, because the server's own processes and probes have none. A certificate of another
     authority, or an expired or revoked one, fails the handshake. There are no session tickets, because a ticket would
-    be accepted after its certificate has expired.
+    still be accepted after its certificate has expired.
     """
     context = _make_server_context(certificate, key)
     try:
         context.load_verify_locations(cafile=authorities)
     except OSError as error:
         reason = getattr(error, "reason", None) or error.strerror or error
-        raise ConfigError(f"Cannot read authorities of clients from {authorities}: {reason}") from None
+        raise ConfigError(f"Cannot read the authorities of clients in {authorities}: {reason}") from None
     if not context.get_ca_certs():
         raise ConfigError(f"The file {authorities} has no certificate of an authority of clients: add one")
     if revoked is not None:
@@ -311,17 +314,19 @@ def _load_revocations(context: ssl.SSLContext, path: Path) -> None:
         context.load_verify_locations(cafile=path)
     except OSError as error:
         reason = getattr(error, "reason", None) or error.strerror or error
-        raise ConfigError(f"Cannot read revocation lists of clients from {path}: {reason}") from None
+        raise ConfigError(f"Cannot read the revocation lists of clients in {path}: {reason}") from None
     after = context.cert_store_stats()
     if after["x509"] != before["x509"]:
-        raise ConfigError(f"The file {path} has certificates beside the revocation lists of clients: remove them")
+        raise ConfigError(
+            f"The file {path} has certificates in addition to the revocation lists of clients: remove the certificates"
+        )
     if after["crl"] == before["crl"]:
         raise ConfigError(f"The file {path} has no revocation list of an authority of clients: add one")
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
 
 
 class _IdentifiedContext(ssl.SSLContext):
-    """The context of a client with a certificate. Each new connection presents the current files."""
+    """The context of a client with a certificate. Each new connection presents the certificate in the current files."""
 
     _files: tuple[Path, Path]
     _seen: list[tuple[int, int, int]]
@@ -330,7 +335,7 @@ class _IdentifiedContext(ssl.SSLContext):
         """Load the certificate.
 
         Raises:
-            ValueError: A file is unusable; the message names both.
+            ValueError: A file cannot be used. The message names both files.
         """
         self._files, self._seen = (certificate, key), _read_file_states((certificate, key))
         try:
@@ -347,7 +352,7 @@ class _IdentifiedContext(ssl.SSLContext):
         if state == self._seen:
             return
         try:
-            # A failed load would leave the new certificate with the old key, so another context tries the files.
+            # A failed load would leave the new certificate with the old key, so a separate context tries the files.
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(*self._files, password=_refuse_client_passphrase)
             self.load_cert_chain(*self._files, password=_refuse_client_passphrase)
         except (OSError, ValueError) as error:
@@ -371,10 +376,11 @@ def _refuse_client_passphrase() -> str:
 def build_seamark_context(authorities: str | None = None) -> ssl.SSLContext | None:
     """Return the context with which clients connect to a Seamark server.
 
-    It is that of `build_client_context`, with the client certificate of SEAMARK_CLIENT_CERT and SEAMARK_CLIENT_KEY.
+    It is the context of `build_client_context`, with the client certificate in SEAMARK_CLIENT_CERT and
+    SEAMARK_CLIENT_KEY.
 
     Raises:
-        ValueError: A file is unusable; the message names it.
+        ValueError: A file cannot be used. The message names it.
     """
     certificate = os.environ.get(CLIENT_CERTIFICATE_VARIABLE)
     if not certificate:
@@ -388,10 +394,9 @@ def build_seamark_context(authorities: str | None = None) -> ssl.SSLContext | No
 
 
 def build_client_context(authorities: str | None = None) -> ssl.SSLContext | None:
-    """Return the context with which clients verify servers.
+    """Return the context with which clients verify servers, or None to trust only the system's authorities.
 
-    It trusts the authorities of the given file, or of SEAMARK_CA. Return None to trust only the system's
-    authorities.
+    It trusts the authorities in the given file, or in the file of SEAMARK_CA.
 
     Raises:
         ValueError: The file has no certificates.
@@ -414,10 +419,10 @@ def _trust_authorities(context: ssl.SSLContext, path: str | None) -> None:
 
 
 def trust_only(certificates: str) -> ssl.SSLContext:
-    """Return a client's context that accepts a server with one of these certificates (PEM), and no other server.
+    """Return a client's context that accepts only servers with one of these certificates (PEM).
 
-    It is for processes that a server starts on its own machine. Such processes have the server's certificate, and
-    connect to the server at an address that the certificate need not name. Therefore the name is not compared.
+    It is for processes that a server starts on its own machine. These processes have the server's certificate, and
+    connect to the server at an address that the certificate need not contain. Therefore the name is not compared.
 
     Raises:
         ValueError: The text has no certificates.
@@ -425,7 +430,7 @@ def trust_only(certificates: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = False
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # The certificate itself is trusted, not its issuer.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # Trust the certificate itself, not its issuer.
     try:
         context.load_verify_locations(cadata=certificates)
     except ssl.SSLError as error:
@@ -437,8 +442,8 @@ def trust_only(certificates: str) -> ssl.SSLContext:
 def find_authorities_file() -> str | None:
     """Return the file of authorities with which this process verifies an S3 store, or None for the system's.
 
-    If AWS_CA_BUNDLE is set, it names the file. Otherwise, if SEAMARK_CA is set, the file is a new temporary
-    file with the authorities of SEAMARK_CA and of the system: the store may be behind the objects gateway,
+    If AWS_CA_BUNDLE is set, it names the file. Otherwise, if SEAMARK_CA is set, the file is a new temporary file with
+    the authorities of SEAMARK_CA and of the system. SEAMARK_CA is needed if the store is behind the objects gateway,
     which has the server's certificate.
     """
     aws_bundle, seamark_bundle = os.environ.get("AWS_CA_BUNDLE"), os.environ.get(CA_VARIABLE)

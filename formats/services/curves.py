@@ -1,4 +1,4 @@
-"""Computes the keys of grid points on a space-filling curve.
+"""Compute the keys of grid points on a space-filling curve.
 
 Points that are close in all attributes often have close keys.
 
@@ -21,7 +21,7 @@ Points = npt.NDArray[np.uint64]
 
 
 def compute_curve_keys(points: Points, bits: int, curve: str) -> npt.NDArray[np.uint8]:
-    """Return the keys of points, as uint8[rows, bytes]. They are compared as bytes.
+    """Return the keys of points, as uint8[rows, bytes]. Keys are compared as bytes.
 
     Distinct points have distinct keys.
 

@@ -1,10 +1,10 @@
-"""A table service: one object with everything that the other modules need from it.
+"""A table service: one object with everything that other modules need from it.
 
-A service is a `TableService` in `services.py`, and two behaviours that are registered by its name. The
-server proposes its jobs and reports the problems that they correct (`metaserver/services/proposers.py`). A
+A service is a `TableService` in `services.py`, and two behaviours that are registered under its name. The server
+proposes the jobs of the service and reports the problems that they correct (`metaserver/services/proposers.py`). A
 client runs its jobs (`connector/jobs/jobs.py`). The server never imports a client, so the two behaviours are in
-separate modules. Settings, policies, rights, launchers, commands and the documentation read the declaration and
-contain no names of services.
+separate modules. Settings, policies, rights, launchers, commands and the documentation read the declaration and contain
+no names of services.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from functools import cached_property
 Requirement = Callable[[Mapping[str, str]], str | None]
 """A function that checks a property of a policy.
 
-It returns a text that describes the valid values if the value of the property is invalid, otherwise None. It
-receives the properties of the policy that are checked together. If the property has a parser, an invalid
-value raises `BadRequest`.
+If the value of the property is invalid, the function returns a text that describes the valid values, otherwise None. It
+receives the properties of the policy that are checked together. If the property has a parser, an invalid value raises
+`BadRequest`.
 """
 
 
@@ -31,11 +31,11 @@ class ServiceProperty:
     """The value if the property is not set. An empty value means no limit, or no columns."""
     requirement: Requirement
     empty: str = "no limit"
-    """The meaning of an empty value, as `seamark policy` shows it."""
+    """The meaning of an empty value in the output of `seamark policy`."""
 
 
 def is_whole_number(name: str) -> Requirement:
-    """Return the requirement that the property `name` is a positive integer of 64 bits."""
+    """Return the requirement that the property `name` is a positive integer of at most 64 bits."""
 
     def require(properties: Mapping[str, str]) -> str | None:
         value = properties[name]
@@ -71,25 +71,25 @@ class TableService:
     """The declaration of a table service, which the server and the clients share."""
 
     name: str
-    """A noun in lower case with hyphens, as in stored jobs, metrics and logs. It never changes."""
+    """The name: a noun in lower case with hyphens, as in stored jobs, metrics and logs. It never changes."""
     command: str
     """The subcommand of `seamark run` that runs one job."""
     summary: str
-    """The task of the service: a verb and its object, for the documentation and the help of the command."""
+    """The task of the service in the documentation and the help of the command: a verb and its object."""
     condition: str = "the table's policy enables it"
     """The condition under which the service works on a table, for the documentation."""
     page: str = ""
-    """The page of the documentation about the objects that the service maintains, from `docs/how-to/`."""
+    """The page in `docs/how-to/` about the objects that the service maintains."""
     priority: int = 5
-    """The priority of jobs: jobs with a lower number run first.
+    """The priority of jobs. Jobs with a lower number run first.
 
-    If the number is lower than the number of another service, the declaration states the reason.
+    If the number is lower than that of another service, the declaration states the reason.
     """
 
     enabled_by_default: bool | None = False
-    """The default of the setting that enables the service for tables that do not have its property `switch`.
+    """The default of the setting that enables the service for tables without its property `switch`.
 
-    None if the service has neither a switch nor a setting.
+    It is None if the service has neither a switch nor a setting.
     """
     setting_help: str = ""
     """The description of the setting that enables the service."""
@@ -100,18 +100,21 @@ class TableService:
     is_inherited: bool = True
     """Whether the properties of a namespace apply to its tables."""
     steered_by: tuple[str, ...] = ()
-    """The names of the other services whose properties also affect its jobs. The user who set these properties
-    needs the right to change the table.
+    """The names of the other services whose properties also affect the jobs of this service.
+
+    The user who set these properties needs the right to change the table.
     """
 
     rewrites_files: bool = False
-    """Whether a job rewrites data files. Only one such job of a table runs at a time, under the table's rewrite
-    lease, because two jobs would rewrite the same files.
+    """Whether a job rewrites data files.
+
+    Two such jobs would rewrite the same files, so only one of them runs on a table at a time, under the table's rewrite
+    lease.
     """
     runs_on_spark: bool = False
     """Whether a job may run on Spark. If True, the job accepts the argument `runner`."""
     ignores_windows: bool = False
-    """Whether jobs run at any time, also outside the table's windows."""
+    """Whether jobs run at any time, not only in the table's windows."""
     reads_joined_tables: bool = False
     """Whether a job reads the tables that `seamark.clustering.joins` names."""
 

@@ -23,7 +23,7 @@ from seamark.formats.services.service import (
 
 
 def _fits_layout(name: str) -> Requirement:
-    """Return the requirement of one property of a clustering, which may be checked without the other properties."""
+    """Return the requirement of a property of a clustering. The other properties of the clustering may be missing."""
 
     def require(properties: Mapping[str, str]) -> None:
         clustering.parse_joins(properties)
@@ -33,7 +33,7 @@ def _fits_layout(name: str) -> Requirement:
 
 
 def _fits_statistics(name: str) -> Requirement:
-    """Return the requirement of one property of the statistics, which may be checked without the other property."""
+    """Return the requirement of a property of the statistics. The other property may be missing."""
 
     def require(properties: Mapping[str, str]) -> None:
         statistics.StatisticsPolicy.of({name: properties[name]})
@@ -61,9 +61,9 @@ COMPACTION = TableService(
     name="compaction",
     command="compact",
     summary="merges small data files, applies delete files",
-    priority=7,  # This runs after indexing, because a missing index slows queries more.
-    setting_help="Compact tables without the property seamark.compaction.enabled: merge small data files, apply "
-    "deletes.",
+    priority=7,  # Indexing runs before this, because a missing index slows queries more.
+    setting_help="Whether the server compacts tables without the property seamark.compaction.enabled: it merges small "
+    "data files and applies deletes.",
     properties=(
         ServiceProperty(compaction.MIN_FILES, str(compaction.MIN_FILES_DEFAULT), is_whole_number(compaction.MIN_FILES)),
     ),
@@ -77,9 +77,9 @@ CLUSTERING = TableService(
     command="cluster",
     summary="sorts new rows into files by the clustering columns",
     condition="the table has the property `seamark.clustering.columns`",
-    priority=8,  # This runs after indexing, because a missing index slows queries more than unclustered rows.
+    priority=8,  # Indexing runs before this, because a missing index slows queries more than unclustered rows.
     enabled_by_default=True,
-    setting_help="Cluster tables that have the property seamark.clustering.columns, and not "
+    setting_help="Whether the server clusters tables that have the property seamark.clustering.columns, but not "
     "seamark.clustering.enabled.",
     properties=(
         ServiceProperty(clustering.COLUMNS, "", _fits_layout(clustering.COLUMNS), "none"),
@@ -98,10 +98,10 @@ COLUMN_TTL = TableService(
     summary="removes expired columns from old partitions",
     condition="the table has the property `seamark.column-ttl.columns`",
     page="merge-files-and-drop-columns.md#drop-columns-by-their-age",
-    priority=6,  # This runs before compaction, which would also rewrite the expired columns.
+    priority=6,  # Compaction runs after this, because it would also rewrite the expired columns.
     enabled_by_default=True,
-    setting_help="Remove expired columns from old partitions of tables that have the property "
-    "seamark.column-ttl.columns, and not seamark.column-ttl.enabled.",
+    setting_help="Whether the server removes expired columns from old partitions of tables that have the property "
+    "seamark.column-ttl.columns, but not seamark.column-ttl.enabled.",
     properties=(
         ServiceProperty(column_ttl.COLUMNS, "", require_parsed_by(column_ttl.TtlPolicy.of), "none"),
         ServiceProperty(column_ttl.TIME_COLUMN, "", _find_column_name, "none"),
@@ -113,9 +113,9 @@ EXPIRATION = TableService(
     name="expiration",
     command="expire",
     summary="removes old snapshots, and the files that no other snapshot needs",
-    priority=9,  # This runs after compaction, which makes files unused.
-    setting_help="Expire snapshots of tables without the property seamark.expiration.enabled, by their properties "
-    "history.expire.*, and delete the files that no other snapshot needs.",
+    priority=9,  # Compaction runs before this, because it makes files unused.
+    setting_help="Whether the server expires snapshots of tables without the property seamark.expiration.enabled. It "
+    "follows their properties history.expire.*, and deletes the files that no other snapshot needs.",
     properties=(
         ServiceProperty(
             retention.MAX_SNAPSHOT_AGE,
@@ -131,10 +131,10 @@ EXPIRATION = TableService(
 ORPHAN_FILES = TableService(
     name="orphan-files",
     command="orphan-files",
-    summary="removes files that no snapshot names, once a day after a change",
-    priority=10,  # This runs after all services that may leave files.
-    setting_help="Remove orphan files, which no snapshot names, of tables without the property "
-    "seamark.orphan-files.enabled.",
+    summary="removes files that no snapshot references, once a day after a change",
+    priority=10,  # All services that may leave files run before this.
+    setting_help="Whether the server removes orphan files, which no snapshot references, of tables without the "
+    "property seamark.orphan-files.enabled.",
     properties=(
         ServiceProperty(
             retention.MIN_ORPHAN_AGE,
@@ -148,9 +148,10 @@ STATISTICS = TableService(
     name="statistics",
     command="statistics",
     summary="computes distinct values of columns, and totals of partitions",
-    priority=11,  # This runs after the services that replace files. Then a replacement needs new statistics only once.
-    setting_help="Keep statistics of tables without the property seamark.statistics.enabled: distinct values of "
-    "columns, and totals of partitions.",
+    # The services that replace files run before this, so that a replacement needs new statistics only once.
+    priority=11,
+    setting_help="Whether the server computes statistics of tables without the property seamark.statistics.enabled: "
+    "distinct values of columns, and totals of partitions.",
     properties=(
         ServiceProperty(statistics.COLUMNS, "", _fits_statistics(statistics.COLUMNS), "all"),
         ServiceProperty(
@@ -165,8 +166,9 @@ MANIFESTS = TableService(
     name="manifests",
     command="manifests",
     summary="lists the files in fewer manifests, sorted by partition",
-    priority=8,  # This runs after compaction, which makes entries unnecessary.
-    setting_help="Rewrite the manifests of tables without the property seamark.manifests.enabled, when there are many.",
+    priority=8,  # Compaction runs before this, because it makes entries unnecessary.
+    setting_help="Whether the server rewrites the manifests of tables without the property seamark.manifests.enabled, "
+    "if they have many.",
     properties=(
         ServiceProperty(
             manifest_policy.MIN_COUNT,
@@ -179,11 +181,11 @@ MANIFESTS = TableService(
 BUCKET_SPLITTING = TableService(
     name="bucket-splitting",
     command="split-buckets",
-    summary="splits files that were written before the number of buckets grew",
+    summary="splits files that were written when the table had fewer buckets",
     page="buckets.md",
-    priority=6,  # This runs before compaction, which would merge the files first.
-    setting_help="Split files of earlier bucket counts, of tables without the property "
-    "seamark.bucket-splitting.enabled.",
+    priority=6,  # Compaction runs after this, because it would merge the files first.
+    setting_help="Whether the server splits files that were written with fewer buckets, of tables without the "
+    "property seamark.bucket-splitting.enabled.",
     steered_by=("compaction",),
     rewrites_files=True,
 )
@@ -191,11 +193,11 @@ BUCKET_SPLITTING = TableService(
 AUTO_ADVICE = TableService(
     name="auto-advice",
     command="auto-advice",
-    summary="applies proposals of the advisor, measures them, and undoes those that do not pay",
+    summary="applies proposals of the advisor, measures them, and undoes those without a benefit",
     page="advisor.md#apply-proposals-automatically",
     priority=12,  # This runs last, because it may begin a rewrite of the whole table.
-    setting_help="Apply proposals of the advisor to tables without the property seamark.auto-advice.enabled, measure "
-    "them, and undo those that do not pay.",
+    setting_help="Whether the server applies proposals of the advisor to tables without the property "
+    "seamark.auto-advice.enabled, measures them, and undoes those without a benefit.",
     properties=tuple(
         ServiceProperty(name, str(default), is_whole_number(name))
         for name, default in (
@@ -231,7 +233,7 @@ def list_inherited_prefixes() -> tuple[str, ...]:
 
 
 def list_steering_prefixes(name: str) -> tuple[str, ...]:
-    """Return the prefixes of the properties that cause or affect the jobs of a service; `()` for an unknown name."""
+    """Return the prefixes of the properties that cause or affect the jobs of a service, or `()` for an unknown name."""
     if name not in SERVICES:
         return ()
     service = SERVICES[name]

@@ -62,12 +62,12 @@ class AzureDataLake(StorageRules):
 
 
 def normalize_host(host: str) -> str | None:
-    """Return the host of an account's Data Lake service in lower case, or None for another host."""
+    """Return the host of an account's Data Lake service in lower case, or None for any other host."""
     matched = _HOST.fullmatch(host)
     return None if matched is None else f"{matched[1]}.dfs.{matched[2]}".lower()
 
 
 def split_bucket(bucket: str) -> tuple[str, str, str]:
-    """Return (container, account, host) of the bucket of a parsed location."""
+    """Return the container, the account and the host of the bucket of a parsed location."""
     container, _, host = bucket.partition("@")
     return container, host.partition(".")[0], host

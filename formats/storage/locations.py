@@ -1,7 +1,7 @@
-"""Normalised storage locations.
+"""Normalized storage locations.
 
-A parsed location means the same for every reader, including readers that decode percent escapes, replace
-backslashes or resolve dots. Locations that contain any of these are rejected, not repaired.
+A parsed location means the same for every reader, including readers that decode percent escapes, replace backslashes or
+resolve dots. Locations that contain any of these are rejected, not repaired.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from seamark.formats.runtime.memoization import memoize
 from seamark.formats.storage.storages import LOCAL, STORAGES, find_rules, normalize_path
 
 LOCATION_CHARS_MAX = 4096
-"""The maximum length of a location. It is the limit of a Linux path, and four times the limit of an S3 key."""
+"""The maximum number of characters of a location. It is the limit of a Linux path, and four times that of an S3 key."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 _CONTROL = re.compile(
@@ -29,7 +29,10 @@ _DECODE_ROUNDS_MAX = 8
 class Location:
     """A parsed location.
 
-    `bucket` is empty for files. `path` has no leading or trailing slash, and may be empty.
+    Attributes:
+        scheme: The scheme of the storage.
+        bucket: The bucket. It is empty for files.
+        path: The path without a leading or trailing slash. It can be empty.
     """
 
     scheme: str
@@ -40,12 +43,12 @@ class Location:
         return f"{self.scheme}://{self.bucket}/{self.path}".rstrip("/") if self.path else self.root()
 
     def root(self) -> str:
-        """The location of the bucket. For a storage without buckets, the location that contains everything."""
+        """The location of the bucket, or for a storage without buckets, the location that contains everything."""
         return f"{self.scheme}://{self.bucket}" if self.bucket else f"{self.scheme}:///"
 
     @property
     def is_local(self) -> bool:
-        """Whether this is a location of files of this machine."""
+        """Whether this is a location of files on this machine."""
         return self.scheme == LOCAL
 
     @property
@@ -66,7 +69,7 @@ _REFUSED_MARKS = (("?", "a query"), ("#", "a fragment"), *_REFUSED_IN_KEYS)
 
 @memoize(8192)  # Each load of a table parses its location three times.
 def parse_location(text: str, subject: str = "The location") -> Location:
-    """Return the normalised location: a trailing slash is dropped, `file:/p` becomes `file:///p`, `s3a` becomes `s3`.
+    """Parse and normalize a location: a trailing slash is dropped, `file:/p` becomes `file:///p`, `s3a` becomes `s3`.
 
     Raises:
         BadRequest: The text has an unknown scheme, or readers could interpret it differently. The message begins with
@@ -76,7 +79,7 @@ def parse_location(text: str, subject: str = "The location") -> Location:
 
 
 def parse_stored_location(text: str, subject: str = "The location") -> Location:
-    """Parse a location in a file of a table, as `parse_location` does. A path without a scheme is a local file.
+    """Parse a location in a file of a table, like `parse_location`. A path without a scheme is a local file.
 
     Tables of Iceberg's Hadoop catalog have such paths, and readers open them on this machine.
     """
@@ -84,14 +87,14 @@ def parse_stored_location(text: str, subject: str = "The location") -> Location:
 
 
 def add_scheme(text: str) -> str:
-    """Return a location in a file of a table with the scheme of local files if it has none."""
+    """Add the scheme of local files to a location in a file of a table if it has no scheme."""
     return f"{LOCAL}://{text}" if text.startswith("/") else text
 
 
 def parse_object(text: str, subject: str = "The location") -> Location:
-    """Parse the location of one object of an S3 request, as `parse_location` does.
+    """Parse the location of an object in an S3 request, like `parse_location`.
 
-    The key of such a request is not a part of a URI, so `?` and `#` are characters of it.
+    The key of such a request is not a part of a URI, so it can contain the characters `?` and `#`.
     """
     return _parse(text, subject, _REFUSED_IN_KEYS)
 
@@ -141,13 +144,12 @@ def _check_segments(path: str, subject: str, shown_location: str) -> None:
 
 
 def make_location_key(location: Location) -> str:
-    """Return a canonical key of a location.
+    """Return the canonical key of a location, which is equal for all spellings that any reader treats as the same
+    location.
 
-    It is equal for all spellings that any reader treats as the same location.
-
-    Percent escapes are decoded. For files, symbolic links are resolved, and letters are composed and
-    case-folded, because some file systems ignore these differences. The function reads the file system. For
-    files below a root of the warehouse use `Warehouse.make_key`, because no link below a root is followed.
+    Percent escapes are decoded. For files, symbolic links are resolved, and letters are composed and case-folded,
+    because some file systems ignore these differences. The function reads the file system. For files below a root of
+    the warehouse, use `Warehouse.make_key`, because no link below a root is followed.
     """
     return make_canonical_key(location, STORAGES[location.scheme].resolve(location.path))
 
@@ -164,8 +166,8 @@ def make_canonical_key(location: Location, path: str) -> str:
 def normalize_location(text: str) -> str:
     """Return a text that is equal for all spellings that a reader may treat as one location.
 
-    Unlike `make_location_key`, the function accepts any text and does not read the file system. Different
-    locations may have the same result.
+    Unlike `make_location_key`, the function accepts any text and does not read the file system. Different locations can
+    have the same result.
     """
     matched = _SCHEME.fullmatch(text)
     scheme, path = (matched[1].lower(), matched[2]) if matched is not None else (LOCAL, text)
@@ -176,7 +178,7 @@ def normalize_location(text: str) -> str:
 
 
 def list_spellings(text: str) -> list[str]:
-    """Return the location unchanged, and in the spellings that other writers usually use."""
+    """Return the location as given, and in the spellings that other writers usually use."""
     matched = _SCHEME.fullmatch(text)
     if matched is None:
         return [text, f"file:{text}", f"file://{text}"]

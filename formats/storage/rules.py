@@ -14,14 +14,13 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
 
 
 class StorageRules:
-    """Rules of a storage whose locations are `scheme://bucket/key`; other storages override the methods.
+    """The rules of a storage whose locations are `scheme://bucket/key`. Other storages override the methods.
 
-    `parse_location` contains the checks that apply to every storage, such as those of segments and control
-    characters.
+    `parse_location` contains the checks that apply to every storage, such as those of segments and control characters.
     """
 
     scheme: str
-    """The scheme of normalised locations."""
+    """The scheme of normalized locations."""
     aliases: tuple[str, ...] = ()
     """Other schemes that engines write for the same locations."""
     has_links: bool = False
@@ -29,7 +28,7 @@ class StorageRules:
     ignores_case: bool = False
     """Whether the storage may treat names as equal that differ only in case, or in the composition of letters."""
     property_families: tuple[str, ...] = ()
-    """The first segments of the properties that configure a client's access. No table may have such properties."""
+    """The first segments of the properties that configure a client's access. Tables cannot have these properties."""
 
     @property
     def form(self) -> str:
@@ -41,7 +40,7 @@ class StorageRules:
         return (self.scheme, *self.aliases)
 
     def split(self, address: str, subject: str, shown_location: str) -> tuple[str, str]:
-        """Return the bucket and the path of a location.
+        """Split a location into its bucket and its path.
 
         Args:
             address: The location after the colon of its scheme.

@@ -13,11 +13,11 @@ from seamark.formats.storage.azure import AzureDataLake
 from seamark.formats.storage.rules import StorageRules
 
 LOCAL = "file"
-"""The scheme of files of this machine."""
+"""The scheme of files on this machine."""
 
 
 class LocalFiles(StorageRules):
-    """Files of this machine: `file:///path`."""
+    """Files on this machine: `file:///path`."""
 
     scheme = LOCAL
     has_links = True
@@ -49,7 +49,7 @@ class LocalFiles(StorageRules):
 
 
 class S3(StorageRules):
-    """Amazon S3, and stores with its interface."""
+    """Amazon S3, and stores with the same interface."""
 
     scheme = "s3"
     aliases = ("s3a", "s3n")
@@ -73,11 +73,11 @@ class GoogleCloudStorage(StorageRules):
 STORAGES: dict[str, StorageRules] = {
     rules.scheme: rules for rules in (LocalFiles(), S3(), GoogleCloudStorage(), AzureDataLake())
 }
-"""The storages by the scheme of normalised locations."""
+"""The storages by the scheme of normalized locations."""
 
 
 def find_rules(scheme: str) -> StorageRules | None:
-    """Return the storage with this scheme or alias, in lower case, or None if the scheme is unknown."""
+    """Return the storage with this scheme or alias, which must be in lower case, or None if the scheme is unknown."""
     storage = STORAGES.get(scheme)
     if storage is not None:
         return storage
@@ -85,11 +85,11 @@ def find_rules(scheme: str) -> StorageRules | None:
 
 
 def is_remote(location: str) -> bool:
-    """Return whether the location has the scheme of a storage other than the files of this machine."""
+    """Return whether the location has the scheme of a storage other than the files on this machine."""
     rules = find_rules(location.partition(":")[0].lower())
     return rules is not None and rules.scheme != LOCAL
 
 
 def normalize_path(scheme: str, address: str) -> str:
-    """Return `scheme:/path` without empty segments and without the segments `.`."""
+    """Return `scheme:/path` without empty segments and without `.` segments."""
     return f"{scheme}:/" + "/".join(part for part in address.split("/") if part not in ("", "."))

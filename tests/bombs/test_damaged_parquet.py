@@ -134,7 +134,7 @@ def test_footer_with_two_lists_of_row_groups_is_rejected() -> None:
     data = encode_rows(compression="none")
     begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     footer = repeat_field(data[begin:-8], 4, *thrift.read(data, begin)[0][4])
-    with pytest.raises(Unreadable, match="a field is repeated"):
+    with pytest.raises(Unreadable, match="a field of the footer is repeated"):
         read(data[:begin] + footer + len(footer).to_bytes(4, "little") + MAGIC)
 
 

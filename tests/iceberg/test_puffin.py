@@ -147,7 +147,7 @@ def test_footer_that_inflates_past_the_limit_is_rejected() -> None:
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (b"PFA1", "4 bytes are not a Puffin file"),
+        (b"PFA1", "a Puffin file cannot have only 4 bytes"),
         (b"x" * 40, "does not end with Puffin's magic bytes"),
         (build_puffin(b"", b"{}", flags=2), "flags 0x2"),
         (build_puffin(b"", b""), "states an invalid size of 0 bytes"),

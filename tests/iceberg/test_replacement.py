@@ -71,7 +71,7 @@ def test_replace_with_too_few_rows_is_reported_but_may_be_an_error_of_the_parent
     """Totals are derived from totals, so one wrong commit makes all later totals wrong."""
     change = _replace(added_records=89, deleted_records=100)
     assert is_replace(change)
-    assert "10 of the table were deleted before" in (find_row_count_mismatch(change, PARENT) or "")
+    assert "10 rows were deleted before" in (find_row_count_mismatch(change, PARENT) or "")
     by_value = _build_snapshot({"total-position-deletes": "10", "total-equality-deletes": "1"})
     for parent in (None, by_value, _build_snapshot({}), _build_snapshot({"total-position-deletes": "10"})):
         assert find_row_count_mismatch(change, parent) is None

@@ -109,7 +109,7 @@ def test_unknown_key_of_the_file_is_rejected_with_the_nearest_known_one(tmp_path
 def test_toml_table_in_the_file_is_rejected(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text("[server]\nport = 1\n")
-    with pytest.raises(ConfigError, match=r"c\.toml has a table \[server\]: write its keys without it"):
+    with pytest.raises(ConfigError, match=r"c\.toml has a table \[server\], but it can only have keys"):
         load({}, {}, config)
 
 

@@ -488,7 +488,7 @@ def _bind_term(column: Column, schema: Schema, transform: str, *, trusted: bool)
 
 @memoize(1024)
 def _resolve_types(name: str, transform: str) -> tuple[str, str, bool]:
-    """Return the canonical name of a primitive type, the transform's result type, and whether the transform accepts it."""
+    """Return a primitive type's canonical name, the transform's result type, and whether the transform accepts it."""
     try:
         kind = canonicalize_primitive(name)
     except BadRequest:

@@ -1,8 +1,8 @@
 """Codec of Parquet footers that keeps unknown fields (parquet.thrift: FileMetaData, RowGroup, ColumnChunk).
 
-Column chunks stay encoded. A table of numbers contains the position of each of their offsets, and
-`patch_chunks` writes other offsets. All other fields are read without a schema (`thrift.py`). Therefore a
-footer of thousands of chunks takes milliseconds, and fields of later Parquet versions are kept.
+Column chunks stay encoded. A table of numbers has the position of each of their offsets in the footer, and
+`patch_chunks` replaces the offsets. All other fields are read without a schema (`thrift.py`). Therefore a footer of
+thousands of chunks takes milliseconds, and fields of later Parquet versions are kept.
 
 If the bytes are not a footer, the functions raise ValueError.
 """
@@ -24,21 +24,22 @@ Longs = npt.NDArray[np.int64]
 MAGIC = b"PAR1"
 ENCRYPTED_MAGIC = b"PARE"
 END_BYTES = 8
-"""The size of the footer's length and the magic number."""
+"""The size in bytes of the end of the file: the footer's length and the magic number."""
 COLUMN = {name: 2 + 3 * number for number, name in enumerate(_footer.NAMES)}
-"""For each field name, the column of the field's value in a table of chunks.
+"""The column of each field's value in a table of chunks, by field name.
 
-The next two columns are the begin (-1: absent) and the end of the value in the footer.
+The next two columns are the begin and the end of the value in the footer. The begin is -1 if the field is absent.
 """
 PATCH = {name: number for number, name in enumerate(_footer.NAMES[: _footer.PATCHED_FIELDS])}
-"""For each field that can be changed, the field's column in the values of `patch_chunks`, by name."""
+"""The column of each field that can be changed in the values of `patch_chunks`, by field name."""
 # Field ids of FileMetaData.
 _VERSION, _SCHEMA, _ROWS, _GROUPS, _KEY_VALUES, _CREATED_BY, _ORDERS = range(1, 8)
 _KNOWN = frozenset(range(1, 8))
 # Field ids of RowGroup.
 COLUMNS, TOTAL_BYTES, _GROUP_ROWS, SORTING, GROUP_OFFSET, PACKED_TOTAL, ORDINAL = range(1, 8)
 _METADATA, _ENCODINGS, _DICTIONARY_PAGE = 3, 2, 11
-"""The field ids of the metadata in a ColumnChunk, and of encodings and dictionary page in its ColumnMetaData."""
+"""The field ids of the metadata in a ColumnChunk, and of the encodings and the dictionary page in its ColumnMetaData.
+"""
 _ORDINAL_MAX = 32_767
 _SHORT = 15
 
@@ -50,7 +51,7 @@ class RowGroup:
     Attributes:
         chunks: int64[columns, WIDTH], the table of the column chunks.
         fields: All fields except the chunks.
-        ordinal: The number of the row group in the file.
+        ordinal: The index of the row group in the file.
     """
 
     chunks: Longs
@@ -62,12 +63,12 @@ class RowGroup:
         return int(self.fields[_GROUP_ROWS][1])
 
     def read_values(self, name: str) -> Longs:
-        """Return a field of each chunk, int64[columns]; -1 if a chunk does not have the field."""
+        """Return a field of each chunk, int64[columns]. If a chunk does not have the field, its value is -1."""
         values: Longs = self.chunks[:, COLUMN[name]]
         return values
 
     def has(self, name: str) -> npt.NDArray[np.bool_]:
-        """Return whether each chunk has the field, bool[columns]."""
+        """Return whether each chunk has a field, bool[columns]."""
         present: npt.NDArray[np.bool_] = self.chunks[:, COLUMN[name] + 1] >= 0
         return present
 
@@ -88,7 +89,7 @@ class RowGroup:
 
     @property
     def size_bytes(self) -> int:
-        """The number of bytes of all chunks in the file."""
+        """The number of bytes of all chunks of the row group in the file."""
         return int(self.read_values("packed_bytes").sum())
 
 
@@ -98,6 +99,14 @@ class ParquetFooter:
 
     Attributes:
         data: The encoded footer. The positions in the tables of chunks are positions in these bytes.
+        version: The version of the Parquet format.
+        rows: The number of rows.
+        groups: The row groups.
+        schema: The encoded list of schema elements.
+        orders: The encoded list of column orders.
+        key_values: The key-value metadata.
+        created_by: The name of the writer.
+        later_fields: The encoded fields of later Parquet versions, as (type, bytes) by id.
     """
 
     data: bytes
@@ -117,8 +126,8 @@ class ParquetFooter:
         """Return the ColumnMetaData of a column chunk.
 
         Raises:
-            ValueError: An optional offset has another type. pyarrow skips it, and would read pages other than
-                those in the table of chunks.
+            ValueError: An optional offset has the wrong type. pyarrow ignores it, and would read other pages than those
+                in the table of chunks.
         """
         chunk = thrift.read(self.data, int(group.chunks[number, 0]))[0]
         kind, metadata = chunk.get(_METADATA, (STRUCT, {}))
@@ -127,7 +136,7 @@ class ParquetFooter:
         return dict(metadata)
 
     def read_encodings(self, group: RowGroup, number: int) -> list[int]:
-        """Return the encodings of a column chunk, as numbers."""
+        """Return the encodings of a column chunk, as the numbers in parquet.thrift."""
         kind, values = self.read_column_metadata(group, number).get(_ENCODINGS, (LIST, (I32, [])))
         if kind != LIST or any(type(value) is not int for value in values[1]):
             raise ValueError("the encodings of a column chunk are not a list of numbers")
@@ -155,21 +164,21 @@ def read_footer(data: bytes) -> ParquetFooter:
     spans, _ = _footer.spans(data, 0)
     if len({number for number, *_ in spans}) < len(
         spans
-    ):  # If there are two lists of row groups, pyarrow reads the last.
-        raise ValueError("a field is repeated")
+    ):  # If there are two lists of row groups, pyarrow reads the last one.
+        raise ValueError("a field of the footer is repeated")
     raw = {number: (kind, data[begin:end]) for number, kind, begin, end in spans if number != _GROUPS}
     try:
         version, rows = _read_number(raw[_VERSION]), _read_number(raw[_ROWS])
         schema = _check_kind(raw[_SCHEMA], LIST)
         at = next(begin for number, kind, begin, _ in spans if number == _GROUPS and kind == LIST)
     except (KeyError, StopIteration):
-        raise ValueError("a required field is missing") from None
+        raise ValueError("a required field of the footer is missing") from None
     for number in (_SCHEMA, _KEY_VALUES, _ORDERS):
         kind, encoded = raw.get(number, (LIST, b"\0"))
         if kind == LIST and encoded[0] >> 4 and encoded[0] & 15 != STRUCT:
             raise ValueError(
                 f"the list in footer field {number} does not contain structures"
-            )  # pyarrow ignores such a list.
+            )  # pyarrow ignores a list of other values.
     groups = [_read_group(data, begin, ordinal) for ordinal, begin in enumerate(_footer.items(data, at)[:-1])]
     pairs = read_structures(_check_kind(raw[_KEY_VALUES], LIST)) if _KEY_VALUES in raw else []
     key_values = [(_get_binary(pair, 1) or b"", _get_binary(pair, 2)) for pair in pairs]
@@ -197,19 +206,21 @@ def _read_group(data: bytes, at: int, ordinal: int) -> RowGroup:
     _footer.locate_chunks(data, begin, chunks)
     if begin != at + 1 or data[at] >> 4 != 1:
         raise ValueError("the columns are not the first field of a row group")
-    # Read the fields after the columns. The first byte is a field header, because field numbers are relative.
+    # Read the fields after the columns, beginning with a field header, because field ids are relative to the previous
+    # field.
     other_fields = thrift.read(bytes([1 << 4 | thrift.TRUE]) + data[stop:end])[0]
     fields = {number: value for number, value in other_fields.items() if number != COLUMNS}
     sorting = fields.get(SORTING)
     if sorting is not None and sorting[0] == LIST and sorting[1][1] and sorting[1][0] != STRUCT:
-        raise ValueError("the list of sorting columns does not contain structures")  # pyarrow ignores such a list.
+        # pyarrow ignores a list of other values.
+        raise ValueError("the list of sorting columns does not contain structures")
     if any(fields.get(number, (None,))[0] != I64 for number in (TOTAL_BYTES, _GROUP_ROWS)):
         raise ValueError("a row group has no size or no number of rows")
     return RowGroup(chunks, fields, ordinal)
 
 
 def _count(data: bytes, at: int) -> int:
-    """Return the length of the list at `at`. The caller has checked the encoding."""
+    """Return the length of the list at the position `at`. The caller has checked the encoding."""
     size = data[at] >> 4
     if size < _SHORT:
         return size
@@ -224,14 +235,14 @@ def _count(data: bytes, at: int) -> int:
 
 def _check_kind(value: tuple[int, bytes], kind: int) -> bytes:
     if value[0] != kind:
-        raise ValueError(f"a field has type {value[0]}, not {kind}")
+        raise ValueError(f"a field of the footer has the Thrift type {value[0]}, not {kind}")
     return value[1]
 
 
 def _read_number(value: tuple[int, bytes]) -> int:
     if value[0] not in (I16, I32, I64):
         raise ValueError(f"a number of the footer has the Thrift type {value[0]}, not an integer type")
-    # The reader only reads structures, so the number becomes the only field of a structure.
+    # The reader reads only structures, so make the number the only field of a structure.
     number = thrift.read(bytes([1 << 4 | I64]) + value[1] + b"\0")[0][1][1]
     return int(number)
 
@@ -253,13 +264,13 @@ def encode_path(names: Sequence[bytes]) -> bytes:
 
 
 def patch_chunks(footer: ParquetFooter, chunks: Longs, values: Longs, paths: Sequence[bytes | None]) -> list[bytes]:
-    """Return encoded column chunks with other offsets.
+    """Return some column chunks, encoded with new offsets.
 
     Args:
         footer: The footer.
         chunks: Rows of the footer's tables of chunks.
-        values: The new values, int64[n, PATCHED_FIELDS], in columns by `PATCH`. A chunk does not get fields
-            that it does not have.
+        values: The new values, int64[n, PATCHED_FIELDS], in columns by `PATCH`. A field that a chunk does not have is
+            not added.
         paths: The encoded path of each chunk, or None to keep the path of the chunk.
     """
     return _footer.patch_chunks(
@@ -268,22 +279,29 @@ def patch_chunks(footer: ParquetFooter, chunks: Longs, values: Longs, paths: Seq
 
 
 def encode_group(chunks: Sequence[bytes], fields: Fields) -> bytes:
-    """Return an encoded row group.
+    """Encode a row group.
 
     Args:
-        fields: All fields except the chunks; the total size is required.
+        chunks: The encoded column chunks.
+        fields: All fields except the chunks. The total size is required.
     """
     other_fields = bytearray(thrift.write({number: value for number, value in fields.items() if number != COLUMNS}))
-    other_fields[0] -= 1 << 4  # Field numbers are relative: the total size (field 2) now follows field 1.
+    other_fields[0] -= 1 << 4  # Field ids are relative: the total size (field 2) now follows field 1.
     return bytes([1 << 4 | LIST]) + encode_structures(chunks) + bytes(other_fields)
 
 
 def make_group_fields(
     base: Fields, *, rows: int, plain_bytes: int, packed_bytes: int, offset: int, ordinal: int, sorting: object
 ) -> Fields:
-    """Return the fields of a row group: the fields of `base`, with these values replaced.
+    """Return the fields of a row group: `base` with some values replaced.
 
     Args:
+        base: The fields that are copied.
+        rows: The number of rows.
+        plain_bytes: The size of the row group without compression.
+        packed_bytes: The size of the row group with compression.
+        offset: The position of the row group in the file.
+        ordinal: The index of the row group in the file.
         sorting: The list of sorting columns, or None.
     """
     fields = dict(base)
@@ -311,10 +329,9 @@ def encode_footer(
     orders: bytes | None,
     later_fields: Mapping[int, tuple[int, bytes]],
 ) -> bytes:
-    """Return an encoded footer without its length and the magic number.
+    """Encode a footer without its length and the magic number.
 
-    Args:
-        groups: Row groups, encoded by `encode_group`.
+    `groups` are row groups, encoded by `encode_group`. `schema`, `orders` and `later_fields` are encoded too.
     """
     fields: dict[int, tuple[int, bytes]] = {
         **later_fields,
@@ -337,7 +354,7 @@ def encode_footer(
 
 
 def encode_fields(fields: Mapping[int, tuple[int, bytes]]) -> bytes:
-    """Return an encoded structure. Its fields are encoded values: (type, value) by id."""
+    """Encode a structure whose fields are already encoded values: (type, value) by id."""
     out, last = bytearray(), 0
     for number, (kind, encoded) in sorted(fields.items()):
         if 0 < number - last <= _SHORT:
@@ -352,7 +369,7 @@ def encode_fields(fields: Mapping[int, tuple[int, bytes]]) -> bytes:
 
 
 def encode_binary(value: bytes) -> bytes:
-    """Return the encoding of a value of type BINARY."""
+    """Encode a value of type BINARY."""
     return thrift.write({1: (BINARY, value)})[1:-1]
 
 
@@ -361,7 +378,7 @@ def _encode_number(value: int) -> bytes:
 
 
 def encode_structures(parts: Sequence[bytes]) -> bytes:
-    """Return the encoding of a list of encoded structures."""
+    """Encode a list of encoded structures."""
     count = len(parts)
     if count < _SHORT:
         return b"".join((bytes([count << 4 | thrift.STRUCT]), *parts))
@@ -374,7 +391,13 @@ def encode_structures(parts: Sequence[bytes]) -> bytes:
 
 
 def shift_offset_index(data: bytes, begin: int, end: int, by: int) -> bytes:
-    """Return an OffsetIndex whose pages are moved by `by` bytes with their chunk, which was at [begin, end).
+    """Return an OffsetIndex whose pages are moved by `by` bytes.
+
+    Args:
+        data: The OffsetIndex of a column chunk.
+        begin: The first position of the chunk before the move.
+        end: The position after the chunk before the move.
+        by: The distance of the move.
 
     Raises:
         ValueError: A page is outside the chunk.
@@ -388,9 +411,14 @@ _DATA_PAGES = (0, 3)
 
 @dataclass
 class PageWalk:
-    """Follows the page headers of one chunk, and compares them with the footer.
+    """A walk over the page headers of a chunk, which compares them with the footer.
 
-    The pages must fill the chunk, and must have the number of values that the footer states.
+    The pages must fill the chunk, and must have the number of values in the footer.
+
+    Attributes:
+        at: The position of the next page header in the file.
+        end: The position after the chunk.
+        values: The number of values in the remaining pages, according to the footer.
     """
 
     at: int
@@ -398,7 +426,7 @@ class PageWalk:
     values: int
 
     def follow(self, view: memoryview, begin: int) -> None:
-        """Follow the pages whose headers are completely in `view`, which begins at position `begin` of the file."""
+        """Read the page headers that are completely in `view`, which begins at the position `begin` of the file."""
         stop = begin + len(view)
         while self.at < self.end and begin <= self.at < stop:
             if stop < self.end and stop - self.at < PAGE_HEADER_MAX_BYTES:
@@ -410,7 +438,7 @@ class PageWalk:
                 raise ValueError(f"a page exceeds its column chunk, which ends at {self.end}")
 
     def check(self) -> None:
-        """Check that the walk has reached the end of the chunk and has seen all values.
+        """Check that the walk has reached the end of the chunk, and that the pages had all values.
 
         Raises:
             ValueError: The pages contradict the footer.

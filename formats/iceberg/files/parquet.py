@@ -1,10 +1,8 @@
-"""Locates the columns of a Parquet file by Iceberg field id (spec: "Column Projection").
+"""Find the columns of a Parquet file by Iceberg field id (spec: "Column Projection").
 
-The functions have no side effects.
-
-A column is identified by its field id, under any name. If a file has no ids, the table's name mapping
-assigns them. If two columns have the id, or a path is ambiguous, `AmbiguousColumn` is raised, and the
-caller adds the file's path. Readers handle names and defaults of missing columns.
+A column is identified by its field id, whatever its name is. If a file has no ids, the table's name mapping assigns
+them. If two columns have the id, or a path is ambiguous, `AmbiguousColumn` is raised, and the caller adds the file's
+path. Readers handle the names and defaults of missing columns. The functions have no side effects.
 """
 
 from __future__ import annotations
@@ -23,14 +21,19 @@ else:
     pc = LazyModule("pyarrow.compute")
 
 FIELD_ID = b"PARQUET:field_id"
-"""The key of field ids in the metadata of Arrow fields."""
+"""The key of a field id in the metadata of an Arrow field."""
 
 ColumnPath: TypeAlias = tuple[str, ...]
-"""The path of names to a column."""
+"""The names on the path from the root to a column."""
 
 
 class Unreadable(Exception):
-    """The content of a file cannot be determined; `reason` is the cause."""
+    """The content of a file cannot be determined.
+
+    Attributes:
+        path: The path of the file.
+        reason: The cause.
+    """
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -47,7 +50,7 @@ class UnfitColumn(Unreadable):
 
 
 class AmbiguousColumn(ValueError):
-    """A column is ambiguous. In the message, "it" means the file."""
+    """A column is ambiguous. The subject of the message is the file."""
 
 
 def get_field_id(field: pa.Field) -> int | None:
@@ -61,7 +64,7 @@ def get_field_id(field: pa.Field) -> int | None:
 
 
 def has_ids(fields: Iterable[pa.Field]) -> bool:
-    """Return whether any column has a field id, at any level of nesting."""
+    """Return whether a column at any level of nesting has a field id."""
     return any(get_field_id(field) is not None or has_ids(_list_children(field.type)) for field in fields)
 
 
@@ -74,7 +77,7 @@ def _list_children(kind: pa.DataType) -> list[pa.Field]:
 
 
 def apply_name_mapping(fields: Sequence[pa.Field], mapping: NameMapping | None) -> list[pa.Field]:
-    """Return the columns of a file with the file's ids, or with ids from the name mapping.
+    """Return the columns of a file with field ids: the file's own, or those of the name mapping.
 
     Raises:
         AmbiguousColumn: The file has no ids, and there is no name mapping; or the mapping is ambiguous.
@@ -89,7 +92,7 @@ def apply_name_mapping(fields: Sequence[pa.Field], mapping: NameMapping | None) 
 def _map_ids(field: pa.Field, name: str, mapping: NameMapping) -> pa.Field:
     entries = [candidate for candidate in mapping if name in candidate.names]
     if len(entries) > 1:
-        raise AmbiguousColumn(f"the table's name mapping maps its column {name!r} {len(entries)} times")
+        raise AmbiguousColumn(f"the table's name mapping maps the file's column {name!r} {len(entries)} times")
     if not entries:
         return field
     kind, children = field.type, entries[0].fields
@@ -105,9 +108,9 @@ def _map_ids(field: pa.Field, name: str, mapping: NameMapping) -> pa.Field:
 
 
 def find_columns(fields: Iterable[pa.Field], column_ids: Iterable[int]) -> dict[int, ColumnPath]:
-    """Return the paths of these columns, by id.
+    """Return the paths of some columns, by field id.
 
-    Missing columns, and columns inside lists and maps, are left out.
+    Missing columns, and columns inside lists and maps, are omitted.
 
     Raises:
         AmbiguousColumn: Several columns may have the same id.
@@ -133,14 +136,14 @@ def _find_paths(fields: Iterable[pa.Field], path: ColumnPath = ()) -> Iterator[t
 
 
 def to_dotted_names(column_paths: Iterable[ColumnPath]) -> list[str]:
-    """Return the column paths in pyarrow's form."""
+    """Return the column paths as names joined by dots, as pyarrow expects them."""
     return sorted({".".join(column_path) for column_path in column_paths})
 
 
 def get_column(table: pa.Table, column_path: Sequence[str]) -> pa.ChunkedArray:
     """Return the column at a path.
 
-    pyarrow selects by dotted names. If a name contains a dot, the table may have another column too.
+    pyarrow selects columns by dotted names. If a name contains a dot, the table may also contain another column.
 
     Raises:
         AmbiguousColumn: Several columns have the first name of the path.

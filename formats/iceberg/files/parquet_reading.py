@@ -1,17 +1,16 @@
-"""Reads columns of Parquet files within a budget of bytes.
+"""Read columns of Parquet files within a budget of bytes.
 
-The memory of a page is determined before the page is decoded, and the footer is not trusted: page headers
-state the inflated sizes (Parquet: "Data Pages"), which pyarrow allocates. String columns are read as
-dictionaries, so that a repeated value is stored once. If pyarrow has no dictionary (delta encodings,
-which also repeat values), few rows are decoded at a time, and each batch is charged to the budget.
+The memory of a page is determined before the page is decoded, and the footer is not trusted: page headers state the
+inflated sizes (Parquet: "Data Pages"), which pyarrow allocates. String columns are read as dictionaries, so that a
+repeated value is stored once. For delta encodings, which also repeat values, pyarrow has no dictionary. Then few rows
+are decoded at a time, and each batch is charged to the budget.
 
-If pyarrow cannot represent the metadata of a column chunk, it ends the process: for example if the
-metadata are encrypted, or if the sizes in the statistics do not fit the column. It also does not check
-the indices of dictionaries. Therefore `footer.py` reads the chunks from the footer, pyarrow gets the same
-bytes of the footer, and indices are validated before they are used.
+If pyarrow cannot represent the metadata of a column chunk, it aborts the process, for example if the metadata are
+encrypted, or if the sizes in the statistics do not fit the column. It also does not check the indices of dictionaries.
+Therefore `footer.py` reads the chunks from the footer, pyarrow gets the same bytes of the footer, and indices are
+validated before they are used.
 
-Unreadable is raised if the budget is exhausted, if a column is inside a list, or if pages contradict
-their headers.
+If the budget is exhausted, if a column is inside a list, or if pages contradict their headers, Unreadable is raised.
 """
 
 from __future__ import annotations
@@ -34,43 +33,44 @@ Longs = npt.NDArray[np.int64]
 
 FOOTER_LIMIT_BYTES = 16 << 20
 FOOTER_FREE_BYTES = 32 << 10
-"""The maximum size of a footer that is not weighed.
+"""The maximum size in bytes of a footer whose memory is not estimated.
 
-When it is decoded, it takes at most 40 MiB (1,200 bytes for each byte, in a list of column chunks).
+A footer of this size takes at most 40 MiB when it is decoded: 1,200 bytes for each byte, if it is a list of column
+chunks.
 """
 _FOOTER_WEIGHTS = {(0, 2): 896, (0, 4): 160 + 800, (0, 5): 192, (1, 1): 768 + 8 * _footer.WIDTH}
-"""The bytes of memory per item, measured with pyarrow 25.
+"""The bytes of memory for each item of a list, by (depth, field id) of the list, measured with pyarrow 25.
 
 The items are schema elements, row groups, and key-value pairs of FileMetaData, and column chunks of RowGroup. The
-weights of row groups and chunks also include the memory that `footer.py` uses.
+weights of row groups and chunks include the memory that `footer.py` uses.
 """
 _ITEM_BYTES = 72
-"""The bytes of memory per item of all other lists: paths, encodings, statistics of encodings, column orders."""
+"""The bytes of memory for each item of all other lists: paths, encodings, statistics of encodings, column orders."""
 _FIELD_BYTES = 32
-"""The charge of a field, because weighing many fields takes time."""
+"""The bytes that are charged for each field, because estimating the memory of many fields takes time."""
 PAGE_HEADER_MAX_BYTES = 256 << 10
-"""The maximum size of a page header, which is decoded to dicts of about a hundred times its size."""
+"""The maximum size in bytes of a page header. It is decoded to dictionaries of about a hundred times its size."""
 PAGES_MAX = 100_000
 """The maximum number of pages of a column chunk."""
 BATCH_ROWS_MAX = 65_536
 _BATCH_MEMORY_FACTOR = 8
-"""The memory of a batch, in multiples of its size.
+"""The memory of a batch while it is decoded, as a multiple of its size.
 
-While a batch is decoded, it exists twice, in buffers that double in size.
+A batch then exists twice, in buffers that double in size.
 """
 TAIL_BYTES = 64 << 10
 """The number of bytes at the file's end that pyarrow reads first."""
 _FOOTER_END_BYTES = 8
-"""The size of the footer's length and the magic number."""
+"""The size in bytes of the end of the file: the footer's length and the magic number."""
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_2 = 0, 2, 3
 _ALGORITHM, _KEY_METADATA = 8, 9
-"""parquet.thrift: fields of FileMetaData, in files whose footer is signed."""
+"""Field ids of FileMetaData (parquet.thrift) in files whose footer is signed."""
 # Fields of PageHeader in parquet.thrift; the first field of a data page's header is its number of values.
 _TYPE, _PLAIN_BYTES, _PACKED_BYTES, _DATA, _DATA_2, _VALUES = 1, 2, 3, 5, 8, 1
 _OFFSET = 8
 """The size of the offset or the index of a string, in bytes."""
 _FIXED_MIN = 16
-"""The memory of a fixed-width value: the size of the widest number, a decimal."""
+"""The memory of a fixed-width value in bytes: the size of the widest number, a decimal."""
 _OPTIONS: dict[str, Any] = {
     "pre_buffer": False,
     "arrow_extensions_enabled": False,
@@ -80,7 +80,7 @@ _OPTIONS: dict[str, Any] = {
 _DELTAS = frozenset((5, 6, 7))
 """The encodings DELTA_BINARY_PACKED, DELTA_LENGTH_BYTE_ARRAY and DELTA_BYTE_ARRAY of parquet.thrift."""
 _WITH_DICTIONARIES = frozenset({"NONE", "STRING", "JSON", "ENUM", "BSON"})
-"""Logical types of the byte arrays that pyarrow can read as dictionaries."""
+"""The logical types of the byte arrays that pyarrow can read as dictionaries."""
 
 
 class _Pages(NamedTuple):
@@ -89,7 +89,15 @@ class _Pages(NamedTuple):
 
 
 class _Leaf(NamedTuple):
-    """A column of the file to read."""
+    """A leaf column of the file that is read.
+
+    Attributes:
+        number: The index of the column in the file.
+        path: The name of the column, joined by dots.
+        width: The memory of a value in bytes, without the bytes of a string.
+        by_dictionary: Whether pyarrow reads the column as a dictionary.
+        expands: Whether pyarrow copies repeated values, which can have any length.
+    """
 
     number: int
     path: str
@@ -113,7 +121,7 @@ class BoundedParquet:
             self._footer = read_footer(footer)
         except ValueError as error:
             raise Unreadable(path, f"the footer is broken: {error}") from None
-        # If the file is overwritten in the meantime, pyarrow could read another footer.
+        # If the file is overwritten now, pyarrow could read a different footer.
         self._file = pq.ParquetFile(source, metadata=_read_metadata(footer), **_OPTIONS)
         self.rows: int = self._file.metadata.num_rows
 
@@ -122,7 +130,7 @@ class BoundedParquet:
         return self._file.schema_arrow
 
     def read_columns(self, column_paths: Mapping[int, ColumnPath]) -> dict[int, pa.ChunkedArray]:
-        """Return whole columns by id. Strings are unified dictionaries.
+        """Return complete columns by field id. Strings are dictionaries that all chunks share.
 
         The memory of the columns stays charged to the budget.
         """
@@ -136,7 +144,7 @@ class BoundedParquet:
         }
 
     def read_plain_columns(self, column_paths: Mapping[int, ColumnPath]) -> dict[int, pa.ChunkedArray]:
-        """Return whole columns by id. Strings are not dictionaries.
+        """Return complete columns by field id. Strings are not dictionaries.
 
         The memory of the columns stays charged to the budget.
         """
@@ -150,9 +158,10 @@ class BoundedParquet:
         }
 
     def read_columns_at(self, column_paths: Mapping[int, ColumnPath], rows: Longs) -> dict[int, pa.ChunkedArray]:
-        """Return the columns of some rows, without dictionaries.
+        """Return the columns of some rows by field id, without dictionaries.
 
         Args:
+            column_paths: The paths of the columns by field id.
             rows: The positions of the rows in the file, int64[n], ascending.
         """
         chunks_of: dict[int, list[pa.Array]] = {column_id: [] for column_id in column_paths}
@@ -193,7 +202,7 @@ class BoundedParquet:
     ) -> Iterator[tuple[int, pa.Table, int]]:
         """Yield the first row, the columns and the charged bytes of each row group.
 
-        With `rows`, only the row groups that contain one of the rows.
+        If `rows` is set, skip the row groups that contain none of these rows.
         """
         names = to_dotted_names(column_paths.values())
         leaves = self._list_leaves(names)
@@ -217,7 +226,7 @@ class BoundedParquet:
     def _read_table(
         self, file: pq.ParquetFile, number: int, names: list[str], leaves: Sequence[_Leaf]
     ) -> tuple[pa.Table, int]:
-        """Return (a row group, the bytes charged for it)."""
+        """Return a row group, and the bytes that were charged for it."""
         group = self._footer.groups[number]
         pages = [self._read_pages(group, leaf.number) for leaf in leaves]
         cost = sum(column_pages.plain_bytes for column_pages in pages) + group.rows * sum(leaf.width for leaf in leaves)
@@ -238,7 +247,7 @@ class BoundedParquet:
         return pa.Table.from_batches(batches, schema=batches[0].schema if batches else None), cost
 
     def _list_leaves(self, names: Sequence[str]) -> list[_Leaf]:
-        """Return the leaf columns that pyarrow reads for these names, including everything inside a column."""
+        """Return the leaf columns that pyarrow reads for some column names, including everything inside a column."""
         schema, leaves = self._file.metadata.schema, []
         if any(len(group.chunks) != len(schema) for group in self._footer.groups):
             raise Unreadable(self._path, "the number of columns of a row group differs from the schema")
@@ -287,7 +296,7 @@ class BoundedParquet:
 def read_page_sizes(data: bytes, values: int) -> _Pages:
     """Return the page sizes of a column chunk, according to its page headers.
 
-    Only the pages that pyarrow reads are counted: the pages up to the number of `values`.
+    Only the pages that pyarrow reads are counted: those that contain the first `values` values.
 
     Raises:
         ValueError, KeyError, TypeError: A header is invalid.
@@ -304,12 +313,13 @@ def read_page_sizes(data: bytes, values: int) -> _Pages:
             )
         if kind in (_DATA_PAGE, _DATA_PAGE_2):
             of_page = header[_DATA if kind == _DATA_PAGE else _DATA_2][1][_VALUES][1]
-            if not 0 <= of_page <= INT_MAX:  # pyarrow uses the last 32 bits of the size, and would read more pages.
-                raise ValueError(f"the page at {at} states {of_page} values")
+            # pyarrow uses only the last 32 bits of the number, and would read more pages.
+            if not 0 <= of_page <= INT_MAX:
+                raise ValueError(f"the page at {at} states {of_page} values; the limit is {INT_MAX}")
             counted_values += of_page
         count += 1
         if count > PAGES_MAX:
-            raise ValueError(f"there are more than {PAGES_MAX:,} page headers")
+            raise ValueError(f"the column chunk has more than {PAGES_MAX:,} page headers")
         total += plain
         largest = max(largest, plain)
         at = after + packed
@@ -317,9 +327,9 @@ def read_page_sizes(data: bytes, values: int) -> _Pages:
 
 
 def read_plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | None:
-    """Return the footer of a file without encryption, or None if the file is not Parquet.
+    """Return the footer of an unencrypted file, or None if the file is not Parquet.
 
-    The caller lets pyarrow refuse a file that is not Parquet.
+    pyarrow refuses a file that is not Parquet when the caller opens it.
 
     Raises:
         Unreadable: The file is encrypted.
@@ -333,10 +343,10 @@ def _read_metadata(footer: bytes) -> pq.FileMetaData:
 
 
 def _validate_dictionary(array: pa.Array) -> pa.Array:
-    """Return the array.
+    """Check that the indices of a dictionary array are valid, and return the array.
 
     Raises:
-        ArrowInvalid: The array has an index that its dictionary does not have.
+        ArrowInvalid: An index is outside the dictionary.
     """
     if pa.types.is_dictionary(array.type):
         array.validate(full=True)
@@ -346,7 +356,7 @@ def _validate_dictionary(array: pa.Array) -> pa.Array:
 def check_plain(source: pa.NativeFile, path: str) -> None:
     """Check that a file is not encrypted.
 
-    The file must be in memory, so that it does not change before pyarrow reads its footer.
+    The file must be in memory, so that it cannot change before pyarrow reads its footer.
 
     Raises:
         Unreadable: The file is encrypted.
@@ -361,9 +371,9 @@ def _read_plain_footer(source: pa.NativeFile, path: str) -> bytes:
 
 
 def check_unsigned(footer: bytes, path: str) -> None:
-    """Check that the file of a footer has no encrypted columns.
+    """Check that a file with this footer has no encrypted columns.
 
-    If the keys of such a column are missing, pyarrow ends the process when the column's metadata are requested.
+    Without the keys of an encrypted column, pyarrow aborts the process when the column's metadata are requested.
 
     Raises:
         Unreadable: The file has encrypted columns.
@@ -380,7 +390,7 @@ def _read_footer_bytes(source: pa.NativeFile, path: str, limit_bytes: int = FOOT
     """Return the footer, or b"" if the file does not end like a Parquet file.
 
     Raises:
-        Unreadable: The footer is encrypted, or larger than the limit.
+        Unreadable: The footer is encrypted, or larger than `limit_bytes`.
     """
     size = source.size()
     tail = source.read_at(min(TAIL_BYTES, size), max(0, size - TAIL_BYTES))
@@ -397,10 +407,10 @@ def _read_footer_bytes(source: pa.NativeFile, path: str, limit_bytes: int = FOOT
 
 
 def _estimate_footer_weight(footer: bytes, path: str, limit_bytes: int) -> int:
-    """Return the approximate memory that pyarrow needs to decode the footer; 0 for a small footer.
+    """Return the approximate memory in bytes that pyarrow needs to decode the footer, or 0 for a small footer.
 
     Raises:
-        Unreadable: The footer decodes to more than `limit_bytes` bytes.
+        Unreadable: The decoded footer takes more than `limit_bytes` bytes.
     """
     check_unsigned(footer, path)
     if len(footer) <= FOOTER_FREE_BYTES:

@@ -1,14 +1,11 @@
 """Puffin files: named blobs, and a footer with their positions (Iceberg's Puffin spec, version 1).
 
-The functions have no side effects.
+    PFA1, the blobs, PFA1, payload (JSON, may be an LZ4 frame), size of the payload (int32), flags (4 bytes), PFA1
 
-    PFA1, the blobs, PFA1, payload (JSON, may be an LZ4 frame), size of the payload (int32), flags (4
-    bytes), PFA1
-
-The writer yields parts, so that a large blob is neither copied nor kept in memory. A reader first reads
-the end of the file: `read_footer_size` returns the footer's size, and `read_footer` its content. Then
-the reader reads blobs by range. Input is untrusted: offsets are checked against the file size, and
-inflated sizes against a limit. If a check fails, the error is Corrupt with the file's location.
+The writer yields parts, so that a large blob is neither copied nor kept in memory. A reader first reads the end of the
+file: `read_footer_size` returns the footer's size, and `read_footer` its content. Then the reader reads blobs by range.
+Input is untrusted: offsets are checked against the file size, and inflated sizes against a limit. If a check fails,
+Corrupt is raised with the file's location. The functions have no side effects.
 """
 
 from __future__ import annotations
@@ -24,18 +21,17 @@ from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import Corrupt
 
 Part = bytes | bytearray | memoryview
-"""Contiguous bytes to write. The itemsize is 1."""
+"""Contiguous bytes to write, with an itemsize of 1."""
 
 MAGIC = b"PFA1"
 TAIL_BYTES = 12
-"""The size of the end of the file, which contains the footer's size."""
+"""The size in bytes of the end of the file, which contains the footer's size."""
 FOOTER_LIMIT_BYTES = 64 << 20
-"""The maximum size of a footer. It has a few hundred bytes per blob; a larger footer is damaged or
+"""The maximum size of a footer in bytes. A footer has a few hundred bytes per blob; a larger one is damaged or
 malicious.
 """
 NO_SNAPSHOT = -1
-"""The snapshot id and sequence number of a blob that belongs to no snapshot. The spec defines it for
-deletion vectors.
+"""The snapshot id and sequence number of a blob that belongs to no snapshot, as the spec defines for deletion vectors.
 """
 
 _TAIL = struct.Struct("<iI4s")
@@ -43,9 +39,11 @@ _COMPRESSED = 1
 
 
 class PuffinBlobMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
-    """A blob's entry in the footer.
+    """The entry of a blob in the footer.
 
-    `offset` and `length` are positions in the file; the length of a compressed blob is its compressed length.
+    Attributes:
+        offset: The position of the blob in the file.
+        length: The number of bytes of the blob in the file, after compression.
     """
 
     type: str
@@ -68,8 +66,11 @@ class Blob:
     """A blob to write.
 
     Attributes:
+        type: The type of the blob.
         parts: The parts whose concatenation is the blob. Writing consumes them.
-        codec: None or "zstd".
+        fields: The field ids of the blob's columns.
+        codec: None, or "zstd" to compress the blob.
+        properties: The properties of the blob.
     """
 
     type: str
@@ -82,9 +83,9 @@ class Blob:
 
 
 def write_puffin(blobs: Iterable[Blob], properties: Mapping[str, str]) -> Iterator[Part]:
-    """Yield a file as parts.
+    """Yield the parts of a file.
 
-    The blobs follow in the given order, without gaps. Parts without compression are yielded unchanged.
+    The blobs follow each other without gaps, in the given order. Parts without compression are yielded unchanged.
     """
     yield MAGIC
     at = len(MAGIC)
@@ -113,10 +114,10 @@ def write_puffin(blobs: Iterable[Blob], properties: Mapping[str, str]) -> Iterat
 
 def _compress(blob: Blob) -> bytes:
     if blob.codec != "zstd":
-        raise ValueError(f"Blobs can be written without compression or with zstd, not with {blob.codec!r}")
+        raise ValueError(f"Blobs can be written without compression or with zstd, but not with {blob.codec!r}")
     return bytes(
         pa.Codec("zstd").compress(b"".join(blob.parts), asbytes=True)
-    )  # The spec requires one frame with its content size.
+    )  # The spec requires one frame, which must contain the size of its content.
 
 
 def read_footer_size(tail: Part, location: str) -> int:
@@ -137,7 +138,7 @@ def read_footer_size(tail: Part, location: str) -> int:
 
 def _read_tail(tail: Part, location: str) -> tuple[int, int, bytes]:
     if len(tail) < TAIL_BYTES:
-        raise Corrupt(f"{location}: {len(tail)} bytes are not a Puffin file")
+        raise Corrupt(f"{location}: a Puffin file cannot have only {len(tail)} bytes")
     size, flags, magic = _TAIL.unpack_from(tail, len(tail) - TAIL_BYTES)
     return size, flags, magic
 
@@ -146,12 +147,17 @@ def read_footer(tail: Part, file_size: int, location: str) -> Footer:
     """Return the footer of a file of `file_size` bytes.
 
     Args:
-        tail: The last bytes of the file, at least `read_footer_size`.
+        tail: The last bytes of the file, at least as many as `read_footer_size` returns.
+        file_size: The size of the file in bytes.
+        location: The location of the file, for errors.
     """
     needed = read_footer_size(tail, location)
     start = file_size - needed
     if start < len(MAGIC) or needed > len(tail):
-        raise Corrupt(f"{location}: a footer of {needed} bytes does not fit into {min(len(tail), file_size)}")
+        raise Corrupt(
+            f"{location}: a footer of {needed} bytes does not fit into the {min(len(tail), file_size)} bytes that were "
+            "read"
+        )
     footer = memoryview(tail)[len(tail) - needed :]
     if footer[: len(MAGIC)] != MAGIC:
         raise Corrupt(f"{location}: the footer does not start with Puffin's magic bytes")
@@ -170,9 +176,9 @@ def read_footer(tail: Part, file_size: int, location: str) -> Footer:
 
 
 def _inflate_lz4(stored: Part, limit_bytes: int, subject: str) -> bytes:
-    """Inflate exactly one LZ4 frame.
+    """Decompress exactly one LZ4 frame.
 
-    The frame is inflated as a stream, because the content size in its header is untrusted.
+    The frame is decompressed as a stream, because the content size in its header is not trusted.
     """
     try:
         with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(stored)), "lz4") as stream:

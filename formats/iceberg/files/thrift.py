@@ -1,14 +1,12 @@
-"""Reads and writes Thrift's compact protocol without a schema.
+"""Read and write Thrift's compact protocol without a schema (Apache Thrift: "Thrift Compact protocol encoding").
 
-Apache Thrift defines it in "Thrift Compact protocol encoding".
+Parquet's footers, page headers and page indexes are Thrift structures. A structure becomes a dictionary of (type,
+value) by field id, in the order of the file. A list becomes (type, values). Therefore one field of a footer can be
+changed and all other fields are kept, including fields of later Parquet versions. Libraries require a schema, and drop
+unknown fields.
 
-Parquet's footers, page headers and page indexes are such structures. A structure is a dict of (type, value) by
-field id, in the order of the file. A list is (type, values). Therefore one field of a footer can be changed and all
-other fields are kept, including fields of later Parquet versions. Libraries require a schema, and drop unknown
-fields.
-
-ValueError is raised for invalid bytes, and for a structure that repeats a field, because readers differ in which
-of the two fields they use.
+ValueError is raised for invalid bytes. It is also raised for a structure that repeats a field, because readers differ
+in which of the two they use.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ _DEPTH_MAX = 64
 
 
 def read(data: bytes | memoryview, at: int = 0) -> tuple[Fields, int]:
-    """Return (the structure at `at`, its end)."""
+    """Return the structure at the position `at`, and the position after it."""
     try:
         return _read_struct(memoryview(data), at, 0)
     except (IndexError, KeyError, struct.error) as error:
@@ -64,7 +62,7 @@ def _read_binary(data: memoryview, at: int, _: int) -> tuple[bytes, int]:
 
 def _read_bytes(data: memoryview, at: int, size: int) -> tuple[bytes, int]:
     if size > len(data) - at:
-        raise ValueError(f"{size} bytes at {at} exceed the data")
+        raise ValueError(f"{size} bytes at position {at} exceed the data")
     return bytes(data[at : at + size]), at + size
 
 
@@ -75,7 +73,7 @@ def _read_list(data: memoryview, at: int, depth: int) -> tuple[tuple[int, list[A
     if size == 15:
         size, at = _read_varint(data, at)
     if size > len(data) - at:  # Each item takes at least one byte.
-        raise ValueError(f"a list of {size} items at {at} exceeds the data")
+        raise ValueError(f"a list of {size} items at position {at} exceeds the data")
     read_value = _read_byte if kind in (TRUE, FALSE) else _READERS[kind]
     values = []
     for _ in range(size):
@@ -98,7 +96,7 @@ def _read_struct(data: memoryview, at: int, depth: int) -> tuple[Fields, int]:
             number, at = _read_integer(data, at, depth)
         if (
             number in fields or not -0x8000 <= number <= 0x7FFF
-        ):  # Other readers interpret such an id as a number of 16 bits.
+        ):  # Other readers interpret a longer id as a number of 16 bits.
             raise ValueError(f"the field {number} is repeated, or its id exceeds 16 bits")
         if kind in (TRUE, FALSE):
             fields[number] = kind, None
@@ -122,21 +120,26 @@ _READERS: dict[int, Callable[[memoryview, int, int], tuple[Any, int]]] = {
 
 
 class TooHeavy(ValueError):
-    """The weight of a structure exceeds the limit."""
+    """The estimated memory of a structure exceeds the limit."""
 
 
 Weights: TypeAlias = Mapping[tuple[int, int], int]
-"""The bytes per item of a list, by (depth, field id) of the list. The outermost structure has depth 0."""
+"""The bytes of memory for each item of a list, by (depth, field id) of the list. The outermost structure has depth 0.
+"""
 
 
 def weigh(data: bytes | memoryview, weights: Weights, *, item: int, field: int, limit_bytes: int) -> int:
-    """Return the approximate memory that readers need for the structure at position 0.
+    """Return the approximate memory in bytes that readers need for the structure at position 0, without building it.
 
-    The weight is `field` for each field, plus the weight of each item of its lists, by default `item`. The
-    structure is not built.
+    Args:
+        data: The encoded structure.
+        weights: The bytes for each item of some lists.
+        item: The bytes for each item of all other lists.
+        field: The bytes for each field.
+        limit_bytes: The maximum result.
 
     Raises:
-        TooHeavy: The weight exceeds `limit_bytes`. A list states its length before its items, and readers allocate
+        TooHeavy: The memory exceeds `limit_bytes`. A list states its length before its items, and readers allocate
             memory for it. Therefore the error is raised as soon as the stated lengths are too large.
     """
     weighing = _Weighing(memoryview(data), weights, item, field, limit_bytes)
@@ -153,7 +156,7 @@ class _Weighing:
         self.total = 0
 
     def weigh_structure(self, at: int, depth: int) -> int:
-        """Add the weight of a structure, and return its end."""
+        """Add the memory of a structure, and return the position after the structure."""
         if depth > _DEPTH_MAX:
             raise ValueError("structures are nested too deeply")
         data, number = self._data, 0
@@ -199,11 +202,11 @@ class _Weighing:
     def _add(self, size_bytes: int) -> None:
         self.total += size_bytes
         if self.total > self._limit_bytes:
-            raise TooHeavy(f"a structure takes more than {self._limit_bytes:,} bytes")
+            raise TooHeavy(f"the decoded structure takes more than {self._limit_bytes:,} bytes")
 
 
 def write(fields: Fields) -> bytes:
-    """Encode fields in the form that `read` returns."""
+    """Encode fields that have the form of the result of `read`."""
     out = bytearray()
     _put_struct(out, fields)
     return bytes(out)

@@ -1,10 +1,9 @@
 """Reader of Avro object container files (Avro 1.12 specification, "Object Container Files"), for manifests.
 
-A file has a header with the writer's schema, then blocks of rows. Each block is compressed separately and
-followed by the sync marker. This module parses the container and inflates the blocks into one buffer, the
-*heap*; `_manifest.pyx` decodes the rows. Input is untrusted: every length is checked against the
-available bytes, and the inflated size against a limit, so that malicious input costs at most as much as
-valid input of its size. Inflating releases the GIL.
+A file has a header with the writer's schema, then blocks of rows. Each block is compressed separately and followed by
+the sync marker. This module parses the container and inflates the blocks into one buffer, the *heap*; `_manifest.pyx`
+decodes the rows. Input is untrusted: every length is checked against the available bytes, and the inflated size against
+a limit. So malicious input costs at most as much as valid input of the same size. Inflating releases the GIL.
 """
 
 from __future__ import annotations
@@ -27,29 +26,29 @@ _SYNC_BYTES = 16
 _ISAL_ERROR: type[Exception] = isal_zlib.IsalError  # type: ignore[assignment]  # its stub takes the class for one of it
 
 _Inflate: TypeAlias = Callable[[memoryview, int], bytes | memoryview]
-"""A function (compressed block, limit in bytes) → inflated block.
+"""A function that decompresses a block, given the block and a limit in bytes.
 
-It raises OverflowError if the block exceeds the limit.
+If the result exceeds the limit, it raises OverflowError.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
     metadata: dict[str, str]
-    """The header entries that are UTF-8 text. `avro.schema` is always one of them."""
+    """The header entries that are UTF-8 text. They always contain `avro.schema`."""
     heap: NDArray[np.uint8]
     """All inflated blocks, concatenated."""
     edges: NDArray[np.int64]
-    """The edges of the blocks, shape (blocks + 1,): block i is heap[edges[i]:edges[i + 1]]."""
+    """The edges of the blocks in the heap, int64[blocks + 1]: block i is heap[edges[i]:edges[i + 1]]."""
     counts: NDArray[np.int64]
-    """The row count that each block states. It is not negative, but it is not checked otherwise."""
+    """The number of rows that each block states, int64[blocks]. It is only checked not to be negative."""
 
 
 def read_container(data: bytes | memoryview, location: str, *, inflated_limit_bytes: int) -> Container:
-    """Parse a whole file.
+    """Parse a complete file.
 
     Raises:
-        Corrupt: The file violates the specification; the message names `location`.
+        Corrupt: The file violates the specification. The message names `location`.
     """
     reader = _Reader(memoryview(data).cast("B"), location)
     if bytes(reader.take(len(_MAGIC), "the magic number")) != _MAGIC:
@@ -86,7 +85,7 @@ def read_header(data: bytes | memoryview, location: str) -> dict[str, str]:
     """Return the header entries of a file that are UTF-8 text, without reading its blocks.
 
     Raises:
-        Corrupt: The file violates the specification; the message names `location`.
+        Corrupt: The file violates the specification. The message names `location`.
     """
     reader = _Reader(memoryview(data).cast("B"), location)
     if bytes(reader.take(len(_MAGIC), "the magic number")) != _MAGIC:
@@ -104,7 +103,7 @@ def _join_blocks(blocks: Sequence[bytes | memoryview], size: int) -> NDArray[np.
 
 
 class _Reader:
-    """A bounds-checked cursor over the file."""
+    """A reader with a position in the file, which checks all lengths."""
 
     def __init__(self, data: memoryview, location: str) -> None:
         self._data = data
@@ -128,7 +127,7 @@ class _Reader:
         return piece
 
     def read_long(self, field: str) -> int:
-        """Return a zig-zag varint of at most 64 bits."""
+        """Read a zig-zag varint of at most 64 bits."""
         value = shift = 0
         for byte in self._data[self._at : self._at + 10]:
             value |= (byte & 0x7F) << shift
@@ -150,16 +149,16 @@ class _Reader:
 
 
 def _read_metadata(reader: _Reader) -> dict[str, str]:
-    """Return the header's map of strings to bytes.
+    """Read the header's map of strings to bytes.
 
-    Entries that are not text are omitted, because no caller uses them.
+    Entries that are not UTF-8 text are omitted, because no caller uses them.
     """
     entries: dict[str, str] = {}
     while count := reader.read_long("the header's entry count"):
         if count < 0:  # The block's size in bytes follows, for readers that skip it.
             count = -count
             reader.read_length("the header's size")
-        for _ in range(count):  # Each entry takes bytes, so the end of the file stops a loop with an invalid count.
+        for _ in range(count):  # Each entry takes bytes, so an invalid count cannot exceed the end of the file.
             key = bytes(reader.take(reader.read_length("a key's length"), "a key of the header"))
             value = bytes(reader.take(reader.read_length("a value's length"), "a value of the header"))
             try:
@@ -185,13 +184,13 @@ def _inflate_deflate(block: memoryview, limit: int) -> bytes:
     return inflated
 
 
-# pyarrow is imported on first use: the import costs each process a tenth of a second and 40 MB, and
-# nearly all manifests use deflate.
+# pyarrow is imported on first use, because the import takes a tenth of a second and 40 MB in each process, and nearly
+# all manifests use deflate.
 def _inflate_zstandard(block: memoryview, limit: int) -> bytes:
     pyarrow = importlib.import_module("pyarrow")
     pieces: list[bytes] = []
     size = 0
-    # The block is inflated as a stream, because Java's writers omit the inflated size from the frame.
+    # Decompress the block as a stream, because Java's writers omit the inflated size from the frame.
     with pyarrow.CompressedInputStream(pyarrow.BufferReader(block), "zstd") as stream:
         while piece := stream.read(max(65_536, 4 * len(block))):
             pieces.append(piece)
@@ -202,7 +201,7 @@ def _inflate_zstandard(block: memoryview, limit: int) -> bytes:
 
 
 def _inflate_snappy(block: memoryview, limit: int) -> bytes:
-    """Inflate a block in Snappy's format, which is followed by the big-endian CRC32 of the inflated data."""
+    """Decompress a block in Snappy's format. The big-endian CRC32 of the result follows the block."""
     if len(block) < 5:
         raise EOFError("a snappy block has at least 5 bytes")
     packed, checksum = block[:-4], int.from_bytes(block[-4:], "big")
@@ -212,17 +211,17 @@ def _inflate_snappy(block: memoryview, limit: int) -> bytes:
         if byte < 0x80:
             break
     if size > _SNAPPY_RATIO_MAX * len(packed):
-        raise ValueError(f"{len(packed)} compressed bytes cannot contain {size} bytes")
+        raise ValueError(f"{len(packed)} compressed bytes cannot contain the stated {size} bytes")
     if size > limit:
         raise OverflowError
     inflated: bytes = importlib.import_module("pyarrow").Codec("snappy").decompress(packed, size, asbytes=True)
     if zlib.crc32(inflated) != checksum:
-        raise ValueError("the checksum does not match")
+        raise ValueError("the checksum does not match the inflated data")
     return inflated
 
 
 _SNAPPY_RATIO_MAX = 22
-"""The maximum ratio: the largest copy has 64 bytes, and takes three bytes in the compressed block."""
+"""The maximum ratio of inflated to compressed bytes: the longest copy has 64 bytes, and takes three bytes."""
 
 _CODECS: dict[str, _Inflate] = {
     "null": _check_block_size,

@@ -1,11 +1,9 @@
-"""Compiles a writer's Avro schema to a program that reads the requested fields.
+"""Compile a writer's Avro schema to a program that reads the requested fields and skips the others.
 
-The program skips the other fields of the rows.
-
-Iceberg identifies fields by id (spec: Appendix A, "Avro"): a record's fields have `field-id`, under any
-name. Without ids the standard name is used. The request is a tree of the classes below. A field that the
-writer's schema does not have, or that has Avro's null type, gets no column. A field of an invalid type is
-Corrupt, because guessing could give a wrong answer.
+Iceberg identifies fields by id (spec: Appendix A, "Avro"): the fields of a record have a `field-id`, and any name.
+Without ids, the standard name is used. The request is a tree of the classes below. A field that the writer's schema
+does not have, or whose Avro type is null, gets no column. A field of an invalid type is Corrupt, because guessing could
+give a wrong answer.
 """
 
 from __future__ import annotations
@@ -23,13 +21,13 @@ _DEPTH_MAX = 64
 _NODES_MAX = 20_000
 
 _WIDTHS = {"boolean": 1, "int": 1, "long": 1, "float": 4, "double": 8, "bytes": 1, "string": 1, "enum": 1}
-"""The minimum number of bytes of a value, by type."""
+"""The minimum number of bytes of a value, by Avro type."""
 _FIXED_WIDTH = ("boolean", "float", "double", "fixed")
 
 
 @dataclass(frozen=True, slots=True)
 class Long:
-    """A number or boolean, which is read into a column of int64."""
+    """A number or boolean that is read into a column of int64."""
 
     name: str
     scratch: bool = False
@@ -38,9 +36,9 @@ class Long:
 
 @dataclass(frozen=True, slots=True)
 class RequestedValue:
-    """A number or boolean for which no value is reserved.
+    """A number or boolean that is read into a column of int64 in which no value is reserved for null.
 
-    It is read into a column of int64, with lengths of 1, or -1 for null.
+    A second column has the length of each value: 1, or -1 for null.
     """
 
     name: str
@@ -49,7 +47,10 @@ class RequestedValue:
 
 @dataclass(frozen=True, slots=True)
 class Double:
-    """A float or double, which is read into a column of the bits of float64, with lengths of 1, or -1 for null."""
+    """A float or double that is read into a column of the bits of float64.
+
+    A second column has the length of each value: 1, or -1 for null.
+    """
 
     name: str
     scratch: bool = False
@@ -57,7 +58,7 @@ class Double:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Bytes or a string, which is read into a column of spans."""
+    """Bytes or a string that are read into a column of spans."""
 
     name: str
     scratch: bool = False
@@ -68,7 +69,7 @@ Leaf: TypeAlias = Long | RequestedValue | Double | Text
 
 @dataclass(frozen=True, slots=True)
 class ByColumn:
-    """A map by column id, which Iceberg encodes as an array of records of key and value."""
+    """A map by column id, which Iceberg encodes as an array of records with a key and a value."""
 
     name: str
     key_id: int
@@ -78,7 +79,7 @@ class ByColumn:
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """A list of numbers (one field, whose id is not used) or of records."""
+    """A list of numbers or of records. For numbers, there is one field, whose id is not used."""
 
     name: str
     fields: tuple[tuple[int, str, Leaf], ...]
@@ -87,7 +88,7 @@ class Elements:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRecord:
-    """A record that each manifest defines: all of its fields are read, with their types."""
+    """A record that each manifest defines. All of its fields are read, with their types."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +108,8 @@ class PartitionFieldColumn:
     name: str
     field_id: int | None
     type: str
-    """Avro's type: boolean, int, long, float, double, bytes, string, fixed; null if the field never has a value."""
+    """The Avro type: boolean, int, long, float, double, bytes, string or fixed; or null if the field never has a value.
+    """
     logical: str | None
     column: int | None
     """The index of the column in the program, or None for type null."""
@@ -125,10 +127,9 @@ class Compiled:
 def compile_schema(schema: str, requested: RecordReader) -> Compiled:
     """Return the program that reads the `requested` fields from rows of the writer's `schema`.
 
-    The caller adds the file to the error.
-
     Raises:
-        Corrupt: The schema is invalid, or its rows do not have the requested fields.
+        Corrupt: The schema is invalid, or its rows do not have the requested fields. The caller adds the file's
+            location.
     """
     try:
         parsed = msgspec.json.decode(schema)
@@ -157,7 +158,7 @@ class _SchemaPosition:
     field: str
     depth: int
     enclosing_types: tuple[str, ...] = ()
-    """The named types around the position. The names are used to reject a type that contains itself."""
+    """The named types that contain the position, to reject a type that contains itself."""
 
     def descend(self, field: str | None = None) -> _SchemaPosition:
         return _SchemaPosition(self.namespace, field or self.field, self.depth + 1, self.enclosing_types)
@@ -168,7 +169,7 @@ class _Compiler:
     nodes: list[tuple[str, int, int, list[int]]] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     minimum_sizes: list[int] = field(default_factory=list)
-    """The minimum size of the value of each node. It is 0 only for values that never take bytes."""
+    """The minimum size in bytes of the value of each node. It is 0 only for values that never take bytes."""
     column_kinds: list[str] = field(default_factory=list)
     columns: dict[str, int] = field(default_factory=dict)
     group_rows: list[tuple[bool, int, int, int]] = field(default_factory=list)
@@ -197,7 +198,7 @@ class _Compiler:
         return len(self.nodes) - 1
 
     def add_column(self, name: str, kind: str, position: _SchemaPosition) -> int:
-        """Return the column with a name, and create it on first use. The branches of a union share a column."""
+        """Return the column with a name. On first use, create it. The branches of a union share a column."""
         column = self.columns.setdefault(name, len(self.column_kinds))
         if column == len(self.column_kinds):
             self.column_kinds.append(kind)
@@ -206,7 +207,7 @@ class _Compiler:
         return column
 
     def resolve(self, schema: Any, position: _SchemaPosition) -> tuple[str, Any, _SchemaPosition]:
-        """Return (type, the schema's object, its position), with names resolved and wrappers removed."""
+        """Return the type of a schema, its JSON object and its position, with names resolved and wrappers removed."""
         while True:
             if position.depth > _DEPTH_MAX:
                 raise self.corrupt(position, f"nested deeper than {_DEPTH_MAX}")
@@ -279,7 +280,7 @@ class _Compiler:
         return self.add(kind, position, size if kind in _FIXED_WIDTH else 1, size=size)
 
     def find_size(self, kind: str, schema: Any, position: _SchemaPosition) -> int:
-        """Return the number of bytes of a fixed-width type or of symbols of an enum, otherwise 0."""
+        """Return the number of bytes of a fixed-width type, or of symbols of an enum, or 0 for other types."""
         if kind == "fixed":
             size = schema.get("size")
             if not isinstance(size, int) or not 0 <= size < 1 << 31:
@@ -313,7 +314,7 @@ class _Compiler:
             -1 if kind == "null" else self.add_value(branch, requested, position.descend())
             for branch, kind in zip(branches, kinds, strict=True)
         ]
-        if nulls:  # The other branch has created the columns; null stores its value in them.
+        if nulls:  # The other branch has created the columns. Null writes its value to them.
             children[kinds.index("null")] = self.add("null", position, 0, children=self.list_columns(requested))
         return self.add("union", position, 1, children=children)
 
@@ -348,7 +349,7 @@ class _Compiler:
     def match(
         self, fields: list[dict[str, Any]], requested: RecordReader, position: _SchemaPosition
     ) -> dict[int, Wanted]:
-        """Return the readers of a record's fields, by position.
+        """Return the readers of a record's fields, by the field's position in the record.
 
         A field is matched by its id, or by its name if it has no id.
         """
@@ -423,9 +424,9 @@ class _Compiler:
         return self.add("array", position, 1, slot=slot, size=self.minimum_sizes[item], children=[item])
 
     def match_plain_map(self, items: Any, requested: ByColumn, position: _SchemaPosition) -> str | None:
-        """Return the operation for the usual layout, or None for other layouts.
+        """Return the operation for the usual layout of a map, or None for other layouts.
 
-        The usual layout is an int, then a long or bytes, without nulls or other fields.
+        In the usual layout, each record has an int and then a long or bytes, without nulls or other fields.
         """
         kind, schema, inner = self.resolve(items, position.descend())
         fields = schema.get("fields") if kind == "record" else None

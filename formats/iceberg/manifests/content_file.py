@@ -1,10 +1,10 @@
 """Data and delete files as values, and their JSON.
 
-Sources: Iceberg REST spec, schemas `ContentFile`, `DataFile`, `PositionDeleteFile`, `EqualityDeleteFile`;
-Iceberg spec, "Data File Fields", "Delete Formats".
+Sources: Iceberg REST spec, schemas `ContentFile`, `DataFile`, `PositionDeleteFile`, `EqualityDeleteFile`; Iceberg spec,
+"Data File Fields", "Delete Formats".
 
-A client's values are written to manifests unchanged, and every engine uses them for pruning and deletes.
-Therefore a file is accepted only if it is valid for the table: an undecodable bound, or a deletion vector
+A client's values are written to manifests unchanged, and every engine uses them for pruning and deletes. Therefore a
+file is accepted only if it is valid for the table. For example, a bound that cannot be decoded, or a deletion vector
 without a data file, would give wrong answers to every reader. An error states the file and the field.
 """
 
@@ -48,24 +48,24 @@ _METADATA_COLUMNS = {
     ROW_ID: "long",
     LAST_UPDATED_SEQUENCE_NUMBER: "long",
 }
-"""The types of the reserved columns that a file may contain (spec: "Reserved Field IDs")."""
+"""The types of the reserved columns that a file can contain, by field id (spec: "Reserved Field IDs")."""
 _COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
 _BOUNDS = ("lower_bounds", "upper_bounds")
 _BY_COLUMN = (*_COUNTS, *_BOUNDS)
 _DATE_BYTES = 4
-"""The size of the bound of a date; that of a time is larger."""
+"""The size in bytes of the bound of a date. The bound of a timestamp is larger."""
 _OPAQUE = frozenset({"variant", "geometry", "geography"})
-"""Types whose bounds are not single values."""
+"""The types whose bounds are not single values."""
 
 
 _SHOWN_CHARACTERS_MAX = 1_000
-"""The maximum length of an error that repeats the client's input."""
+"""The maximum number of characters of an error that repeats the client's input."""
 
 
 class ContentFile(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A data or delete file, with the values of a manifest entry.
+    """A data or delete file, with the values of its manifest entry.
 
-    Column statistics are mappings by column id.
+    Column statistics are dictionaries by column id.
     """
 
     content: int
@@ -75,8 +75,9 @@ class ContentFile(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The format in upper case: PARQUET, AVRO, ORC or PUFFIN."""
     spec_id: int
     partition: tuple[Value | None, ...]
-    """The partition values in the form of `expression.py`, in the order of the spec's fields, with the types of
-    `list_partition_types`.
+    """The partition values in the form of `expression.py`, in the order of the spec's fields.
+
+    The types are those of `list_partition_types`.
     """
     record_count: int
     file_size_in_bytes: int
@@ -85,7 +86,8 @@ class ContentFile(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     null_value_counts: dict[int, int] | None = None
     nan_value_counts: dict[int, int] | None = None
     lower_bounds: dict[int, bytes] | None = None
-    """Bounds in single-value serialisation (Iceberg spec, appendix D). The upper bounds have the same form."""
+    """The lower bounds in single-value serialization (Iceberg spec, appendix D). The upper bounds have the same form.
+    """
     upper_bounds: dict[int, bytes] | None = None
     key_metadata: bytes | None = None
     split_offsets: tuple[int, ...] | None = None
@@ -102,11 +104,10 @@ class ContentFile(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def list_partition_types(metadata: TableMetadata, spec: PartitionSpec) -> tuple[str, ...]:
-    """Return the type of each value of the spec's tuples (spec: "Partition Transforms", result type).
+    """Return the types of a spec's partition values (spec: "Partition Transforms", result type).
 
-    The type is derived from the source column in the current schema. For a dropped column, its last type is
-    used, so that old values stay distinct. If no schema has the column, the type is `unknown`, whose only
-    value is null.
+    A type is derived from the source column in the current schema. For a dropped column, its last type is used, so that
+    old values stay distinct. If no schema has the column, the type is `unknown`, whose only value is null.
     """
     return tuple(_find_partition_type(metadata, field) for field in spec.fields)
 
@@ -121,15 +122,15 @@ def _find_partition_type(metadata: TableMetadata, field: PartitionField) -> str:
 def compute_decimal_size(kind: str) -> int:
     """Return the number of bytes of a decimal type in Avro (spec: appendix A).
 
-    The number is the minimum for every unscaled value of the type. A truncated value may be one step below
-    the minimum of the precision; it usually fits too.
+    It is the smallest number that is sufficient for every unscaled value of the type. A truncated value can be a step
+    below the minimum of the precision; it usually fits too.
     """
     greatest: int = 10 ** values.get_decimal_precision(kind) - 1
     return greatest.bit_length() // 8 + 1
 
 
 def find_column_type(metadata: TableMetadata, column_id: int) -> str | None:
-    """Return the primitive (or variant) type of a column, or None if no schema of the table has the column.
+    """Return the type of a column if it is primitive or variant, or None if no schema of the table has the column.
 
     It is the type in the current schema, or otherwise in the last schema that has the column.
     """
@@ -147,9 +148,9 @@ def find_declared_type(metadata: TableMetadata, column_id: int) -> Type | None:
 
 
 class DeclaredTypes:
-    """The types of a table's columns by id. The results of `find_declared_type` are stored, for many columns.
+    """The types of a table's columns by id, as a cache of `find_declared_type`.
 
-    A manifest may state bounds of a million columns that no schema has; each of them is only one lookup here.
+    A manifest may state bounds of a million columns that no schema has. With the cache, each of them is one lookup.
     """
 
     def __init__(self, metadata: TableMetadata) -> None:
@@ -207,13 +208,13 @@ class _Json(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
 
 def decode_content_file(json: object, metadata: TableMetadata) -> ContentFile:
-    """Parse a file in the REST standard's JSON for addition to the table.
+    """Parse the REST spec's JSON of a file that is added to the table.
 
-    Bounds are hex strings, as in Java's library and in our plans; partition values are single values
-    (appendix D).
+    Bounds are hex strings, as in Java's library and in Seamark's plans. Partition values are single values (appendix
+    D).
 
     Raises:
-        BadRequest: The file is invalid for the table; the message states the file and the field.
+        BadRequest: The file is invalid for the table. The message states the file and the field.
     """
     file_path = json.get("file-path") if isinstance(json, dict) else None
     with _add_path_to_errors(file_path if isinstance(file_path, str) and file_path else "without a file-path"):
@@ -233,7 +234,7 @@ def _add_path_to_errors(path: str) -> Iterator[None]:
     try:
         yield
     except (msgspec.ValidationError, ValueError, BadRequest) as error:
-        # The answer must be UTF-8 for any path.
+        # The answer must be UTF-8 for every path.
         shown_path = path[:_SHOWN_CHARACTERS_MAX].encode(errors="backslashreplace").decode()
         raise BadRequest(f"Invalid content file {shown_path}: {str(error)[:_SHOWN_CHARACTERS_MAX]}") from None
 
@@ -274,7 +275,7 @@ def _check_text(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{name}: it has a lone surrogate, which UTF-8 cannot encode") from None
+        raise ValueError(f"{name}: the text has a lone surrogate, which UTF-8 cannot encode") from None
 
 
 def _decode_hex(name: str, text: str) -> bytes:
@@ -288,10 +289,11 @@ def _parse_partition(parsed: _Json, metadata: TableMetadata) -> tuple[Value | No
     spec = metadata.spec(parsed.spec_id)
     if spec is None:
         spec_ids = ", ".join(str(spec.spec_id) for spec in metadata.partition_specs)
-        raise ValueError(f"spec-id: the table has no partition spec {parsed.spec_id} (it has {spec_ids})")
+        raise ValueError(f"spec-id: the table has no partition spec {parsed.spec_id}; its specs are {spec_ids}")
     if len(parsed.partition) != len(spec.fields):
         raise ValueError(
-            f"partition: it has {len(parsed.partition)} values, but spec {spec.spec_id} has {len(spec.fields)} fields"
+            f"partition: the file has {len(parsed.partition)} values, but spec {spec.spec_id} has {len(spec.fields)} "
+            "fields"
         )
     types = list_partition_types(metadata, spec)
     return tuple(map(_parse_partition_value, spec.fields, types, parsed.partition))
@@ -329,16 +331,17 @@ def _parse_bounds(name: str, bounds: _Bounds | None) -> dict[int, bytes] | None:
 
 def _pair_columns(name: str, keys: Sequence[int], values: Sequence[Any]) -> Iterable[tuple[int, Any]]:
     if len(keys) != len(values):
-        raise ValueError(f"{name}: {len(keys)} keys and {len(values)} values")
+        raise ValueError(f"{name}: the file has {len(keys)} keys, but {len(values)} values")
     if len(set(keys)) != len(keys):
         raise ValueError(f"{name}: a column is present twice")
     return zip(keys, values, strict=True)
 
 
 def _check_kind(file: ContentFile, metadata: TableMetadata) -> None:
-    """Check the fields that data files, equality deletes, position deletes and deletion vectors require or forbid.
+    """Check the fields that each kind of file requires or forbids.
 
-    Spec: "Data File Fields", "Delete Formats", "Deletion Vectors".
+    The kinds are data files, equality deletes, position deletes and deletion vectors (spec: "Data File Fields", "Delete
+    Formats", "Deletion Vectors").
     """
     version = metadata.format_version
     if file.content != DATA and version < _DELETES_MIN_FORMAT_VERSION:
@@ -398,7 +401,7 @@ def _check_statistics(file: ContentFile, metadata: TableMetadata) -> None:
         _check_text("referenced-data-file", file.referenced_data_file)
     offsets = file.split_offsets or ()
     if list(offsets) != sorted(set(offsets)) or (offsets and offsets[-1] >= max(1, file.file_size_in_bytes)):
-        raise ValueError("split-offsets: they must ascend and be within the file")
+        raise ValueError("split-offsets: the offsets must ascend and be within the file")
     kinds: dict[int, Type] = {}
     current = metadata.current_schema.index.by_id
     for name in _BY_COLUMN:
@@ -425,13 +428,13 @@ def _check_bounds(file: ContentFile, kinds: Mapping[int, Type]) -> None:
     lower = _decode_bounds("lower-bounds", file.lower_bounds, kinds)
     upper = _decode_bounds("upper-bounds", file.upper_bounds, kinds)
     for column, (kind, lower_bound) in lower.items():
-        # Java's writers order UUIDs by two signed halves.
+        # Java's writers order UUIDs as two signed halves.
         if column in upper and kind != "uuid" and lower_bound > upper[column][1]:
             raise ValueError(f"lower-bounds: the bound of column {column} is above its upper bound")
 
 
 def _decode_bounds(name: str, bounds: dict[int, bytes] | None, kinds: Mapping[int, Type]) -> dict[int, tuple[str, Any]]:
-    """Return (type, value) of each comparable bound, by column id."""
+    """Return the type and the value of each comparable bound, by column id."""
     decoded = {}
     for column, data in (bounds or {}).items():
         kind = kinds[column]
@@ -441,7 +444,8 @@ def _decode_bounds(name: str, bounds: dict[int, bytes] | None, kinds: Mapping[in
             continue
         try:
             if len(data) == _DATE_BYTES and kind in ("timestamp", "timestamp_ns"):
-                # The file is older than the promotion of its dates, which may be beyond the range of the type.
+                # The file is older than the promotion of its column from date. A date can be outside the range of the
+                # new type.
                 value = values.promote_value("date", kind, values.decode_bound("date", data))
             else:
                 value = values.decode_bound(kind, data)

@@ -1,12 +1,12 @@
 """Avro encoding of manifests and manifest lists: schemas, rows and the container.
 
-Schemas are those of Iceberg's Java library for each format version (spec: "Manifests", "Manifest Lists",
-appendix A "Avro"). Readers use `field-id`, but some, such as PyIceberg, also require the order of
-branches, `element-id` and names. One table of fields defines both the schema and the encoding of rows.
+The schemas are those of Iceberg's Java library for each format version (spec: "Manifests", "Manifest Lists", appendix A
+"Avro"). Readers use `field-id`, but some, such as PyIceberg, also require the order of branches, `element-id` and
+names. One table of fields defines both the schema and the encoding of rows.
 
-fastavro is not used for two reasons. It takes a quarter of a millisecond for an entry of 16 columns, five
-times as long as this module, and a change that removes one file rewrites thousands of entries. And for
-the codecs of the container (Avro 1.12 specification, "Object Container Files") it needs further packages.
+There are two reasons not to use fastavro. It takes a quarter of a millisecond for an entry of 16 columns, five times as
+long as this module, and a change that removes one file rewrites thousands of entries. And it needs further packages for
+the codecs of the container (Avro 1.12 specification, "Object Container Files").
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from seamark.formats.runtime.errors import BadRequest
 AVRO_COMPRESSION = "write.avro.compression-codec"
 AVRO_COMPRESSION_LEVEL = "write.avro.compression-level"
 ROWS_PER_BLOCK = 200
-"""The number of rows in a block: about 100 kB inflated."""
+"""The number of rows in a block, which has about 100 kB before compression."""
 
 Json = dict[str, Any]
 
@@ -48,9 +48,9 @@ _INVALID = re.compile(r"[^A-Za-z0-9_]")
 
 
 def convert_to_avro_name(name: str) -> str:
-    """Return the name in Avro's alphabet, converted as in Java's library: `1 a` becomes `_1_x20a`.
+    """Convert a name to Avro's alphabet, as Java's library does: `1 a` becomes `_1_x20a`.
 
-    Java keeps letters of all scripts, which other libraries reject. This function also converts these letters.
+    Java keeps letters of all scripts, which other libraries reject. This function converts them too.
     """
     units = name.encode("utf-16-be", "surrogatepass")
     text = "".join(chr(int.from_bytes(units[i : i + 2], "big")) for i in range(0, len(units), 2))
@@ -61,12 +61,23 @@ def convert_to_avro_name(name: str) -> str:
 Write = Callable[[Any], bytes]
 """A function that encodes a value in Avro's binary encoding (Avro 1.12 specification, "Binary Encoding").
 
-It raises ValueError if the value has no encoding.
+If the value has no encoding, it raises ValueError.
 """
 
 
 class AvroField(NamedTuple):
-    """One field of a record: its schema and its encoder."""
+    """A field of a record: its schema and its encoder.
+
+    Attributes:
+        name: The name of the field.
+        id: The field id.
+        type: The Avro type.
+        write: The encoder of a value.
+        optional: Whether the value can be null.
+        since: The first format version that has the field.
+        until: The last format version that has the field.
+        get: The function that reads the field's value from a row. If it is None, the value is the attribute `name`.
+    """
 
     name: str
     id: int
@@ -94,16 +105,16 @@ _LONG_BITS = 64
 
 
 def encode_varint(value: int) -> bytes:
-    """Return the encoding of an int or long: zig-zag, seven bits per byte.
+    """Encode an int or long as a zig-zag varint with seven bits per byte.
 
     Raises:
-        ValueError: The value does not fit 64 bits.
+        ValueError: The value does not fit into 64 bits.
     """
     bits = (value << 1) ^ (value >> 63)
     if 0 <= bits < _SMALL_COUNT_MAX:
         return _VARINTS[bits]
     if not 0 <= bits < 1 << _LONG_BITS:
-        raise ValueError(f"{value} does not fit 64 bits")
+        raise ValueError(f"{value} does not fit into 64 bits")
     if bits < 1 << 21:
         return bytes((bits & 0x7F | 0x80, bits >> 7 & 0x7F | 0x80, bits >> 14))
     if bits < 1 << 28:
@@ -121,7 +132,7 @@ def _encode_long_varint(bits: int) -> bytes:
 
 
 _VARINTS = tuple(map(_encode_long_varint, range(_SMALL_COUNT_MAX)))
-"""Precomputed encodings of nearly all keys and lengths, and of most counts."""
+"""The precomputed encodings of 0 to 16,383: nearly all keys and lengths, and most counts."""
 
 
 def frame_bytes(data: bytes) -> bytes:
@@ -138,7 +149,7 @@ def _encode_boolean(value: bool) -> bytes:
 
 def _encode_int(value: int) -> bytes:
     if not INT_MIN <= value <= INT_MAX:
-        raise ValueError(f"{value} does not fit 32 bits")
+        raise ValueError(f"{value} does not fit into 32 bits")
     return encode_varint(value)
 
 
@@ -146,8 +157,7 @@ def _encode_numbers(values: Sequence[int]) -> bytes:
     return b"".join((encode_varint(len(values)), *map(encode_varint, values), b"\x00")) if values else b"\x00"
 
 
-# These two functions do most of the work. Calling `encode_varint` for the precomputed values would double
-# the time.
+# These two functions do most of the work. Calling `encode_varint` for the precomputed values would double their time.
 def _encode_counts(by_column: Mapping[int, int]) -> bytes:
     if not by_column:
         return b"\x00"
@@ -175,7 +185,7 @@ def _encode_bounds(by_column: Mapping[int, bytes]) -> bytes:
 def _make_map_field(name: str, field_id: int, key_id: int, value: str) -> AvroField:
     """Return the field of a map by column id.
 
-    Its keys are not strings, so Avro represents it as an array of pairs (spec: appendix A).
+    The keys are not strings, so Avro represents the map as an array of pairs (spec: appendix A).
     """
     write = _encode_counts if value == "long" else _encode_bounds
     pair = [
@@ -195,10 +205,10 @@ _FILE = (
     AvroField("content", 134, "int", encode_varint, False, since=2),
     AvroField("file_path", 100, "string", _encode_text, False),
     AvroField("file_format", 101, "string", _encode_text, False),
-    AvroField(PARTITION, 102, None, encode_varint, False),  # The partition spec determines type and encoder.
+    AvroField(PARTITION, 102, None, encode_varint, False),  # The partition spec determines the type and the encoder.
     AvroField("record_count", 103, "long", encode_varint, False),
     AvroField("file_size_in_bytes", 104, "long", encode_varint, False),
-    # Version 1 requires the field, although it has no meaning. Java's writers also state 64 MiB.
+    # Version 1 requires the field, although it has no meaning. Like Java's writers, write 64 MiB.
     AvroField("block_size_in_bytes", 105, "long", encode_varint, False, until=1, get=lambda _: 64 << 20),
     _make_map_field("column_sizes", 108, 117, "long"),
     _make_map_field("value_counts", 109, 119, "long"),
@@ -248,7 +258,7 @@ def _make_unscaled_writer(size: int) -> Write:
         try:
             return value.to_bytes(size, "big", signed=True)
         except OverflowError:
-            raise ValueError(f"{value} does not fit an unscaled decimal of {size} bytes") from None
+            raise ValueError(f"{value} does not fit into an unscaled decimal of {size} bytes") from None
 
     return write
 
@@ -256,7 +266,7 @@ def _make_unscaled_writer(size: int) -> Write:
 def _make_partition_type(kind: str, field_id: int) -> tuple[object, Write]:
     """Return the Avro type of a partition value, and its encoder.
 
-    The name of a fixed type contains the field's id: Avro requires unique names, and PyIceberg rejects
+    The name of a fixed type contains the field's id, because Avro requires unique names, and PyIceberg rejects
     references.
     """
     match get_base_name(kind):
@@ -280,7 +290,7 @@ def _make_partition_type(kind: str, field_id: int) -> tuple[object, Write]:
 
 
 def _make_partition_record(fields: Sequence[PartitionField], types: Sequence[str]) -> tuple[Json, Write]:
-    """Return Avro's record of the partition values, with unique names, and its encoder."""
+    """Return the Avro record of the partition values, whose field names are unique, and its encoder."""
     schemas: dict[str, Json] = {}
     writers: list[Write | None] = []
     for field, kind in zip(fields, types, strict=True):
@@ -307,7 +317,7 @@ def _make_partition_record(fields: Sequence[PartitionField], types: Sequence[str
 
 
 def _record(name: str, fields: Iterable[AvroField], format_version: int) -> tuple[Json, Write]:
-    """Return a record's schema, and its encoder for objects that have the fields as attributes."""
+    """Return the schema of a record, and its encoder for objects that have the fields as attributes."""
     plan = [field for field in fields if field.since <= format_version <= field.until]
     writers = [(field.get or attrgetter(field.name), field.write, field.optional) for field in plan]
 
@@ -397,14 +407,14 @@ def list_record(format_version: int) -> tuple[Json, Write]:
 
 
 Codec = tuple[str, Callable[[bytes], bytes]]
-"""Avro's name of the codec, and the function that compresses a block."""
+"""The codec's name in Avro, and the function that compresses a block."""
 
 
 def get_codec(properties: Mapping[str, str]) -> Codec:
-    """Return the codec of the table's properties, by default gzip (Avro: deflate).
+    """Return the codec in the table's properties. The default is gzip, which Avro calls deflate.
 
     Raises:
-        BadRequest: A property is invalid; the message names it.
+        BadRequest: A property is invalid. The message names it.
     """
     name = properties.get(AVRO_COMPRESSION, "gzip").lower()
     level = props.parse_int(properties, AVRO_COMPRESSION_LEVEL, -1) if AVRO_COMPRESSION_LEVEL in properties else None
@@ -422,7 +432,7 @@ def get_codec(properties: Mapping[str, str]) -> Codec:
 def _make_deflate_codec(level: int | None) -> Codec:
     """Return the deflate codec.
 
-    Without a level, it uses ISA-L, which takes a tenth of the time of zlib's default.
+    Without a level, it uses ISA-L, which takes a tenth of the time of zlib's default level.
     """
 
     def pack(block: bytes) -> bytes:
@@ -433,7 +443,7 @@ def _make_deflate_codec(level: int | None) -> Codec:
     return "deflate", pack
 
 
-# pyarrow is imported on first use: the import costs each process a tenth of a second and 40 MB.
+# pyarrow is imported on first use, because the import takes a tenth of a second and 40 MB in each process.
 def _make_zstandard_codec(level: int | None) -> Codec:
     codec = importlib.import_module("pyarrow").Codec("zstd", compression_level=1 if level is None else level)
     return "zstandard", lambda block: codec.compress(block, asbytes=True)
@@ -458,9 +468,9 @@ _LEVELS = dict.fromkeys(("gzip", "deflate"), (-1, 9)) | dict.fromkeys(("zstd", "
 
 
 def write_container(schema: Json, rows: Iterable[bytes], header: Mapping[str, str], codec: Codec) -> bytes:
-    """Return a complete Avro file of encoded rows.
+    """Return a complete Avro file with encoded rows.
 
-    Equal rows give equal bytes: the sync marker is derived from the header.
+    Equal rows give equal bytes, because the sync marker is derived from the header.
     """
     name, pack = codec
     entries = {**header, "avro.schema": msgspec.json.encode(schema).decode(), "avro.codec": name}

@@ -1,12 +1,11 @@
-"""Decodes manifests and manifest lists (Iceberg spec: "Manifests", "Manifest Lists") into columns.
+"""Decode manifests and manifest lists (Iceberg spec: "Manifests", "Manifest Lists") into columns.
 
-Format versions 1, 2 and 3 differ in their fields, but not in the meaning of a field. Therefore one
-request serves all versions: fields that a version does not have are MISSING. Values are those of the
-file: sequence numbers are not inherited, and row ids are not assigned. A damaged file is Corrupt as a
-whole. A file that is truncated exactly between two blocks looks like a shorter file, so callers compare
-its length with the manifest list.
+Format versions 1, 2 and 3 differ in their fields, but not in the meaning of a field. Therefore one request serves all
+versions: fields that a version does not have are MISSING. The values are those of the file: sequence numbers are not
+inherited, and row ids are not assigned. If any part of a file is damaged, the whole file is Corrupt. A file that is
+truncated exactly between two blocks looks like a shorter file, so callers compare its length with the manifest list.
 
-Decoding releases the GIL: threads decode in parallel.
+Decoding releases the GIL, so threads decode in parallel.
 """
 
 from __future__ import annotations
@@ -42,46 +41,54 @@ BoundsByColumn: TypeAlias = dict[int, tuple[NDArray[np.int32], NDArray[np.int64]
 _Elements: TypeAlias = list[tuple[NDArray[np.int64], NDArray[np.int32]]]
 
 _INFLATED_MIN, _INFLATION_MAX = 64 << 20, 64
-"""Any file may inflate to this size, and beyond it to this multiple of its size: entries compress two to ten times."""
+"""The inflated size in bytes that every file may have, and the maximum ratio of inflated to compressed size above it.
+
+Entries usually compress two to ten times.
+"""
 INFLATED_LIMIT_BYTES = 1 << 29
-"""The maximum inflated size. 512 MiB are some hundred thousand entries, and writers start a new manifest
-at 8 MB.
+"""The maximum inflated size of a file in bytes.
+
+512 MiB are some hundred thousand entries, and writers start a new manifest at 8 MB.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """One text per row, as positions in the heap.
+    """One text for each row, as positions in the heap.
 
     If the Avro type is string, the texts are valid UTF-8.
     """
 
     starts: NDArray[np.int64]
     lengths: NDArray[np.int32]
-    """The length of each text. -1 means null, and the start is undefined."""
+    """The length of each text in bytes. For null, it is -1, and the start is undefined."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionFieldValues:
-    """The values of one partition field, one per row.
+    """The values of a partition field, one for each row.
 
-    They are in `longs` or `doubles`, each with `valid`, or in `spans`.
+    Numbers are in `longs` or `doubles`, with `valid`. Other values are in `spans`.
     """
 
     field_id: int
     name: str
     type: str
-    """Avro's type: boolean, int, long, float, double, bytes, string, fixed; null if the field never has a value."""
+    """The Avro type: boolean, int, long, float, double, bytes, string or fixed; or null if the field never has a value.
+    """
     logical: str | None
-    """Avro's logicalType, such as date, timestamp-micros, decimal, uuid."""
+    """The Avro logicalType, such as date, timestamp-micros, decimal or uuid."""
     longs: NDArray[np.int64] | None = None
-    """Values of the types boolean (0, 1), int, long, null."""
+    """The values of the types boolean (as 0 and 1), int, long and null."""
     doubles: NDArray[np.float64] | None = None
     valid: NDArray[np.uint8] | None = None
-    """0 if the long or double is null. A field may contain any long, so MISSING cannot represent null here."""
+    """0 if the long or double is null, otherwise 1. MISSING cannot represent null here, because a field can contain any
+    long.
+    """
     spans: Spans | None = None
-    """Values of the types bytes, string, fixed. The bytes of a decimal are its unscaled value, big-endian two's
-    complement.
+    """The values of the types bytes, string and fixed.
+
+    A decimal has the bytes of its unscaled value as a big-endian two's complement.
     """
 
 
@@ -94,27 +101,28 @@ class DecodedManifest:
     metadata: dict[str, str]
     """The Avro header: schema, partition-spec, partition-spec-id, format-version, content, avro.schema, avro.codec."""
     longs: dict[str, NDArray[np.int64]]
-    """The values of each name in LONGS; MISSING if null or absent."""
+    """The values of each name in LONGS. Null and absent values are MISSING."""
     texts: dict[str, Spans]
     """The values of each name in TEXTS."""
     lists: dict[str, tuple[NDArray[np.int32], NDArray[np.int64]]]
     """The lists split_offsets and equality_ids, each as (counts, values).
 
-    `counts` has one item per row, -1 for null. `values` are the concatenated values of all rows.
+    `counts` has the length of each row's list, or -1 for null. `values` are the concatenated lists of all rows.
     """
     partition: tuple[PartitionFieldValues, ...]
     """The partition fields, in the order of the manifest's partition struct."""
     counts: dict[str, CountsByColumn]
     """column_sizes, value_counts, null_value_counts and nan_value_counts: (ascending rows, values) by column id."""
     bounds: dict[str, BoundsByColumn]
-    """lower_bounds and upper_bounds: (ascending rows, starts, lengths) by column id. They are spans of the heap."""
+    """lower_bounds and upper_bounds: (ascending rows, starts, lengths) by column id. The bounds are spans of the heap.
+    """
     heap: NDArray[np.uint8]
 
 
 class FieldSummary(msgspec.Struct, frozen=True, gc=False):
-    """The summary of one partition field over all entries of a manifest.
+    """The summary of a partition field over all entries of a manifest.
 
-    Bounds are in single-value serialisation.
+    Bounds are in single-value serialization.
     """
 
     contains_null: bool | None
@@ -124,15 +132,15 @@ class FieldSummary(msgspec.Struct, frozen=True, gc=False):
 
 
 class ManifestFile(msgspec.Struct, frozen=True, gc=False):
-    """One manifest, as its manifest list describes it."""
+    """A manifest, as its manifest list describes it."""
 
     manifest_path: str
     manifest_length: int
     partition_spec_id: int
     content: int
-    """The content type: 0 for data, 1 for deletes. In version 1, which has no deletes, it is 0."""
+    """The content type: 0 for data, 1 for deletes. In version 1, it is always 0."""
     sequence_number: int
-    """The sequence number. In version 1, it and the minimum sequence number are 0."""
+    """The sequence number. In version 1, this and the minimum sequence number are 0."""
     min_sequence_number: int
     added_snapshot_id: int | None = None
     added_files_count: int | None = None
@@ -142,7 +150,7 @@ class ManifestFile(msgspec.Struct, frozen=True, gc=False):
     existing_rows_count: int | None = None
     deleted_rows_count: int | None = None
     partitions: tuple[FieldSummary, ...] | None = None
-    """The summaries, in the order of the partition spec's fields."""
+    """The summaries of the partition fields, in the order of the partition spec."""
     key_metadata: bytes | None = None
     first_row_id: int | None = None
 
@@ -242,13 +250,16 @@ def decode_manifest(
     inflated_limit_bytes: int = INFLATED_LIMIT_BYTES,
     with_deleted: bool = False,
 ) -> DecodedManifest:
-    """Return a manifest's live entries.
+    """Return the live entries of a manifest.
 
     Args:
+        data: The bytes of the file.
+        location: The location of the file, for errors.
+        inflated_limit_bytes: The maximum inflated size.
         with_deleted: Whether entries with status DELETED are also returned.
 
     Raises:
-        Corrupt: The manifest is damaged; the message names `location`.
+        Corrupt: The manifest is damaged. The message names `location`.
     """
     rows = _decode(data, location, _ANY_ENTRY if with_deleted else _ENTRY, inflated_limit_bytes)
     longs = {name: rows.read_long(name) for name in LONGS}
@@ -257,7 +268,7 @@ def decode_manifest(
         if (longs[name] == MISSING).any():
             raise Corrupt(f"{location}: an entry has no {name}")
     if ((longs["status"] < 0) | (longs["status"] > 1 + with_deleted)).any():
-        raise Corrupt(f"{location}: an entry's status is not existing, added or deleted")
+        raise Corrupt(f"{location}: the status of an entry is none of existing, added and deleted")
     if (texts["file_path"].lengths < 0).any():
         raise Corrupt(f"{location}: an entry has no file_path")
     return DecodedManifest(
@@ -278,14 +289,14 @@ def decode_manifest(
 
 @dataclass(frozen=True, slots=True)
 class DecodedList:
-    """A manifest list, with the data that is needed to compare it with the list of a neighbouring snapshot."""
+    """A manifest list, with the data to compare it with the list of a neighbouring snapshot."""
 
     manifests: tuple[ManifestFile, ...]
     """The manifests in the order of the file."""
     schema: str
     heap: bytes
     paths: Spans
-    """The manifests' paths, spans of the heap."""
+    """The paths of the manifests, as spans of the heap."""
 
 
 def decode_manifest_list(
@@ -294,7 +305,7 @@ def decode_manifest_list(
     """Return the manifests of a snapshot, in the order of the file.
 
     Raises:
-        Corrupt: The manifest list is damaged; the message names `location`.
+        Corrupt: The manifest list is damaged. The message names `location`.
     """
     return decode_list(data, location, None, inflated_limit_bytes=inflated_limit_bytes).manifests
 
@@ -309,18 +320,21 @@ def decode_list(
     """Decode a manifest list.
 
     Args:
-        neighbour: The list of a neighbouring snapshot. Manifests that both lists describe by the same bytes, at
-            the begin or at the end of the file, are taken from this list.
+        data: The bytes of the file.
+        location: The location of the file, for errors.
+        neighbour: The list of a neighbouring snapshot. Manifests that have the same bytes in both lists, at the begin
+            or at the end of the file, are taken from this list instead of decoded.
+        inflated_limit_bytes: The maximum inflated size.
 
     Raises:
-        Corrupt: The manifest list is damaged; the message names `location`.
+        Corrupt: The manifest list is damaged. The message names `location`.
     """
     rows = _decode(data, location, _LIST, inflated_limit_bytes)
     paths = rows.read_text("manifest_path")
     absent = (rows.read_long(name) == MISSING for name in ("manifest_length", "partition_spec_id"))
     if (paths.lengths < 0).any() or any(missing.any() for missing in absent):
         raise Corrupt(f"{location}: an entry has no manifest_path, manifest_length or partition_spec_id")
-    # Copy the columns, because they are parts of larger memory.
+    # Copy the columns, because they are parts of larger arrays, which would stay in memory.
     paths = Spans(paths.starts.copy(), paths.lengths.copy())
     manifest_list = DecodedList((), rows.container.metadata["avro.schema"], rows.container.heap.tobytes(), paths)
     first, last = (0, 0) if neighbour is None else _count_common_rows(manifest_list, neighbour)
@@ -331,10 +345,10 @@ def decode_list(
 
 
 def _count_common_rows(new: DecodedList, neighbour: DecodedList) -> tuple[int, int]:
-    """Return (the number of equal rows at the begin, the number of equal rows at the end) of both lists.
+    """Return the number of equal rows at the begin of two lists, and the number of equal rows at their end.
 
-    No row is counted twice. Rows follow each other without a gap. If all bytes from the path of a row to the
-    end of the file are equal, all later rows are equal; the row itself may begin before its path. At the
+    No row is counted twice. Rows follow each other without gaps. If all bytes from the path of a row to the end of the
+    file are equal, all later rows are equal. The row itself may differ, because it can begin before its path. At the
     begin, a row is equal if the bytes up to the path of the next row are equal.
     """
     if new.schema != neighbour.schema:
@@ -414,18 +428,19 @@ def _decode(
 
 
 _CACHED_SCHEMA_MAX = 1 << 17
-"""The maximum length of a cached schema, in characters. Tables with a thousand columns do not exceed it,
-because a manifest's schema does not list columns.
+"""The maximum number of characters of a cached schema.
+
+The schemas of tables with a thousand columns are shorter, because a manifest's schema does not list columns.
 """
 
 
-# All manifests of a table share a few schema texts, and compiling one takes as long as decoding 200 entries.
+# All manifests of a table have a few different schema texts, and compiling one takes as long as decoding 200 entries.
 _compiled = lru_cache(maxsize=128)(compile_schema)
 
 
 @dataclass(frozen=True, slots=True)
 class _DecodedRows:
-    """The columns of one run of the program, by name.
+    """The columns that a run of the program has decoded, by name.
 
     A field that the writer's schema does not have is null in every row.
     """
@@ -483,13 +498,13 @@ class _DecodedRows:
         return PartitionFieldValues(*described, spans=Spans(values, lengths))
 
     def _read_declared_ids(self, width: int) -> list[int | None]:
-        """Return the partition fields' ids in the header's spec, for a writer that omitted them from the schema."""
+        """Return the field ids of the partition spec in the header, for a writer that omitted them from the schema."""
         try:
             declared = convert_json(self.container.metadata.get("partition-spec", ""), list[_Declared])
         except msgspec.DecodeError:
             declared = []
         if len(declared) != width:
-            raise Corrupt(f"{self.location}: its partition fields have no ids in the schema or in a spec")
+            raise Corrupt(f"{self.location}: its partition fields have ids neither in the schema nor in a spec")
         return [
             _FIRST_PARTITION_FIELD_ID + i if each.field_id is None else each.field_id for i, each in enumerate(declared)
         ]
@@ -510,4 +525,4 @@ class _Declared(msgspec.Struct):
 
 
 _FIRST_PARTITION_FIELD_ID = 1000
-"""The first partition field id in a version 1 spec without ids (spec: "Partitioning")."""
+"""The first partition field id of a version 1 spec without ids (spec: "Partitioning")."""

@@ -1,9 +1,7 @@
-"""Rows of a decoded manifest as content files, with partition values in current types.
+"""Convert the rows of a decoded manifest to content files with current partition types (spec: "Data File Fields").
 
-The specification defines them in "Data File Fields".
-
-A manifest has the types that its partition fields had when it was written. Since then columns may have
-been promoted or dropped. A value that is invalid for the current type is Corrupt: guessing could assign
+The partition values in a manifest have the types that the partition fields had when it was written. Since then, columns
+may have been promoted or dropped. A value that is invalid for the current type is Corrupt, because a guess could assign
 files of different partitions, and their deletes, to the same partition.
 """
 
@@ -32,13 +30,15 @@ from seamark.formats.runtime.errors import Corrupt
 
 
 def decode_content_files(decoded: DecodedManifest, spec: PartitionSpec, types: Sequence[str]) -> Iterator[ContentFile]:
-    """Yield a file for each row, in order.
+    """Yield a content file for each row, in order.
 
     Args:
-        types: The types of the spec's fields.
+        decoded: The manifest.
+        spec: The partition spec of the manifest.
+        types: The current types of the spec's fields.
 
     Raises:
-        Corrupt: A value is invalid; the message names the manifest's path.
+        Corrupt: A value is invalid. The message names the manifest's path.
     """
     rows = decoded.rows
     heap = decoded.heap.tobytes()
@@ -80,8 +80,8 @@ def _read_spans(spans: Spans, heap: bytes) -> list[bytes | None]:
 def _decode_texts(decoded: DecodedManifest, name: str, heap: bytes) -> list[str | None]:
     try:
         return [None if text is None else text.decode() for text in _read_spans(decoded.texts[name], heap)]
-    except UnicodeDecodeError:  # The field has Avro's type bytes.
-        raise Corrupt(f"{decoded.location}: an entry's {name} is not text") from None
+    except UnicodeDecodeError:  # The Avro type of the field is bytes.
+        raise Corrupt(f"{decoded.location}: {name} of an entry is not UTF-8 text") from None
 
 
 def _split_lists(counts: Any, values: Any) -> Iterator[tuple[int, ...] | None]:
@@ -94,7 +94,7 @@ def _split_lists(counts: Any, values: Any) -> Iterator[tuple[int, ...] | None]:
 def _group_values_by_row(rows: int, columns: dict[int, Any], heap: bytes | None) -> list[dict[int, Any] | None]:
     """Return the values of each row by column id, or None for a row without values.
 
-    Bounds are slices of the heap.
+    If the values are bounds, they are slices of `heap`.
     """
     by_row: list[dict[int, Any] | None] = [None] * rows
     for column in sorted(columns):
@@ -126,7 +126,7 @@ def _decode_partitions(
 
 
 def _decode_partition_column(values: PartitionFieldValues, kind: str, heap: bytes) -> list[Value | None]:
-    """Return a field's values converted to its current type (spec: "Schema Evolution")."""
+    """Return the values of a field, converted to its current type (spec: "Schema Evolution")."""
     name = get_base_name(kind)
     if values.spans is not None:
         stored: list[Any] = _read_spans(values.spans, heap)
@@ -169,7 +169,7 @@ def _read_number(values: PartitionFieldValues, name: str) -> Callable[[Any], Val
 
 
 _UNITS_PER_DAY = {"timestamp": MICROS_PER_DAY, "timestamp_ns": NANOS_PER_DAY}
-"""The types to which a date can be promoted, with the number of their units in a day."""
+"""The number of units in a day, by the types to which a date can be promoted."""
 
 
 def _promote_date(name: str, days: int) -> int:
@@ -189,5 +189,5 @@ def _make_refusal(values: PartitionFieldValues, kind: str) -> Callable[[Any], Va
 
 
 def read_numbers(decoded: DecodedManifest, name: str, absent: int | None = None) -> list[int | None]:
-    """Return one field of `LONGS` for each row, with `absent` in place of null."""
+    """Return a field of `LONGS` for each row, with `absent` instead of null."""
     return [absent if value == MISSING else value for value in decoded.longs[name].tolist()]

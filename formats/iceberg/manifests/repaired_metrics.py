@@ -1,14 +1,13 @@
-"""Finds metrics of data and delete files that readers cannot use, and drops or corrects them.
+"""Find metrics of data and delete files that readers cannot use, and drop or correct them.
 
-Some engines write such metrics: DuckDB 1.5.5 cuts the lower bound of a text inside a character, and then
-Trino cannot read the table at all. Readers also read a file without a bound, so a dropped bound costs
-time but no rows. Metrics are corrected only if the file itself need not be read:
+Some engines write unusable metrics. For example, DuckDB 1.5.5 cuts the lower bound of a text inside a character, and
+then Trino cannot read the table at all. Without a bound, readers still read the file, so dropping a bound costs time
+but no rows. Metrics are corrected only if this is possible without reading the file:
 
-- A lower bound of text is cut before the first bytes that are not UTF-8: a prefix is still a lower bound.
-- A decimal gets the minimum number of bytes (Iceberg spec, appendix D), as some readers assume.
-- Other bounds are dropped if they are not values of the column's type, are NaN, or are above the upper
-  bound. Counts are dropped if they are negative, and counts of nulls or NaN also if they are above the
-  count of values.
+- A lower bound of text is cut before the first bytes that are not UTF-8, because a prefix is still a lower bound.
+- A decimal gets the minimum number of bytes (Iceberg spec, appendix D), as some readers expect.
+- Other bounds are dropped if they are not values of the column's type, are NaN, or are above the upper bound. Counts
+  are dropped if they are negative. Counts of nulls or NaN are also dropped if they are above the count of values.
 """
 
 from __future__ import annotations
@@ -25,22 +24,22 @@ from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import Value, decode_bound, encode
 
 BOUNDS_MAX = 1_000_000
-"""The maximum number of bounds of one manifest that are compared, which takes about a second."""
+"""The maximum number of bounds of a manifest that are compared. It takes about a second."""
 LOWER, UPPER = "lower_bounds", "upper_bounds"
 _PART_COUNTS = ("null_value_counts", "nan_value_counts")
 _COUNTS = ("column_sizes", "value_counts", *_PART_COUNTS)
 _OPAQUE = frozenset({"variant", "geometry", "geography"})
-"""Types whose bounds are not single values."""
+"""The types whose bounds are not single values."""
 _UNORDERED = frozenset({"uuid"})
-"""The types whose bounds are not compared, because Java's writers order UUIDs by two signed halves."""
+"""The types whose bounds are not compared, because Java's writers order UUIDs as two signed halves."""
 TypeOf = Callable[[int], Type | None]
 """A function that returns the type of a column by its id, or None if no schema of the table has the column."""
 
 
 def repair_file(file: ContentFile, type_of: TypeOf) -> ContentFile:
-    """Return the file with usable metrics only.
+    """Return the file without its unusable metrics.
 
-    If all metrics are usable, the same object is returned.
+    If all metrics are usable, the result is the same object.
     """
     changes: dict[str, dict[int, int] | dict[int, bytes]] = {}
     for name in _COUNTS:
@@ -70,7 +69,7 @@ def repair_file(file: ContentFile, type_of: TypeOf) -> ContentFile:
 def has_unusable_metrics(decoded: DecodedManifest, type_of: TypeOf) -> bool:
     """Return whether `repair_file` would change a file of the manifest.
 
-    Return False if the manifest has more than `BOUNDS_MAX` bounds.
+    If the manifest has more than `BOUNDS_MAX` bounds, the result is False.
     """
     bounds = sum(len(columns[0]) for of_side in decoded.bounds.values() for columns in of_side.values())
     if bounds > BOUNDS_MAX:
@@ -97,7 +96,7 @@ def _has_wrong_bounds(decoded: DecodedManifest, type_of: TypeOf) -> Iterator[boo
     for column in {**lower, **upper}:
         kind = type_of(column)
         low, high = _read_bounds_by_row(lower, column, heap), _read_bounds_by_row(upper, column, heap)
-        # The files of one manifest often have equal bounds.
+        # The files of a manifest often have equal bounds.
         for pair in {(low.get(row), high.get(row)) for row in {**low, **high}}:
             yield _repair_pair(kind, *pair) != pair
 

@@ -1,7 +1,6 @@
-"""Copies some rows of a decoded manifest to a new manifest, which is independent of the other rows.
+"""Copy some rows of a decoded manifest to a new manifest that does not keep the other rows in memory.
 
-Numbers and the rows' part of the heap are copied, so that the memory depends on the selected rows, not on
-the manifest.
+Numbers and the rows' parts of the heap are copied, so the memory depends on the selected rows, not on the manifest.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ def select_rows(decoded: DecodedManifest, rows: Longs) -> DecodedManifest:
     """Return a manifest with some rows of another manifest.
 
     Args:
-        rows: int64[n]: distinct rows of the manifest, ascending. They keep their order.
+        decoded: The other manifest.
+        rows: int64[n], the distinct rows of the manifest in ascending order. They keep their order.
     """
     subset = DecodedManifest(
         location=decoded.location,
@@ -61,7 +61,7 @@ def _select_partition_rows(values: PartitionFieldValues, rows: Longs) -> Partiti
 def _read_by_column(columns: dict[int, Any], rows: Longs, of: int) -> dict[int, Any]:
     by_column = {}
     for column, (at, *values) in columns.items():
-        if len(at) == of:  # Each row has a value.
+        if len(at) == of:  # Each row has a value of this column.
             by_column[column] = (np.arange(len(rows), dtype=at.dtype), *(array[rows] for array in values))
             continue
         positions = at.searchsorted(rows)
@@ -80,7 +80,7 @@ def _list_spans(decoded: DecodedManifest) -> Iterator[tuple[Longs, NDArray[np.in
 
 
 def _compact(decoded: DecodedManifest) -> DecodedManifest:
-    """Return the manifest with a heap that has only the bytes to which its spans refer."""
+    """Return the manifest with a heap that contains only the bytes in its spans."""
     spans = list(_list_spans(decoded))
     lengths = [np.maximum(sizes_of_spans, 0).astype(np.int64) for _, sizes_of_spans in spans]
     sizes = np.concatenate(lengths) if lengths else np.zeros(0, np.int64)
@@ -90,7 +90,7 @@ def _compact(decoded: DecodedManifest) -> DecodedManifest:
     def again(spans: Spans) -> Spans:
         return Spans(next(moved), spans.lengths)
 
-    # The order must be that of `_list_spans`.
+    # The order must be the same as in `_list_spans`.
     texts = {name: again(each) for name, each in decoded.texts.items()}
     partition = tuple(
         each if each.spans is None else replace(each, spans=again(each.spans)) for each in decoded.partition
@@ -103,9 +103,9 @@ def _compact(decoded: DecodedManifest) -> DecodedManifest:
 
 
 def _list_span_positions(starts: Longs, sizes: Longs) -> Longs:
-    """Return the positions of all bytes of the spans, int64[sum of sizes].
+    """Return the positions of all bytes of some spans, int64[sum of sizes].
 
-    A span has `sizes` consecutive positions from its start.
+    The positions of a span are consecutive, from its start.
     """
     before = np.cumsum(sizes) - sizes
     return np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()), dtype=np.int64)

@@ -1,9 +1,9 @@
-"""Writes manifests and manifest lists, and reads entries back to rewrite them.
+"""Write manifests and manifest lists, and read entries to rewrite them.
 
-Spec: "Manifests", "Manifest Lists", "Sequence Number Inheritance", "First Row ID Inheritance", "First Row
-ID Assignment". Values that are unknown before the commit (snapshot, sequence number, first row id) are
-null in the manifest and inherited from the manifest list, so that a retried commit rewrites only the
-list. Reading fills these values in. The functions take and return bytes; equal input gives equal bytes.
+Spec: "Manifests", "Manifest Lists", "Sequence Number Inheritance", "First Row ID Inheritance", "First Row ID
+Assignment". Values that are unknown before the commit (snapshot, sequence number, first row id) are null in the
+manifest and inherited from the manifest list, so that a retried commit rewrites only the list. Reading fills these
+values in. The functions take and return bytes, and equal input gives equal bytes.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ DATA_MANIFEST, DELETE_MANIFEST = 0, 1
 
 
 class ManifestEntry(msgspec.Struct, frozen=True, gc=False):
-    """One file of a manifest.
+    """An entry of a manifest, which describes a file.
 
-    In an entry to write, None means that the reader inherits the value.
+    In an entry to write, None means that readers inherit the value.
     """
 
     status: int
     """The status: 0 existing, 1 added, 2 deleted."""
     snapshot_id: int | None
-    """The snapshot that added the file or, for status deleted, removed it."""
+    """The snapshot that added the file, or that removed it if the status is deleted."""
     sequence_number: int | None
     """The data sequence number, which determines the delete files that apply to the file."""
     file_sequence_number: int | None
@@ -52,7 +52,7 @@ class ManifestEntry(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class WrittenManifest:
-    """A manifest's bytes, and its values in a manifest list."""
+    """The bytes of a manifest, and its values in a manifest list."""
 
     data: bytes
     spec_id: int
@@ -63,10 +63,12 @@ class WrittenManifest:
     rows: dict[int, int]
     partitions: tuple[FieldSummary, ...] | None
     min_sequence_number: int | None
-    """The minimum sequence number of live entries that have a sequence number."""
+    """The minimum sequence number of the live entries that have one."""
 
     def to_manifest_file(self, path: str, *, snapshot_id: int, sequence_number: int) -> ManifestFile:
-        """Return the manifest list's entry for this manifest, as a file at `path` that this snapshot adds."""
+        """Return the entry of the manifest list for this manifest, as a file at `path` that the snapshot `snapshot_id`
+        adds.
+        """
         oldest = self.min_sequence_number
         min_sequence_number = sequence_number if oldest is None else min(oldest, sequence_number)
         return ManifestFile(
@@ -90,16 +92,19 @@ class WrittenManifest:
 def write_manifest(
     entries: Iterable[ManifestEntry], *, metadata: TableMetadata, spec_id: int, content: int
 ) -> WrittenManifest:
-    """Return a manifest of the table's format version, compressed as its properties define (spec: "Manifests").
+    """Encode a manifest in the table's format version, compressed as its properties define (spec: "Manifests").
 
-    In version 1 every entry has its snapshot id. In later versions, an entry that was not added has its
-    sequence number. The first row id of an added data file is not written, because the commit assigns it.
+    In version 1, every entry needs its snapshot id. In later versions, an entry that was not added needs its sequence
+    number. The first row id of an added data file is not written, because the commit assigns it.
 
     Args:
+        entries: The entries.
+        metadata: The metadata of the table.
+        spec_id: The partition spec of the files.
         content: 0 for data files, 1 for delete files.
 
     Raises:
-        ValueError: An entry does not belong into the manifest.
+        ValueError: An entry does not belong in the manifest.
         BadRequest: A property is invalid.
     """
     spec = metadata.spec(spec_id)
@@ -140,7 +145,7 @@ def _check(entry: ManifestEntry, spec_id: int, content: int, version: int) -> No
         raise ValueError(f"the partition spec or the content of {file.file_path} differs from the manifest")
     if version == 1:
         if entry.snapshot_id is None:
-            raise ValueError(f"{file.file_path}: in format version 1 an entry requires a snapshot id")
+            raise ValueError(f"{file.file_path}: in format version 1, an entry needs a snapshot id")
     elif entry.status != ADDED and entry.sequence_number is None:
         raise ValueError(f"{file.file_path}: only an added file inherits its sequence number")
 
@@ -155,11 +160,11 @@ def _to_writable_entry(entry: ManifestEntry) -> ManifestEntry:
 def _summarize_partitions(
     partitions: Sequence[tuple[Value | None, ...]], types: Sequence[str]
 ) -> tuple[FieldSummary, ...] | None:
-    """Return the summaries of each partition field over all entries, including deleted entries.
+    """Return the summary of each partition field over all entries, or None.
 
-    Java's writers also include deleted entries. Return None if the bounds of UUIDs depend on the reader's
-    order: by bytes, or like Java by two signed halves. With bounds in the other order, a reader would lose
-    files. Bounds cannot be omitted for one field only: a reader would treat it as always null.
+    Like Java's writers, it includes deleted entries. The result is None if the bounds of UUIDs depend on the reader's
+    order: as bytes, or as two signed halves in Java. With bounds in the wrong order, a reader would lose files. Bounds
+    cannot be omitted for only one field, because a reader would treat the field as always null.
     """
     columns = zip(*partitions, strict=True) if partitions else ((),) * len(types)
     of_fields = [_summarize_field(kind, column) for kind, column in zip(types, columns, strict=True)]
@@ -168,7 +173,7 @@ def _summarize_partitions(
 
 
 def _summarize_field(kind: str, values: Sequence[Value | None]) -> FieldSummary | None:
-    """Return the summary of one field, or None if the bounds depend on the reader's order.
+    """Return the summary of a field, or None if the bounds depend on the reader's order.
 
     Spec: "Manifest Lists", `field_summary`. Bounds exclude NaN, and -0.0 is below 0.0.
     """
@@ -215,14 +220,21 @@ def write_manifest_list(
     sequence_number: int,
     extra: Mapping[str, str] = MappingProxyType({}),
 ) -> bytes:
-    """Return the manifest list of a snapshot (spec: "Manifest Lists"), deflated as in Java's writers.
+    """Encode the manifest list of a snapshot (spec: "Manifest Lists"), compressed with deflate like Java's writers do.
 
-    In version 3, data manifests must have first row ids (`assign_first_row_ids`). `extra` is added to the header of the
-    file, where readers of Iceberg ignore it.
+    In version 3, data manifests must have first row ids (`assign_first_row_ids`).
+
+    Args:
+        manifests: The manifests.
+        format_version: The format version of the table.
+        snapshot_id: The snapshot.
+        parent_snapshot_id: The parent of the snapshot.
+        sequence_number: The sequence number of the snapshot.
+        extra: Additional entries for the header of the file. Iceberg's readers ignore them.
 
     Raises:
         ValueError: A data manifest of version 3 has no first row id.
-        Corrupt: A manifest's older list lacks a field that this version requires.
+        Corrupt: The older list of a manifest lacks a field that this version requires.
     """
     header = {
         "snapshot-id": str(snapshot_id),
@@ -243,18 +255,18 @@ def _check_listed(manifest: ManifestFile, version: int) -> None:
     if version == 1 and manifest.content != DATA_MANIFEST:
         raise ValueError(f"{path}: a table of format version 1 has no delete manifests")
     if version >= 3 and manifest.content == DATA_MANIFEST and manifest.first_row_id is None:
-        raise ValueError(f"{path}: no first row id was assigned")
+        raise ValueError(f"{path}: the data manifest has no first row id")
     for name in ("added_snapshot_id",) if version == 1 else ("added_snapshot_id", *_COUNTS):
         if getattr(manifest, name) is None:
             raise Corrupt(f"{path}: its manifest list has no {name}")
 
 
 def assign_first_row_ids(manifests: Sequence[ManifestFile], next_row_id: int) -> tuple[list[ManifestFile], int]:
-    """Return the manifests of a version 3 snapshot with first row ids, and the next row id of the table.
+    """Assign first row ids to the manifests of a version 3 snapshot. Also return the next row id of the table.
 
-    Spec: "First Row ID Assignment". A manifest keeps an existing first row id. Otherwise it gets as many ids
-    as it has live rows. Its existing files may already have ids, but only the manifest file contains this
-    information. The snapshot's `added-rows` is the increase of the next row id.
+    Spec: "First Row ID Assignment". A manifest keeps an existing first row id. Otherwise it gets as many ids as it has
+    live rows. Some of its existing files may already have ids, but only the manifest file contains this information.
+    The `added-rows` of the snapshot is the increase of the next row id.
 
     Raises:
         Corrupt: A manifest has no row counts.
@@ -272,14 +284,14 @@ def assign_first_row_ids(manifests: Sequence[ManifestFile], next_row_id: int) ->
 
 
 def decode_listed(data: bytes, manifest: ManifestFile, *, with_deleted: bool = False) -> DecodedManifest:
-    """Return the manifest as columns.
+    """Decode a manifest to columns.
 
     Raises:
         Corrupt: The manifest is damaged, or its length differs from the manifest list.
     """
     if len(data) != manifest.manifest_length:
         raise Corrupt(
-            f"{manifest.manifest_path} has {len(data)} bytes; the manifest list states {manifest.manifest_length}"
+            f"{manifest.manifest_path} has {len(data)} bytes, but the manifest list states {manifest.manifest_length}"
         )
     return decode_manifest(data, manifest.manifest_path, with_deleted=with_deleted)
 
@@ -287,8 +299,8 @@ def decode_listed(data: bytes, manifest: ManifestFile, *, with_deleted: bool = F
 def list_removals(decoded: DecodedManifest, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
     """Return the entries with status DELETED, each of which records that a snapshot removed a file.
 
-    The manifest must have been decoded with deleted entries. The result has no row ids, because only live
-    files inherit them.
+    The manifest must have been decoded with deleted entries. The result has no row ids, because only live files inherit
+    them.
     """
     entries = read_live_entries(decoded, msgspec.structs.replace(manifest, first_row_id=None), metadata)
     return [entry for entry in entries if not entry.is_live]
@@ -300,7 +312,7 @@ def read_live_entries(decoded: DecodedManifest, manifest: ManifestFile, metadata
     Partition values have the types of `list_partition_types`, in the order of the table's spec.
 
     Raises:
-        Corrupt: The manifest contradicts the manifest list or the table; the message names its path.
+        Corrupt: The manifest contradicts the manifest list or the table. The message names its path.
     """
     path = manifest.manifest_path
     spec = metadata.spec(manifest.partition_spec_id)
@@ -320,10 +332,9 @@ def read_live_entries(decoded: DecodedManifest, manifest: ManifestFile, metadata
     entries = []
     for i, file in enumerate(files):
         if file.content not in kinds:
-            raise Corrupt(f"{path}: {file.file_path} has content {file.content}, which differs from its manifest")
+            raise Corrupt(f"{path}: {file.file_path} has content {file.content}, but its manifest has other content")
         if next_row_id is None:
-            # If the manifest has no first row id, no file inherits an id, and the own ids of its files are ignored
-            # (spec).
+            # If the manifest has no first row id, its files inherit no ids, and their own ids are ignored (spec).
             file = msgspec.structs.replace(file, first_row_id=None) if file.first_row_id is not None else file
         elif file.first_row_id is None:
             file = msgspec.structs.replace(file, first_row_id=next_row_id)
@@ -333,9 +344,9 @@ def read_live_entries(decoded: DecodedManifest, manifest: ManifestFile, metadata
 
 
 def _inherit_numbers(decoded: DecodedManifest, name: str, manifest: ManifestFile) -> list[int | None]:
-    """Return a sequence number of each entry; added files inherit the number of their manifest.
+    """Return a sequence number of each entry. Added files inherit the number of their manifest.
 
-    In version 1 the number is 0 for all entries (spec: "Sequence Number Inheritance").
+    In version 1, the number is 0 for all entries (spec: "Sequence Number Inheritance").
     """
     manifest_number = manifest.sequence_number
     added = (decoded.longs["status"] == ADDED).tolist()

@@ -21,8 +21,8 @@ class AutoAdvicePolicy:
 
     Attributes:
         bytes_per_day: The maximum number of bytes that all changes of 24 hours read and write.
-        seconds_per_day: The maximum duration of all changes of 24 hours.
-        measure_hours: The time for which the statements are measured after a change.
+        seconds_per_day: The maximum duration of all changes of 24 hours, in seconds.
+        measure_hours: The number of hours after a change for which statements are measured.
     """
 
     bytes_per_day: int
@@ -31,7 +31,7 @@ class AutoAdvicePolicy:
 
     @staticmethod
     def of(properties: Mapping[str, str]) -> AutoAdvicePolicy:
-        """Return the policy in the properties. An invalid value is replaced by the default."""
+        """Return the policy in a table's properties. Invalid values are replaced by the defaults."""
         return AutoAdvicePolicy(
             parse_count(properties, BYTES_PER_DAY, BYTES_PER_DAY_DEFAULT),
             parse_count(properties, SECONDS_PER_DAY, SECONDS_PER_DAY_DEFAULT),

@@ -1,6 +1,6 @@
-"""Partition specs of earlier bucket counts.
+"""Partition specs with earlier bucket counts.
 
-When buckets are split, the files of such a spec are divided among the buckets of the current spec.
+When buckets are split, the files of these specs are divided among the buckets of the current spec.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ BUCKET = "bucket"
 
 
 def list_bucket_fields(spec: PartitionSpec) -> list[PartitionField]:
-    """Return the fields of the spec that are buckets of a single column."""
+    """Return the fields of a partition spec that are buckets of a single column."""
     return [
         field
         for field in spec.fields
@@ -22,9 +22,9 @@ def list_bucket_fields(spec: PartitionSpec) -> list[PartitionField]:
 
 
 def list_coarser_specs(metadata: TableMetadata) -> frozenset[int]:
-    """Return the ids of specs whose bucket count divides the current bucket count, and is smaller.
+    """Return the ids of specs whose bucket count is smaller than the current count and divides it.
 
-    Such a spec has buckets of the same columns as the current spec.
+    A returned spec has buckets of the same columns as the current spec.
     """
     current = {
         field.sources: get_transform_width(canonicalize_transform(field.transform))

@@ -1,12 +1,12 @@
-"""The working copy of table metadata to which the updates of one commit are applied.
+"""The working copy of table metadata to which the updates of a commit are applied.
 
-The copy is mutable, and private to this package. A commit that expires a thousand snapshots has a
-thousand updates, and a new immutable value for each update would be quadratic in the history. `build`
-validates the result and returns an immutable `TableMetadata`, or the base if nothing changed.
+The copy is mutable, and private to this package. A commit that expires a thousand snapshots has a thousand updates. If
+each update created an immutable value, the time would be quadratic in the length of the history. `build` validates the
+result and returns an immutable `TableMetadata`, or the base if nothing changed.
 
-The semantics are those of Java's `TableMetadata.Builder`, with three exceptions that are more lenient or
-safer. Adding an existing item makes it the "last added" item. Missing ids of a partition spec are
-assigned. The UUID of an existing table cannot change.
+The semantics are those of Java's `TableMetadata.Builder`, with three exceptions that are more lenient or safer. Adding
+an existing item makes it the "last added" item. Missing ids of a partition spec are assigned. The UUID of an existing
+table cannot change.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from seamark.formats.runtime.errors import BadRequest, CommitConflict
 
 LAST_ADDED = -1
 COMPARISONS_MAX = 500_000
-"""The maximum number of comparisons of one commit. A comparison with a small schema takes a microsecond."""
+"""The maximum number of comparisons of a commit. A comparison with a small schema takes a microsecond."""
 _FIELDS_PER_COMPARISON = 16
 
 
 class ComparisonBudget:
-    """Limits the comparisons between the updates of one commit.
+    """A limit for the comparisons between the updates of a commit.
 
-    An update that adds a schema, a partition spec, a sort order or a version of a view is compared with all
-    existing items, because an item must not be added twice. A body of 4 MiB can have 20,000 such updates.
-    Their comparisons would take minutes, and block all other work.
+    An update that adds a schema, a partition spec, a sort order or a version of a view is compared with all existing
+    items, because an item must not be added twice. A body of 4 MiB can have 20,000 such updates. Their comparisons
+    would take minutes, and block all other work.
     """
 
     __slots__ = ("_left",)
@@ -61,7 +61,7 @@ class ComparisonBudget:
         self._left = COMPARISONS_MAX
 
     def spend(self, other_items: int, fields: int = 0) -> None:
-        """Count the comparisons of an item with other items, before they are done.
+        """Count the comparisons of an item with other items, before they are made.
 
         Args:
             other_items: The number of the other items.
@@ -82,7 +82,8 @@ class TableBuilder:
     """The working copy of a table's metadata.
 
     Args:
-        base: The table's metadata. None starts an empty table of `format_version`.
+        base: The table's metadata. None starts an empty table.
+        format_version: The format version of an empty table.
         now_ms: The time of the commit.
     """
 
@@ -92,7 +93,7 @@ class TableBuilder:
         self.format_version = format_version if base is None else base.format_version
         self.uuid = None if base is None else base.table_uuid
         self.location = None if base is None else base.location
-        # If the clock has stepped back, the metadata must still not be older than the entries of its history.
+        # Even if the clock has stepped back, the metadata must not be older than the entries of its history.
         self.now_ms = now_ms if base is None else max(now_ms, base.last_updated_ms)
         logged_ms = base.snapshot_log[-1].timestamp_ms if base is not None and base.snapshot_log else 0
         self._clock_was_ahead = max(self.now_ms, logged_ms) - now_ms > CLOCK_SKEW_MS
@@ -130,7 +131,8 @@ class TableBuilder:
         self._passed_main: set[int] = set()
         self._removed_snapshots = False
         self._names_of: dict[int, set[str]] | None = None
-        """The names of the references to each snapshot, cached: a commit may remove 10,000 snapshots one by one."""
+        """The names of the references to each snapshot, cached because a commit can remove 10,000 snapshots one by one.
+        """
         self._comparisons = ComparisonBudget()
 
     def assign_uuid(self, uuid: str) -> None:
@@ -193,7 +195,7 @@ class TableBuilder:
         self._comparisons.spend(len(self.specs) + self._count_spec_fields())
         has_rows = any(
             ref.is_branch for ref in self.refs.values()
-        )  # When an engine replaces a table, it first removes the branch.
+        )  # An engine that replaces a table first removes the branch.
         old = self.schemas.get(self.current_schema_id) if has_rows else None
         for spec in self.specs.values():
             partition.check_names(spec, schema)
@@ -315,7 +317,7 @@ class TableBuilder:
                 "Validation failed, please retry: Cannot add a snapshot, first-row-id is behind table next-row-id: "
                 f"{snapshot.first_row_id} < {self.next_row_id}"
             )
-        # Java adds the rows to the table's counter. Counting from the first row id of the snapshot never assigns a
+        # Java adds the rows to the table's counter. Counting from the first row id of the snapshot also never assigns a
         # row id twice.
         self.next_row_id = snapshot.first_row_id + snapshot.added_rows
 
@@ -336,7 +338,7 @@ class TableBuilder:
         self.changed = True
 
     def _unlink_reference(self, name: str) -> None:
-        """Remove a reference from the names of its snapshot, before the reference is moved or removed."""
+        """Remove a reference from the list of its snapshot's references, before the reference is moved or removed."""
         if self._names_of is not None and name in self.refs:
             self._names_of.get(self.refs[name].snapshot_id, set()).discard(name)
 
@@ -345,11 +347,11 @@ class TableBuilder:
         added_now = snapshot.snapshot_id in self._added_snapshots
         if added_now:
             self._passed_main.add(snapshot.snapshot_id)
-        # The log entry of a rollback to an existing snapshot has the current time, not the time of that snapshot.
+        # The log entry of a rollback to an existing snapshot has the current time, not the time of the snapshot.
         when = snapshot.timestamp_ms if added_now else self.now_ms
         if self._clock_was_ahead:
-            # Otherwise no client could commit until the clock has caught up. Readers require that the times of
-            # updates in the log ascend; the snapshot's own timestamp stays.
+            # Otherwise no client could commit until the clock has caught up. Readers require that the times in the log
+            # ascend. The timestamp of the snapshot does not change.
             when = max(when, self.now_ms)
         self.snapshot_log.append(SnapshotLogEntry(when, snapshot.snapshot_id))
 
@@ -360,14 +362,14 @@ class TableBuilder:
         self.changed |= self.refs.pop(name, None) is not None
 
     def remove_snapshots(self, snapshot_ids: Iterable[int]) -> None:
-        """Remove snapshots, except snapshots that were undone recently.
+        """Remove snapshots, except those that were undone recently.
 
-        Unknown ids are ignored: two services may expire the same snapshot.
+        Unknown ids are ignored, because two services can expire the same snapshot.
         """
         removed: set[int] = set()
         if (
             self._undone_lately is None
-        ):  # This runs once per commit, although each update of the commit may remove a snapshot.
+        ):  # Find the undone snapshots only once per commit, because each of its updates may remove a snapshot.
             self._comparisons.spend(len(self.snapshots))
             self._undone_lately = find_recently_undone(self.snapshots.values(), self.now_ms)
         for snapshot_id in snapshot_ids:
@@ -456,9 +458,9 @@ class TableBuilder:
         return result
 
     def _finish_log(self) -> tuple[SnapshotLogEntry, ...]:
-        """Return the log without snapshots that were current only during this commit.
+        """Return the snapshot log without snapshots that were current only during this commit.
 
-        If a snapshot of the log was removed, the history before this gap is also left out.
+        If another snapshot of the log was removed, the history before it is also omitted.
         """
         intermediate = self._passed_main - {self.current_snapshot_id}
         log = self.snapshot_log
@@ -466,7 +468,7 @@ class TableBuilder:
             log = []
             for entry in self.snapshot_log:
                 if entry.snapshot_id not in self.snapshots and self._removed_snapshots:
-                    # The snapshot that was current before the gap is unknown: time travel into it would be wrong.
+                    # The snapshot that was current before the gap is unknown, so time travel into it would be wrong.
                     log.clear()
                 elif entry.snapshot_id not in intermediate:
                     log.append(entry)
@@ -476,7 +478,7 @@ class TableBuilder:
     def _check_times(self, log: list[SnapshotLogEntry]) -> None:
         """Check the times of the log entries of this commit.
 
-        Older entries are not checked: an irregular history of an old table must not block its commits.
+        Older entries are not checked, because an irregular history of an old table must not block its commits.
         """
         appended = len(self.snapshot_log) - (0 if self._base is None else len(self._base.snapshot_log))
         recent = log[max(0, len(log) - appended - 1) :]

@@ -1,8 +1,7 @@
 """The clustering policy of a table: the columns and the curve by which its rows are arranged in files.
 
-The files of one rewrite form a layer: together they cover the table once, and each file has a small range
-of the columns. The names of the files contain the layer, because manifests have no field for it and
-snapshots expire.
+The files of one rewrite form a layer. Together they contain the whole table once, and each file has a small range of
+the columns. The names of the files contain the layer, because manifests have no field for it and snapshots expire.
 """
 
 from __future__ import annotations
@@ -19,21 +18,22 @@ from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest
 
 CLUSTERED_BY = "clustered-by"
-"""A key of the summary of a clustering's snapshot, with its layout."""
+"""The key of a clustering's layout in the summary of its snapshot."""
 COLUMNS = "seamark.clustering.columns"
 CURVE = "seamark.clustering.curve"
 JOINS = "seamark.clustering.joins"
-"""The property that defines the joined tables, a JSON object by name.
+"""The table property that defines the joined tables, as a JSON object by name.
 
-In the columns, `name.column` refers to a joined table.
+The clustering columns refer to a column of a joined table as `name.column`.
 """
 JOINS_MAX = 6
 LINEAR, ZORDER, HILBERT = "linear", "zorder", "hilbert"
 CURVES = (HILBERT, ZORDER, LINEAR)
 LAYER_BYTES, LAYER_FILES = 4 << 30, 2000
-"""Limits of the files that become one layer: they bound the disk space and the time of a commit."""
+"""The maximum size and number of the files that become one layer. They limit the disk space and the time of a commit.
+"""
 COLUMNS_MAX = 6
-"""The maximum number of columns. With more columns, a file would cover most of the range of each column."""
+"""The maximum number of clustering columns. With more, a file would contain most of the range of each column."""
 _NAME = re.compile(r"-clustered-([0-9a-f]{8})-([0-9a-f]{12})\.parquet")
 
 
@@ -42,7 +42,8 @@ class ClusteringLayout:
     """The columns and the curve of a clustering.
 
     Attributes:
-        columns: Names of columns; for the curve `linear`, the most important first.
+        columns: The names of the columns. For the curve `linear`, the most important column is first.
+        curve: The name of the curve, one of `CURVES`.
     """
 
     columns: tuple[str, ...]
@@ -78,7 +79,7 @@ class ClusteringLayout:
         """Return the end of the names of a layer's files.
 
         Args:
-            layer: 12 hexadecimal digits, different for each layer.
+            layer: 12 hexadecimal digits that are different for each layer.
         """
         return f"-clustered-{self.digest}-{layer}.parquet"
 
@@ -88,8 +89,8 @@ class JoinDefinition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         table: The name of the table, with dots.
-        on: For each column of the clustered table, or of an earlier join, the column of `table` that it is joined
-            with.
+        on: The joined columns of `table`, by the column of the clustered table or of an earlier join that they must
+            equal.
     """
 
     table: str
@@ -97,7 +98,7 @@ class JoinDefinition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def parse_joins(properties: Mapping[str, str]) -> dict[str, JoinDefinition]:
-    """Return the joined tables by name, or {} if the property is not set.
+    """Return the joined tables by name. If the property is not set, the result is empty.
 
     Raises:
         BadRequest: The property is invalid.
@@ -118,6 +119,6 @@ def parse_joins(properties: Mapping[str, str]) -> dict[str, JoinDefinition]:
 
 
 def parse_layer(location: str) -> tuple[str, str] | None:
-    """Return (the digest of the layout, the layer) of a file that a clustering wrote."""
+    """Return the digest of the layout and the layer of a file, or None if no clustering wrote the file."""
     match = _NAME.search(location[-64:])
     return None if match is None or match.end() < len(location[-64:]) else (match[1], match[2])

@@ -1,11 +1,9 @@
-"""The time to live of columns.
+"""The time to live of columns: their values are removed from old partitions.
 
-The values of a column are removed from partitions that are older than an age.
-
-The age of a row is the age of its value in the time column. The table is partitioned by this column: by
-the day, month, year or hour, or by the value itself. A partition has expired for a column when all times
-that it may contain are older than the age. A partition that is only partly too old stays whole, and rows
-without a time never expire. Times without a zone are UTC.
+The age of a row is the age of its value in the time column. The table is partitioned by this column: by its day, month,
+year or hour, or by the value itself. A partition has expired for a column if all times that it can contain are older
+than the age. A partition that is only partly old is not changed, and rows without a time never expire. Times without a
+zone are UTC.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from seamark.formats.runtime.errors import BadRequest
 COLUMNS = "seamark.column-ttl.columns"
 TIME_COLUMN = "seamark.column-ttl.time-column"
 DROPPED_COLUMNS = "dropped-columns"
-"""A key of the summary of a snapshot whose new files were written without some columns."""
+"""The key in the summary of a snapshot that lists the columns that its new files do not have."""
 COLUMNS_MAX = 1000
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 _TIMES = frozenset({"timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
@@ -76,13 +74,13 @@ class TtlPolicy:
         return TtlPolicy(ages_h, properties.get(TIME_COLUMN, "").strip() or None)
 
     def list_rules(self, metadata: TableMetadata, now_ms: int) -> list[TtlRule]:
-        """Return the rules that apply now.
+        """Return the rules that apply at a time.
 
-        The rules of the oldest partitions are first, because these lose the most columns.
+        The rules of the oldest partitions are first, because these partitions lose the most columns.
 
         Raises:
-            BadRequest: The table is not partitioned by a time column; or it is partitioned by several, and the
-                policy names none of them.
+            BadRequest: The table is not partitioned by a time column; or it is partitioned by several, and the policy
+                names none of them.
         """
         time = self._find_time_column(metadata)
         rules = []
@@ -116,7 +114,7 @@ class TtlPolicy:
 def why_kept(metadata: TableMetadata, field: Field) -> str:
     """Return the reason why the values of a column and of its inner columns are never removed from files.
 
-    The reason is a predicate that follows the column's name. It is empty if the values may be removed.
+    The reason is a predicate that follows the column's name. It is empty if the values can be removed.
     """
     if field.required:
         return "is required"
@@ -127,8 +125,7 @@ def why_kept(metadata: TableMetadata, field: Field) -> str:
         return "is in the table's identifier fields"
     if any(inside & set(term.sources) for spec in metadata.partition_specs for term in spec.fields):
         return "is the source of a partition field"
-    # All sort orders count: a file keeps the id of the order in which it was sorted, which may be an earlier
-    # order.
+    # All sort orders count, because a file keeps the id of the order in which it was sorted.
     if any(inside & set(term.sources) for order in metadata.sort_orders for term in order.fields):
         return "is in a sort order of the table"
     return ""
@@ -142,7 +139,7 @@ def _list_ids_within(kind: Type) -> Iterator[int]:
 
 
 class TimeColumn(NamedTuple):
-    """A time column of type `kind`, by whose `transform` a table is partitioned."""
+    """A time column of type `kind` and its partition field, which has the transform `transform`."""
 
     name: str
     column_id: int
@@ -156,7 +153,7 @@ class TimeColumn(NamedTuple):
 
 
 def find_time_columns(metadata: TableMetadata, spec: PartitionSpec) -> list[TimeColumn]:
-    """Return the time columns by which a spec partitions the table, if the current schema has them."""
+    """Return the time columns by which a spec partitions the table, if the current schema contains them."""
     time_columns = []
     for field in spec.fields:
         column = metadata.current_schema.column(field.sources[0]) if len(field.sources) == 1 else None
@@ -187,9 +184,12 @@ def compute_partition_end_ms(time: TimeColumn, value: int) -> int:
 
 @dataclass(frozen=True)
 class TtlRule:
-    """The `columns` that have expired in all partitions whose rows all satisfy `where`.
+    """A rule: some columns have expired in the partitions that an expression selects.
 
-    `where` is an expression of the REST specification.
+    Attributes:
+        columns: The names of the columns.
+        where: An expression of the REST specification that all rows of the partitions satisfy.
+        age_h: The age in hours after which the columns expire.
     """
 
     columns: tuple[str, ...]
@@ -198,7 +198,7 @@ class TtlRule:
 
 
 def _parse_entries(text: str) -> Iterator[tuple[str, str]]:
-    """Yield (name, age) of each entry, or ("", "") for an invalid entry."""
+    """Yield the name and the age of each entry, or empty texts for an invalid entry."""
     if text.startswith("{"):
         try:
             ttl_by_column = convert_json(text, dict[str, str])
@@ -226,7 +226,7 @@ def _parse_hours(age: str) -> int | None:
 
 
 def _to_time_literal(kind: str, at: datetime) -> str:
-    """Return a time as single-value JSON."""
+    """Return a time as single-value JSON of the type `kind`."""
     if kind == "date":
         return at.date().isoformat()
     text = at.replace(tzinfo=None).isoformat(timespec="microseconds")

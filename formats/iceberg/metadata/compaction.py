@@ -1,6 +1,6 @@
-"""The limits that decide whether a compaction is worth a rewrite.
+"""The limits that decide whether a compaction is worth its costs.
 
-The server proposes a compaction, and the client runs it; both use these limits.
+The server proposes a compaction, and the client runs it. Both use these limits.
 """
 
 from __future__ import annotations
@@ -11,37 +11,35 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 
 COMPACTED_BY = "compacted-by"
-"""A key of the summary of a compaction's snapshot."""
+"""The key in the summary of a compaction's snapshot."""
 MIN_FILES, MIN_FILES_DEFAULT = "seamark.compaction.min-files", 5
-"""The number of small files of a partition from which on they are merged."""
+"""The minimum number of small files of a partition that are merged."""
 SMALL, SMALL_SORTED = 0.75, 0.1
-"""A file below this fraction of the target size is small. The second number is for tables with a sort order: the
-writer ends a file when the sorted rows fill a buffer in memory, and the Parquet file is several times smaller than
-the buffer.
+"""The fraction of the target size below which a file is small, without and with a sort order.
+
+With a sort order, the writer ends a file when the sorted rows fill a buffer in memory, and the Parquet file is several
+times smaller than the buffer.
 """
 REPLACEMENTS_UNDONE = "seamark.replacements-undone"
-"""A key of the summary of an engine's snapshot.
+"""The key in the summary of an engine's snapshot that lists the replacements that the snapshot undoes, newest first.
 
-The value lists, newest first, the replacements that the snapshot undoes. These replacements were committed after the
-engine had read the table.
+These replacements were committed after the engine had read the table.
 """
 UNDONE = "undone-snapshot-id"
-"""A key of the summary of a snapshot that undoes another snapshot; the value is the id of the undone
-snapshot.
-"""
+"""The key in the summary of an undo's snapshot. Its value is the id of the undone snapshot."""
 _UNDONE_KEYS = {name: name.encode() for name in (UNDONE, REPLACEMENTS_UNDONE)}
 UNDONE_KEPT_MS = 3_600_000
 DELETED_ROWS_MIN_FRACTION = 0.1
-"""The fraction of the rows of a file, or of a table, that must be deleted to make a rewrite worthwhile."""
+"""The minimum fraction of deleted rows in a file, or in a table, that makes a rewrite worthwhile."""
 
 
 def find_recently_undone(snapshots: Iterable[Snapshot], now_ms: int) -> frozenset[int]:
     """Return the snapshots that were undone in the last hour.
 
-    Such a snapshot was undone by an undo, or by the commit of an engine that had read the table before this snapshot.
-    Undone snapshots stay in the table for this time because of the following case. An engine reads the table before
-    the undo, expires snapshots, and commits the expiration after the undo. It then finds the undone snapshot among
-    the remaining snapshots. Therefore it keeps the files that this snapshot had removed and that are back now.
+    A snapshot is undone by an undo, or by the commit of an engine that had read the table before this snapshot. Undone
+    snapshots stay in the table for an hour because of the following case. An engine reads the table before the undo,
+    expires snapshots, and commits the expiration after the undo. It then finds the undone snapshot among the remaining
+    snapshots. Therefore it keeps the files that this snapshot had removed and that are back now.
     """
     snapshot_ids: set[int] = set()
     for snapshot in snapshots:

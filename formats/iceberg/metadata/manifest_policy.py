@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 MIN_COUNT, MIN_COUNT_DEFAULT = "seamark.manifests.min-count", 20
-"""Manifests of one partition spec and content from which on they are rewritten."""
+"""The minimum number of manifests of a partition spec and content type that are rewritten."""
 REWRITTEN_BY_MARK = ("manifests-rewritten-by", "seamark")
-"""A key of the summary of a snapshot that differs from its parent only by its manifests."""
+"""The key and value in the summary of a snapshot that differs from its parent only in its manifests."""

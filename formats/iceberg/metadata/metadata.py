@@ -1,7 +1,7 @@
 """Table metadata, format versions 1 to 3, as one immutable value (Iceberg spec: "Table Metadata").
 
-The older fields of version 1 (`schema`, `partition-spec`, missing ids) exist only in JSON: `table_json`
-converts them, and all other code uses one form. Nothing is modified in place, including the mappings.
+The older fields of version 1 (`schema`, `partition-spec`, missing ids) exist only in JSON: `table_json` converts them,
+and all other code uses one form. Nothing is modified in place, including the dictionaries.
 """
 
 from __future__ import annotations
@@ -31,15 +31,14 @@ FORMAT_VERSION_MAX = 3
 ROW_LINEAGE_MIN_FORMAT_VERSION = 3
 
 CLOCK_SKEW_MS = 60_000
-"""The maximum difference by which logged times may step back. Java rejects metadata with a larger
-difference.
+"""The maximum difference in milliseconds by which logged times can step back. Java rejects metadata with a larger one.
 """
 
 
 class TableMetadata(msgspec.Struct, frozen=True, dict=True, kw_only=True):
     """The metadata of a table. Times are milliseconds since the epoch.
 
-    `current_snapshot_id` is None if the JSON has -1.
+    If the JSON has a current snapshot of -1, `current_snapshot_id` is None.
     """
 
     format_version: int
@@ -109,7 +108,7 @@ class TableMetadata(msgspec.Struct, frozen=True, dict=True, kw_only=True):
 
 
 def add_schemes(m: TableMetadata) -> TableMetadata:
-    """Return the metadata with the scheme of local files in each location that has no scheme.
+    """Add the scheme of local files to each location without a scheme, and return the metadata.
 
     Iceberg's Hadoop catalog writes such locations if its warehouse has no scheme.
     """
@@ -142,10 +141,10 @@ def add_schemes(m: TableMetadata) -> TableMetadata:
 def check_invariants(m: TableMetadata) -> None:
     """Check that the parts of the metadata do not contradict each other.
 
-    All writers and readers rely on these invariants.
+    All writers and readers rely on this.
 
     Raises:
-        BadRequest: Two parts contradict each other; the message describes the first contradiction.
+        BadRequest: Two parts contradict each other. The message describes the first contradiction.
     """
     if not 1 <= m.format_version <= FORMAT_VERSION_MAX:
         raise BadRequest(f"Unsupported format version: v{m.format_version} (supported: v{FORMAT_VERSION_MAX})")
@@ -200,11 +199,11 @@ def add_previous_file(
         m: The new metadata.
         previous_location: The location of the previous metadata file.
         previous_timestamp_ms: The `last_updated_ms` of the previous metadata.
-        max_entries: The maximum length of the log, at least one. By default the table's property
+        max_entries: The maximum length of the log, at least one. The default is the table property
             `write.metadata.previous-versions-max` (100).
 
     Returns:
-        (the metadata, the files that were removed from the start of the log)
+        The metadata, and the files that were removed from the start of the log.
 
     Raises:
         BadRequest: The property is not an integer.

@@ -1,7 +1,7 @@
 """Name mappings, which map the columns of a file without field ids to columns of the table.
 
-The table's property `schema.name-mapping.default` contains the mapping (Iceberg spec: "Name Mapping
-Serialization"). It applies only to files in which no column has a field id. The functions have no side effects.
+The table's property `schema.name-mapping.default` contains the mapping (Iceberg spec: "Name Mapping Serialization"). It
+applies only to files in which no column has a field id. The functions have no side effects.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ NAME_MAPPING = "schema.name-mapping.default"
 
 
 class MappedField(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
-    """An entry of the mapping: a column with one of `names` has this field id.
+    """An entry of a name mapping.
 
-    `fields` are the entries of the columns inside it.
+    Attributes:
+        names: The possible names of the column in files.
+        field_id: The field id of the column.
+        fields: The entries of the columns inside the column.
     """
 
     names: tuple[str, ...]
@@ -31,7 +34,7 @@ NameMapping = tuple[MappedField, ...]
 
 
 def parse_name_mapping(text: str) -> NameMapping:
-    """Return the name mapping in a text.
+    """Parse a name mapping.
 
     Raises:
         ValueError: The name mapping is invalid.
@@ -43,9 +46,9 @@ def parse_name_mapping(text: str) -> NameMapping:
 
 
 def read_name_mapping(properties: Mapping[str, str]) -> NameMapping | None:
-    """Return the name mapping of a table.
+    """Return the name mapping of a table, or None.
 
-    Return None if the table has no mapping, or has a mapping that readers may interpret in different ways.
+    The result is None if the table has no mapping, or has one that readers may interpret in different ways.
     """
     text = properties.get(NAME_MAPPING)
     if text is None:
@@ -58,9 +61,9 @@ def read_name_mapping(properties: Mapping[str, str]) -> NameMapping | None:
 
 
 def select_columns(mapping: NameMapping, column_ids: Iterable[int]) -> NameMapping:
-    """Return the part of the mapping for these columns, in canonical form.
+    """Return the part of the mapping for some columns, in canonical form.
 
-    If two mappings have the same part, they map these columns in the same way.
+    If two mappings have equal parts, they map these columns in the same way.
     """
     return _restrict(mapping, frozenset(column_ids))
 

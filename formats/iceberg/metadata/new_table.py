@@ -1,7 +1,7 @@
-"""Creates the metadata of a new table from a create request.
+"""Create the metadata of a new table from a create request.
 
-All ids are assigned, as in Java's `TableMetadata.newTableMetadata`: the client's ids are ignored, and the
-table starts with column 1, partition field 1000, schema 0, spec 0.
+All ids are assigned, as in Java's `TableMetadata.newTableMetadata`: the client's ids are ignored, and the table starts
+with column 1, partition field 1000, schema 0, spec 0.
 """
 
 from __future__ import annotations
@@ -38,12 +38,11 @@ def build_table_metadata(
 ) -> TableMetadata:
     """Return the first metadata of a table.
 
-    `schema`, `partition_spec` and `sort_order` are the request's JSON values. The property `format-version`
-    selects the version and, like every reserved property, is not stored. New tables use Parquet with zstd by
-    default.
+    `schema`, `partition_spec` and `sort_order` are JSON values of the request. The property `format-version` selects
+    the version. Like every reserved property, it is not stored. New tables use Parquet with zstd by default.
 
     Raises:
-        BadRequest: The format forbids a part of the request.
+        BadRequest: The format does not allow a part of the request.
     """
     version = props.parse_int(properties, props.FORMAT_VERSION, default_format_version)
     if not 1 <= version <= FORMAT_VERSION_MAX:
@@ -113,7 +112,7 @@ def _renumber_order(value: object, requested_schema: Schema, renumbered: Mapping
 
 
 def _renumber(source_id: int, renumbered: Mapping[int, int]) -> int:
-    # Only a void partition field may refer to a missing column, and a new table has no dropped columns.
+    # Only a void partition field can refer to a missing column, and a new table has no dropped columns.
     if source_id not in renumbered:
         raise BadRequest(f"Cannot find source column {source_id} in schema")
     return renumbered[source_id]

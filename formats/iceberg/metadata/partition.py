@@ -1,10 +1,7 @@
-"""Partition specs: their JSON structs, field ids and compatibility with a schema.
+"""Partition specs: their JSON structs, field ids and compatibility with a schema (Iceberg spec: "Partitioning").
 
-The specification defines them in "Partitioning".
-
-A spec refers to columns by id. It is validated against a schema when the spec is added, and when the spec
-or the schema becomes current. Old specs are kept even if their source columns are gone, so that old files
-can still be interpreted.
+A spec refers to columns by id. It is validated against a schema when it is added, and when the spec or the schema
+becomes current. Old specs are kept even if their source columns have been dropped, so that old files can still be read.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from seamark.formats.iceberg.types.transforms import VOID, accepts, canonicalize
 from seamark.formats.runtime.errors import BadRequest
 
 FIELD_ID_START = 1000
-"""The first partition field id; the last-partition-id of an unpartitioned table is one less."""
+"""The first partition field id. The last-partition-id of an unpartitioned table is one less."""
 
 
 class PartitionField(msgspec.Struct, frozen=True, omit_defaults=True, rename="kebab"):
@@ -28,7 +25,7 @@ class PartitionField(msgspec.Struct, frozen=True, omit_defaults=True, rename="ke
     transform: str
     source_id: Int32 | None = None
     source_ids: tuple[Int32, ...] = ()
-    """The source columns of version 3 transforms of several columns.
+    """The source columns of a version 3 transform of several columns.
 
     A single source is always written as `source-id`.
     """
@@ -40,7 +37,7 @@ class PartitionField(msgspec.Struct, frozen=True, omit_defaults=True, rename="ke
 
     @property
     def is_void(self) -> bool:
-        """Whether the field has no value for any row. In version 1, such a field replaces a dropped field."""
+        """Whether the field is null for every row. In version 1, such a field replaces a dropped field."""
         return self.transform.lower() == VOID
 
     def describe(self) -> str:
@@ -62,7 +59,7 @@ class PartitionSpec(msgspec.Struct, frozen=True, dict=True, rename="kebab"):
         return frozenset(source for field in self.fields if not field.is_void for source in field.sources)
 
     def list_fields_with_source(self, column_id: int) -> tuple[PartitionField, ...]:
-        """Return the fields that have an id and this column as their only source."""
+        """Return the fields that have an id and whose only source is this column."""
         return self._by_source.get(column_id, ())
 
     @cached_property
@@ -75,16 +72,16 @@ class PartitionSpec(msgspec.Struct, frozen=True, dict=True, rename="kebab"):
         return fields_by_source
 
     def has_same_fields(self, other: PartitionSpec) -> bool:
-        """Return whether the specs are equal except for spec and field ids.
+        """Return whether two specs are equal except for their spec id and field ids.
 
-        The specification forbids adding such a spec twice.
+        The specification does not allow adding an equal spec again.
         """
         field_keys = [(field.sources, field.transform, field.name) for field in self.fields]
         return field_keys == [(field.sources, field.transform, field.name) for field in other.fields]
 
 
 class PartitionSpecInput(msgspec.Struct, frozen=True, rename="kebab"):
-    """A spec from a client; the server assigns missing ids."""
+    """A spec from a client. The server assigns its missing ids."""
 
     fields: tuple[PartitionField, ...]
     spec_id: Int32 = 0
@@ -94,7 +91,7 @@ UNPARTITIONED = PartitionSpec(0, ())
 
 
 def normalize_spec(spec: PartitionSpecInput) -> PartitionSpec:
-    """Return the client's spec in canonical form. In it, either all fields have ids, or no field has an id.
+    """Return the client's spec in canonical form, in which either all fields have ids or none has.
 
     Raises:
         BadRequest: The spec is invalid.
@@ -124,12 +121,12 @@ def _check_field(field: PartitionField) -> PartitionField:
 
 
 def number_fields(spec: PartitionSpec) -> PartitionSpec:
-    """Return a spec without ids with the field ids 1000, 1001, …, as readers of old version 1 metadata assume."""
+    """Assign the field ids 1000, 1001, … to a spec without ids, as readers of old version 1 metadata do."""
     return fill_field_ids(spec, (FIELD_ID_START + position for position in range(len(spec.fields))))
 
 
 def fill_field_ids(spec: PartitionSpec, ids: Iterable[int]) -> PartitionSpec:
-    """Return the spec with `ids` for the fields without an id."""
+    """Assign `ids` to the fields of a spec that have no id."""
     fields = (
         field if field.field_id is not None else msgspec.structs.replace(field, field_id=field_id)
         for field, field_id in zip(spec.fields, ids, strict=True)
@@ -138,7 +135,7 @@ def fill_field_ids(spec: PartitionSpec, ids: Iterable[int]) -> PartitionSpec:
 
 
 def assign_field_ids(spec: PartitionSpec, existing: Iterable[PartitionSpec], last_field_id: int) -> PartitionSpec:
-    """Return the spec with ids for its fields.
+    """Assign ids to the fields of a spec.
 
     A field gets the id of an equal field in `existing`, otherwise the next free id (spec, version 2).
     """
@@ -178,11 +175,9 @@ def check_names(spec: PartitionSpec, schema: Schema) -> None:
 
 
 def check_promotions(spec: PartitionSpec, old: Schema, new: Schema) -> None:
-    """Check that no new type of a column changes the partition values of its rows.
+    """Check that a new type of a column does not change the partition values of its rows (spec: "Schema Evolution").
 
-    See "Schema Evolution" in Iceberg's specification.
-
-    A timestamp has a different hash from its date, so that planners would not find the rows of stored files.
+    A timestamp has a different hash from its date, so planners would not find the rows of stored files.
 
     Raises:
         BadRequest: A promotion changes partition values.
@@ -207,7 +202,7 @@ def check_compatible(spec: PartitionSpec, schema: Schema) -> None:
     """
     for field in spec.fields:
         if field.is_void:
-            # Version 1 replaces a dropped field by a void field, whose source may be missing.
+            # In version 1, a void field replaces a dropped field. Its source may be missing.
             continue
         for source_id in field.sources:
             _check_source(field, source_id, schema)

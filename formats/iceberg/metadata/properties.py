@@ -1,4 +1,4 @@
-"""Table and view properties that the catalog reads, and the checks that Java makes when a table is created."""
+"""The table and view properties that the catalog reads, and Java's checks of them when a table is created."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RESERVED = frozenset(
         "default-sort-order",
     }
 )
-"""Names under which engines show metadata as properties. They are never stored as properties."""
+"""The names under which engines show metadata as properties. They are never stored as properties."""
 
 _CLIENT_FAMILIES = frozenset(
     (
@@ -49,7 +49,7 @@ _CLIENT_FAMILIES = frozenset(
         *("auth", "oauth", "oauth2", "sigv4", "token", "credential", "credentials", "storage-credentials"),
     )
 )
-"""The first segments (up to a dot) of keys that select a client's hosts, credentials, signers and key stores.
+"""The first segments (up to a dot) of property names that select a client's hosts, credentials, signers and key stores.
 
 The families of the storages are added to them.
 """
@@ -79,17 +79,17 @@ _INTEGER = re.compile(r"[+-]?\d{1,19}")
 def configures_client(name: str) -> bool:
     """Return whether a property with this name configures a client's catalog.
 
-    Such a property selects the host to which a client connects, the receiver of its secrets, or code that it
-    loads. Case and surrounding spaces are ignored, and full-width letters count as normal letters.
+    Such a property selects the host to which a client connects, the receiver of its secrets, or code that it loads.
+    Case and surrounding spaces are ignored, and full-width letters count as normal letters.
 
-    In PyIceberg, table properties override catalog properties when it opens files (`_load_file_io` merges
-    catalog < table < `config`). PyIceberg and Java load the location provider that a table names. The
-    prefixes are those of PyIceberg's `io` and `catalog.rest`, and of Java's `*Properties` classes. Whole
-    prefixes are used, because releases add keys to them.
+    In PyIceberg, table properties override catalog properties when it opens files (`_load_file_io` merges catalog <
+    table < `config`). PyIceberg and Java load the location provider that a table names. The prefixes are those of
+    PyIceberg's `io` and `catalog.rest`, and of Java's `*Properties` classes. All names with a prefix are refused,
+    because later releases add names.
     """
     key = fold_name(name)
     if _PER_COLUMN.fullmatch(key):
-        return False  # The rest of such a key is the name of a column.
+        return False  # The rest of this name is the name of a column.
     family = key.partition(".")[0].strip()
     return (
         key in _CLIENT_KEYS
@@ -104,27 +104,27 @@ def check_client_properties(properties: Mapping[str, str], subject: str) -> None
     """Check that properties do not configure a client's catalog, and that their names are not too long.
 
     Raises:
-        BadRequest: A property is refused; the message names it.
+        BadRequest: A property is refused. The message names it.
     """
     longest = max(properties, key=len, default="")
     if len(longest) > PROPERTY_NAME_CHARACTERS_MAX:
         raise BadRequest(
-            f"{subject} may not have a property whose name has {len(longest):,} characters ({longest[:40]!r}…); the "
+            f"{subject} cannot have a property whose name has {len(longest):,} characters ({longest[:40]!r}…); the "
             f"limit is {PROPERTY_NAME_CHARACTERS_MAX:,} characters"
         )
     refused = sorted(key for key in properties if configures_client(key))
     if refused:
         raise BadRequest(
-            f"{subject} may not have {', '.join(repr(key[:100]) for key in refused[:5])}: such a property decides "
-            "to which host a client connects, where its secrets go or which code it loads; set it in the "
-            "configuration of the client's catalog instead"
+            f"{subject} cannot have {', '.join(repr(key[:100]) for key in refused[:5])}: such a property decides to "
+            "which host a client connects, where its secrets go or which code it loads. Set it in the configuration "
+            "of the client's catalog instead"
         )
 
 
 def remove_client_properties(properties: Mapping[str, str]) -> dict[str, str]:
     """Return the properties without those that configure a client's catalog.
 
-    Older versions or other catalogs may have stored such properties; clients must not receive them.
+    Older versions or other catalogs may have stored such properties. Clients must not receive them.
     """
     return {key: value for key, value in properties.items() if not configures_client(key)}
 
@@ -134,9 +134,9 @@ def drop_reserved(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse_count(values: Mapping[str, str], name: str, default: int) -> int:
-    """Return a number of a summary or of properties.
+    """Return a number from a summary or from properties.
 
-    Return the default if the value is absent, or is not a number of up to 19 digits.
+    If the value is absent, or is not a number of up to 19 digits, the result is the default.
     """
     text = values.get(name, "")
     return int(text) if text.isdecimal() and len(text) < 20 else default
@@ -173,7 +173,7 @@ def _read_integer(properties: Mapping[str, str], name: str, default: int, bits: 
 def parse_bool(properties: Mapping[str, str], name: str, default: bool) -> bool:
     """Return the property as a boolean, parsed as in Java.
 
-    The text "true" in any case is true, and all other values are false.
+    The text "true" in upper or lower case is true. All other values are false.
     """
     value = properties.get(name)
     return default if value is None else value.lower() == "true"
@@ -185,10 +185,14 @@ def parse_names(
     """Return the names in the property, separated by commas or as a JSON list, or () if it is not set.
 
     Args:
+        properties: The properties.
+        name: The name of the property.
         subject: The text that describes the names in the error: "it must name …".
+        minimum: The minimum number of names.
+        maximum: The maximum number of names.
 
     Raises:
-        BadRequest: The value is not a list of different names, or has less than `minimum` or more than `maximum`
+        BadRequest: The value is not a list of different names, or has fewer than `minimum` or more than `maximum`
             names.
     """
     text = properties.get(name, "").strip()
@@ -206,14 +210,14 @@ def parse_names(
 
 
 def get_metadata_folder(location: str, properties: Mapping[str, str]) -> str:
-    """Return the folder of metadata files of a table or view."""
+    """Return the folder of the metadata files of a table or view."""
     return properties.get(METADATA_PATH, f"{location.rstrip('/')}/metadata").rstrip("/")
 
 
 def check_new_table(properties: Mapping[str, str], schema: Schema, format_version: int) -> None:
     """Check the properties of a new table.
 
-    The check runs only at creation, so that existing tables stay usable.
+    The properties of existing tables are not checked, so that these tables stay usable.
 
     Raises:
         BadRequest: A property is invalid.

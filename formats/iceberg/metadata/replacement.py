@@ -1,12 +1,9 @@
-"""Snapshots of the operation `replace`, which have the rows of their parent in other files.
+"""Snapshots of the operation `replace`, which have the same rows as their parent, in other files (spec: "Snapshots").
 
-The specification defines them in "Snapshots".
-
-Any client can write the operation into a summary. Iceberg's libraries do not compare numbers of rows, and
-a program can replace files by files with other rows through Java's `RewriteFiles` or Go's `ReplaceFiles`.
-Such a snapshot is not refused, because a rewrite can look the same: some engines record -1 or no number
-as the rows of imported Avro files. But if the counts of a snapshot state that it adds more rows than it
-removes, it is treated as a change of rows.
+Any client can write the operation into a summary. Iceberg's libraries do not compare numbers of rows, and a program can
+replace files by files with other rows through Java's `RewriteFiles` or Go's `ReplaceFiles`. Such a snapshot is not
+refused, because a correct rewrite can look the same: some engines record -1 or no number as the rows of imported Avro
+files. But if the counts of a snapshot state that it adds more rows than it removes, it is treated as a change of rows.
 """
 
 from __future__ import annotations
@@ -22,19 +19,17 @@ _UNKNOWN = -1
 
 
 def is_replace(snapshot: Snapshot) -> bool:
-    """Return whether the snapshot has the rows of its parent, in other files or manifests."""
+    """Return whether the snapshot has the same rows as its parent, in other files or manifests."""
     summary = snapshot.build_summary_map()
     return summary.get("operation") == REPLACE and not _adds_rows(summary)
 
 
 def find_row_count_mismatch(snapshot: Snapshot, parent: Snapshot | None) -> str | None:
-    """Return why the rows of a `replace` snapshot cannot be the rows of its parent, by the counts of both.
+    """Return the reason why a `replace` snapshot cannot have the same rows as its parent, or None if it can.
 
-    The new files of a correct snapshot do not have more rows than the removed files. The new files have fewer rows if
-    delete files of the parent deleted some rows. The number of rows that equality deletes delete is unknown.
-
-    Returns:
-        None if the rows may be the same.
+    The function compares the counts of both snapshots. The new files of a correct snapshot do not have more rows than
+    the removed files. They have fewer rows if delete files of the parent deleted some rows. The number of rows that
+    equality deletes delete is unknown.
     """
     summary = snapshot.build_summary_map()
     if summary.get("operation") != REPLACE:
@@ -46,13 +41,13 @@ def find_row_count_mismatch(snapshot: Snapshot, parent: Snapshot | None) -> str 
     deleted = parse_count(before, "total-position-deletes", _UNKNOWN)
     if deleted == _UNKNOWN or before.get("total-equality-deletes") != "0" or removed - added <= deleted:
         return None
-    return f"the commit removes {removed:,} rows and adds {added:,}, and {deleted:,} of the table were deleted before"
+    return f"the commit removes {removed:,} rows and adds {added:,}, but only {deleted:,} rows were deleted before"
 
 
 def _adds_rows(summary: Mapping[str, str]) -> bool:
     """Return whether a snapshot adds more rows than it removes.
 
-    An undo of a rewrite is not counted: it adds the rows again that were deleted before.
+    The undo of a rewrite does not count, because it adds the rows again that were deleted before.
     """
     removed = _count_removed_rows(summary)
     if removed == _UNKNOWN or UNDONE in summary or parse_count(summary, "added-equality-deletes", 0):

@@ -21,7 +21,7 @@ def _build_failure(message: str) -> CommitConflict:
 
 
 class Requirement(msgspec.Struct, frozen=True, rename="kebab"):
-    """Base of the requirement structs."""
+    """The base class of the requirements."""
 
     def check(self, metadata: TableMetadata) -> None:
         """Check the requirement.
@@ -64,7 +64,7 @@ class AssertRefSnapshotId(Requirement, frozen=True):
 
 
 def _assert_id(field: str, actual: str, subject: str) -> type[Requirement]:
-    """Return a requirement whose integer `field` equals the attribute `actual` of the metadata."""
+    """Return the class of a requirement that its integer `field` equals the attribute `actual` of the metadata."""
 
     def check(self: Requirement, metadata: TableMetadata) -> None:
         expected, current = getattr(self, field), getattr(metadata, actual)
@@ -78,10 +78,10 @@ def _assert_id(field: str, actual: str, subject: str) -> type[Requirement]:
 
 
 class AssertProperties(Requirement, frozen=True):
-    """A requirement of Seamark, which is not in the specification.
+    """The requirement that some properties have expected values. It belongs to Seamark, not to the specification.
 
     Attributes:
-        properties: The expected value of each property. None means that the table does not have the property.
+        properties: The expected value of each property. None means that the table must not have the property.
     """
 
     properties: dict[str, str | None]
@@ -119,11 +119,10 @@ def _read_type(raw: object) -> str:
 
 
 def read_requirements(raw_requirements: Iterable[object]) -> tuple[Requirement, ...]:
-    """Return the requirements on a table that the JSON of a client describes.
+    """Parse the JSON of the requirements on a table.
 
     Raises:
-        BadRequest: A requirement is unknown, malformed, or for views; or `assert-create` is not the only
-            requirement.
+        BadRequest: A requirement is unknown, malformed, or for views; or `assert-create` is not the only requirement.
     """
     requirements: list[Requirement] = []
     for raw in raw_requirements:
@@ -144,11 +143,11 @@ def check_requirements(metadata: TableMetadata | None, requirements: Iterable[Re
     """Check that a table satisfies the requirements of a commit.
 
     Args:
-        metadata: The table's metadata. None if there is no table.
+        metadata: The table's metadata, or None if there is no table.
         requirements: The requirements, as `read_requirements` returns them.
 
     Raises:
-        CommitConflict: A requirement fails; the message describes the first failed requirement.
+        CommitConflict: A requirement fails. The message describes the first one that fails.
     """
     for requirement in requirements:
         if metadata is not None:

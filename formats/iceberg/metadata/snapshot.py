@@ -1,7 +1,7 @@
-"""Snapshots, references, logs, statistics files and encryption keys, in the form of table metadata JSON.
+"""Snapshots, references, logs, statistics files and encryption keys, as in the JSON of table metadata.
 
-A snapshot's summary stays raw JSON: summaries are most of the bytes of a long history, and the catalog
-does not interpret them. Therefore decoding 10,000 snapshots takes milliseconds.
+A snapshot's summary stays raw JSON, because summaries are most of the bytes of a long history, and the catalog does not
+interpret them. Therefore decoding 10,000 snapshots takes milliseconds.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, rename
     summary: msgspec.Raw = _NO_SUMMARY
     manifest_list: str | None = None
     manifests: tuple[str, ...] | None = None
-    """The paths of manifests. Only in version 1, instead of a manifest list."""
+    """The paths of the manifests. Only version 1 has them, instead of a manifest list."""
     schema_id: Int32 | None = None
     first_row_id: Int64 | None = None
     added_rows: Int64 | None = None
     key_id: str | None = None
 
     def build_summary_map(self) -> dict[str, str]:
-        """Return the summary including `operation`. It is empty if the summary is missing or not a map of strings."""
+        """Return the summary including `operation`. If the summary is missing or not a map of strings, the result is
+        empty.
+        """
         try:
             return convert_json(self.summary, dict[str, str])
         except msgspec.DecodeError:
@@ -110,10 +112,10 @@ class EncryptedKey(msgspec.Struct, frozen=True, omit_defaults=True, rename="keba
 
 
 def to_snapshot(snapshot: SnapshotInput, format_version: int) -> Snapshot:
-    """Return the client's snapshot in the form of metadata.
+    """Convert a client's snapshot to its form in metadata.
 
     Raises:
-        BadRequest: The format version forbids a field, or requires a field that is missing.
+        BadRequest: The format version does not allow a field, or requires a field that is missing.
     """
     sequence_number = snapshot.sequence_number or 0
     if format_version == 1 and sequence_number != 0:
@@ -175,7 +177,7 @@ def normalize_ref(ref: SnapshotRef) -> SnapshotRef:
 
 
 def validate_key(key: EncryptedKey) -> EncryptedKey:
-    """Return the key.
+    """Check that an encryption key is valid, and return it.
 
     Raises:
         BadRequest: The key's metadata are not base64.

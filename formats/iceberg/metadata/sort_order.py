@@ -1,6 +1,6 @@
 """Sort orders (Iceberg spec: "Sorting"): their JSON structs and compatibility with a schema.
 
-Order id 0 is the unsorted order; all other orders have at least one field.
+Order id 0 is the unsorted order. All other orders have at least one field.
 """
 
 from __future__ import annotations

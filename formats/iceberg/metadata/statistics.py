@@ -1,9 +1,7 @@
-"""The statistics of a table.
+"""The statistics of a table: the snapshot that has them, later changes, and the policy that keeps them current.
 
-The module finds the snapshot that has them, later changes, and the policy that keeps them current.
-
-The metadata names statistics files with the numbers of distinct values. The numbers belong to one
-snapshot; later snapshots add and remove rows, which their summaries count.
+The metadata names statistics files, which contain the numbers of distinct values. The numbers belong to one snapshot.
+Later snapshots add and remove rows, which their summaries count.
 """
 
 from __future__ import annotations
@@ -23,8 +21,11 @@ COLUMNS = "seamark.statistics.columns"
 CHANGED_PERCENT, CHANGED_PERCENT_DEFAULT = "seamark.statistics.changed-percent", 10
 THETA = "apache-datasketches-theta-v1"
 NDV, REMOVED = "ndv", "seamark.removed-records"
-"""Properties of a blob: the number of distinct values, which engines read; and the rows that were removed since the
-column was last read whole, whose values the sketch still counts."""
+"""Properties of a blob: the number of distinct values, which engines read, and the number of removed rows.
+
+The second one counts the rows that were removed since the column was last read completely; the sketch still counts
+their values.
+"""
 _UNKNOWN_TYPES = frozenset({"unknown", "variant", "geometry", "geography"})
 _ADDED = ("added-records",)
 _GONE = ("deleted-records", "added-position-deletes", "added-equality-deletes")
@@ -55,9 +56,10 @@ class StatisticsPolicy:
         return StatisticsPolicy(parse_names(properties, COLUMNS, "different columns"), percent)
 
     def list_column_types(self, schema: Schema) -> dict[int, str]:
-        """Return the types of the chosen columns by id, without columns of and inside structs, lists and maps.
+        """Return the types of the chosen columns by id. Structs, lists and maps, and the columns inside them, are
+        omitted.
 
-        Names that the schema does not have are ignored: a column of the policy may have been dropped.
+        Names that the schema does not have are ignored, because a column of the policy may have been dropped.
         """
         return {
             field.id: field.type
@@ -73,10 +75,11 @@ class KnownStatistics:
     """The statistics that apply to a snapshot.
 
     Attributes:
-        file: The newest statistics with a number of distinct values, of the snapshot or of an ancestor. None
-            if there are none.
-        later_snapshots: The snapshots after the snapshot with the statistics, the newest first. If there are no
-            statistics, all known ancestors.
+        snapshot: The snapshot.
+        file: The newest statistics of the snapshot or an ancestor with a number of distinct values, or None if there
+            are none.
+        later_snapshots: The snapshots after the one with the statistics, newest first. If there are no statistics, all
+            known ancestors.
     """
 
     snapshot: Snapshot
@@ -99,7 +102,7 @@ class KnownStatistics:
     def list_blobs(self, metadata: TableMetadata) -> dict[int, BlobMetadata]:
         """Return the blobs of the statistics by column.
 
-        Columns whose type has changed since then are left out, because a wider type changes the hashes.
+        Columns whose type has changed since then are omitted, because a wider type changes the hashes.
         """
         if self.file is None:
             return {}
@@ -119,9 +122,9 @@ class KnownStatistics:
     def is_stale(self, metadata: TableMetadata, policy: StatisticsPolicy) -> bool:
         """Return whether the statistics should be computed again.
 
-        This is necessary if a column has no statistics, if many rows have changed, or if the newest commits have
-        only rewritten files. In the last case the numbers are still correct, but Spark reads only the statistics of
-        the current snapshot.
+        This is necessary if a column has no statistics, if many rows have changed, or if the newest commits have only
+        rewritten files. In the last case, the numbers are still correct, but Spark reads only the statistics of the
+        current snapshot.
         """
         if self.rows == 0:
             return False
@@ -134,8 +137,8 @@ class KnownStatistics:
     def uncounted(self) -> frozenset[int]:
         """The later snapshots whose files may have rows that the statistics do not count.
 
-        The files of a replacement have the rows of its parent. They are counted if no earlier snapshot of
-        `later_snapshots` has added rows.
+        The files of a replacement have the rows of its parent. If no earlier snapshot in `later_snapshots` has added
+        rows, the statistics count them.
         """
         snapshots, adds = set(), False
         for snapshot in reversed(self.later_snapshots):
@@ -145,7 +148,7 @@ class KnownStatistics:
                     snapshots.add(snapshot.snapshot_id)
                 continue
             snapshots.add(snapshot.snapshot_id)
-            # Writers leave out counts that are 0.
+            # Writers omit counts that are 0.
             adds |= "total-records" not in summary or _count(snapshot, _ADDED) > 0
         return frozenset(snapshots)
 

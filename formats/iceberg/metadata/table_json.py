@@ -6,8 +6,8 @@ The output follows Java's TableMetadataParser, because all engines are tested ag
 - "No current snapshot" is -1 up to version 2, and null in version 3.
 - Version 3 always has `next-row-id`.
 
-Gzip is detected by the first bytes of a file, not by its name. Every stored file is validated when it is
-read: a contradiction is `Corrupt`, with the file's location.
+Gzip is detected by the first bytes of a file, not by its name. Every stored file is validated when it is read. If its
+parts contradict each other, Corrupt is raised with the file's location.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest, Corrupt
 
 _UNPACKED_MIN, _UNPACKED_RATIO_MAX = 16 << 20, 64
-"""Any file may inflate to this size, and beyond it to this multiple of its size: metadata compress ten to thirty
-times.
+"""The inflated size in bytes that every file may have, and the maximum ratio of inflated to compressed size above it.
+
+Metadata usually compress ten to thirty times.
 """
 UNPACKED_BYTES_MAX = 1 << 28
-"""The maximum inflated size of a gzipped file: a small file can contain more than the machine's memory."""
+"""The maximum inflated size of a gzipped file in bytes. A small file could otherwise exceed the machine's memory."""
 _GZIP_MAGIC = b"\x1f\x8b"
 _NO_SNAPSHOT = -1
 _NULL_SNAPSHOT_MIN_FORMAT_VERSION = 3
@@ -84,10 +85,10 @@ _ENCODER = msgspec.json.Encoder()
 
 
 def decode_table(data: bytes, source: str) -> TableMetadata:
-    """Return the metadata in a file's bytes, plain or gzipped.
+    """Decode a metadata file, plain or gzipped.
 
     Raises:
-        Corrupt: The metadata are invalid; the message names `source`, the file's location.
+        Corrupt: The metadata are invalid. The message names `source`, the file's location.
     """
     try:
         return _decode_table(convert_json(decompress_if_gzip(data), _Table))
@@ -114,20 +115,19 @@ def decompress_if_gzip(data: bytes) -> bytes:
 
 
 def encode_table(m: TableMetadata) -> bytes:
-    """Return the metadata as UTF-8 JSON, for a metadata file or a REST response."""
+    """Encode the metadata as UTF-8 JSON, for a metadata file or a REST response."""
     return _ENCODER.encode(_to_json(m))
 
 
 def encode_refs_view(m: TableMetadata) -> bytes:
-    """Return the metadata as JSON with only the snapshots of branches and tags, and their statistics.
+    """Encode the metadata as JSON with only the snapshots of branches and tags, and their statistics.
 
-    This is the answer to `snapshots=refs` (REST spec, loadTable): the snapshot log is complete, and clients
-    request the other snapshots. Do not write it as a metadata file, because the table would lose its history.
+    This is the answer to `snapshots=refs` (REST spec, loadTable): the snapshot log is complete, and clients request the
+    other snapshots when they need them. Do not write it as a metadata file, because the table would lose its history.
     """
     referenced = {ref.snapshot_id for ref in m.refs.values()}
     snapshots_by_id = m.snapshots_by_id
-    # Sequence numbers ascend along the history, so this gives the table's order without reading the whole
-    # history.
+    # Sequence numbers ascend along the history, so sorting by them gives the table's order without reading the history.
     snapshots = sorted(
         (snapshots_by_id[snapshot_id] for snapshot_id in referenced), key=lambda s: (s.sequence_number, s.timestamp_ms)
     )
@@ -213,9 +213,9 @@ def _decode_specs(table: _Table) -> tuple[tuple[PartitionSpec, ...], int]:
 
 
 def _require(value: T | UnsetType, name: str, format_version: int, default: T) -> T:
-    """Return the value of a field that only later versions require.
+    """Return the value of a field that only version 2 and later require.
 
-    In version 1, a missing field has the default.
+    If the field is missing in version 1, the result is `default`.
     """
     if value is not UNSET:
         return value

@@ -1,8 +1,8 @@
 """Updates of the REST spec (`TableUpdate`): a struct for each action, which changes the working copy.
 
-`read_updates` converts the JSON of a client to structs, or raises `BadRequest` with the action and the
-field. `apply_updates` is pure: it takes metadata, updates, the time and a UUID, and returns metadata. It
-applies all updates or none, and raises `CommitConflict` for updates that are based on older metadata.
+`read_updates` converts the JSON of a client to structs, or raises `BadRequest` with the action and the field.
+`apply_updates` has no side effects: it takes metadata, updates, the time and a UUID, and returns metadata. It applies
+all updates or none. If updates are based on older metadata, it raises `CommitConflict`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 def validate_uuid(uuid: str) -> str:
-    """Return the UUID.
+    """Check that a text is a UUID in the usual form, and return it.
 
     Raises:
-        BadRequest: The text is not a UUID in the usual form, the only form that PyIceberg reads.
+        BadRequest: The text does not have the usual form, the only one that PyIceberg reads.
     """
     if _UUID.fullmatch(uuid) is None:
         raise BadRequest(f"Invalid uuid: {uuid!r}")
@@ -47,16 +47,16 @@ def validate_uuid(uuid: str) -> str:
 
 
 class Update(msgspec.Struct, frozen=True, rename="kebab"):
-    """Base class of the updates.
+    """The base class of the updates.
 
-    Fields that the spec does not have are ignored: later versions of the spec may add fields to an action.
+    Fields that the spec does not have are ignored, because later versions of the spec may add fields to an action.
     """
 
     action: ClassVar[str]
     """The name of the action in the REST spec."""
 
     def apply(self, builder: Any) -> None:
-        """Change the working copy of a table, or of a view for updates that views share."""
+        """Change the working copy of a table, or of a view for updates that tables and views share."""
         raise NotImplementedError
 
 
@@ -80,7 +80,7 @@ class AddSchema(Update, frozen=True):
     action = "add-schema"
     schema: Schema
     last_column_id: Int32 | None = None
-    """The last column id. The spec deprecates it, and it is ignored, because the schema determines it."""
+    """The last column id. It is ignored, because the schema determines it; the spec deprecates it."""
 
     def apply(self, builder: Any) -> None:
         builder.add_schema(self.schema)
@@ -121,7 +121,7 @@ class SetSnapshotRef(Update, frozen=True):
 
     @staticmethod
     def to_ref(name: str, ref: SnapshotRef) -> SetSnapshotRef:
-        """Return the update that gives the reference `name` the value `ref`."""
+        """Return the update that sets the reference `name` to `ref`."""
         limits = ref.min_snapshots_to_keep, ref.max_snapshot_age_ms, ref.max_ref_age_ms
         return SetSnapshotRef(name, ref.type, ref.snapshot_id, *limits)
 
@@ -207,7 +207,14 @@ class SetPartitionStatistics(Update, frozen=True):
 
 
 def make_simple_update(action: str, change: Callable[[Any, Any], None], field: str, kind: Any) -> type[Update]:
-    """Return an update with one field of type `kind`, which is the argument of the working copy's method `change`."""
+    """Return the class of an update with one field, which is the argument of the working copy's method `change`.
+
+    Args:
+        action: The name of the action.
+        change: The method.
+        field: The name of the field.
+        kind: The type of the field.
+    """
 
     def apply(self: Update, builder: Any) -> None:
         change(builder, getattr(self, field))
@@ -256,16 +263,16 @@ class _Tagged(msgspec.Struct, frozen=True):
 
 
 def read_update(raw: object, actions: Mapping[str, type[Update]], foreign: Sequence[str], kind: str) -> Update:
-    """Return the update that the JSON of a client describes.
+    """Parse the JSON of an update.
 
     Args:
-        raw: The JSON of the update. The action may be in any case.
+        raw: The JSON of the update. The action can be in upper or lower case.
         actions: The updates of this kind of entry, by action.
-        foreign: The actions of the other kind.
+        foreign: The actions of the other kind of entry.
         kind: "table" or "view".
 
     Raises:
-        BadRequest: The action is unknown or of the other kind, or a field is missing or has another type.
+        BadRequest: The action is unknown or belongs to the other kind, or a field is missing or has the wrong type.
     """
     name = read(raw, _Tagged, "metadata update").action.lower()
     action = actions.get(name)
@@ -277,7 +284,7 @@ def read_update(raw: object, actions: Mapping[str, type[Update]], foreign: Seque
 
 
 def read_updates(raw_updates: Iterable[object]) -> tuple[Update, ...]:
-    """Return the updates of a table that the JSON of a client describes.
+    """Parse the JSON of the updates of a table.
 
     Raises:
         BadRequest: An update is unknown, for views, or malformed.
@@ -288,13 +295,13 @@ def read_updates(raw_updates: Iterable[object]) -> tuple[Update, ...]:
 def apply_updates(
     base: TableMetadata | None, updates: Sequence[Update], *, now_ms: int, new_uuid: str | None = None
 ) -> TableMetadata:
-    """Return the metadata after all updates, in order, or `base` itself if they change nothing.
+    """Apply updates to metadata in order. If they change nothing, return `base` itself.
 
     The caller maintains the metadata log (`add_previous_file`).
 
     Args:
         base: The table's metadata. None builds a new table, as the last step of a staged create.
-        updates: The updates of one commit.
+        updates: The updates of a commit.
         now_ms: The time of the commit.
         new_uuid: The UUID of a new table, unless an update assigns one.
 
@@ -304,7 +311,7 @@ def apply_updates(
     """
     version = FORMAT_VERSION_DEFAULT
     if base is None:
-        # A new table starts with its version. It is not upgraded, so version 1 is possible.
+        # A new table starts with its version instead of being upgraded to it, so version 1 is possible.
         requested = (update.format_version for update in updates if isinstance(update, UpgradeFormatVersion))
         version = next(requested, FORMAT_VERSION_DEFAULT)
         if not 1 <= version <= FORMAT_VERSION_MAX:

@@ -1,8 +1,8 @@
-"""SQL functions that predicates of Seamark's clients may compare, in addition to Iceberg's transforms.
+"""SQL functions that predicates of Seamark's clients can compare, in addition to Iceberg's transforms.
 
-Engines differ about the values of these functions, so no value is computed here. A predicate on a
-function only selects files: by an index on the function (`formats/index/keys/functions.py`), or because
-the column is not null. Requests of other clients cannot contain these functions.
+Engines differ in the values of these functions, so no value is computed here. A predicate on a function only selects
+files: by an index on the function (`formats/index/keys/functions.py`), or because the column is not null. Requests of
+other clients cannot contain these functions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from seamark.formats.iceberg.types.types import get_base_name
 
 LOWER, UPPER = "lower", "upper"
 _SOURCES = {LOWER: "string", UPPER: "string"}
-"""For each function, the type of its column and of its values."""
+"""The type of each function's argument, which is also the type of its result."""
 
 
 def is_function(transform: str) -> bool:
@@ -19,5 +19,5 @@ def is_function(transform: str) -> bool:
 
 
 def takes(function: str, kind: str) -> bool:
-    """Return whether the function takes values of the Iceberg type."""
+    """Return whether the function accepts values of the Iceberg type."""
     return _SOURCES.get(function) == get_base_name(kind)

@@ -1,4 +1,4 @@
-"""Finds similar names, because a name in a message may be misspelled."""
+"""Find similar names, to suggest them in messages about names that may be misspelled."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from itertools import islice
 CHARACTERS_MAX = 100
 COMPARED_MAX, _SEEN_MAX = 200, 5_000
 _STEPS_MAX = 250_000
-"""The maximum number of pairs of characters that are compared in one call: `difflib` needs up to 0.1 µs for
-each pair.
-"""
+"""The maximum number of pairs of characters that are compared in a call. `difflib` needs up to 0.1 µs for each pair."""
 
 
 def near_names(name: str, names: Iterable[str], *, maximum: int = 3, cutoff: float = 0.6) -> list[str]:
-    """Return the `names` of which `name` may be a misspelling; case is ignored.
+    """Return the `names` of which `name` may be a misspelling. Case is ignored.
 
-    Only some names are compared if they are long or many: with 50,000 similar names a full comparison would
-    take seconds.
+    If names are long or many, only some of them are compared: with 50,000 similar names, a full comparison would take
+    seconds.
     """
     if len(name) > CHARACTERS_MAX:
         return []

@@ -1,10 +1,8 @@
-"""Converts JSON values from clients to typed structs.
+"""Convert JSON values from clients to typed structs.
 
-It is the single entry point of client input into this package.
-
-Any JSON becomes a value of the requested type, or raises `BadRequest` with the field. Therefore no other
-function of the package checks types again. Integers have the widths of the format (Iceberg spec, "int"
-and "long"), because no engine could read metadata with wider integers.
+All client input enters this package here. A JSON value becomes a value of the requested type, or `BadRequest` is raised
+with the field. Therefore no other function of the package checks types again. Integers have the widths of the format
+(Iceberg spec, "int" and "long"), because no engine could read metadata with wider integers.
 """
 
 from __future__ import annotations
@@ -23,13 +21,15 @@ T = TypeVar("T")
 
 
 def read(value: object, kind: type[T], subject: str) -> T:
-    """Return `value` converted to `kind`.
+    """Convert a JSON value to `kind`.
 
     Args:
-        subject: The name of the value in the error ("add-schema update").
+        value: The JSON value.
+        kind: The type of the result.
+        subject: The name of the value in the error, such as "add-schema update".
 
     Raises:
-        BadRequest: The value cannot be converted; the message states the field.
+        BadRequest: The value cannot be converted. The message states the field.
     """
     try:
         return convert_values(value, kind)

@@ -1,8 +1,8 @@
 """Schemas (Iceberg spec: "Schemas and Data Types"): structs as in metadata JSON, an index, and validation.
 
-A schema is validated once, when a client sends it. A stored schema is not validated, so that irregular
-tables of engines stay readable. Types are names or nested structs. Two schemas are the same if their
-canonical forms are equal, including identifier fields and without the schema id.
+A schema is validated once, when a client sends it. A stored schema is not validated, so that irregular tables of
+engines stay readable. Types are names or nested structs. Two schemas are the same if their canonical forms are equal.
+These include the identifier fields, but not the schema id.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from seamark.formats.iceberg.types.types import (
 from seamark.formats.runtime.errors import BadRequest
 
 NAMES_MAX = 16 << 20
-"""The maximum number of characters of all full names of a schema. The name of a struct is part of the name
-of each field inside it.
+"""The maximum number of characters of all full names in a schema.
+
+The name of a struct is part of the name of each field inside it.
 """
 DEPTH_MAX = 100
-"""The maximum nesting of a schema; Java's JSON parser stops slightly above 300 levels."""
+"""The maximum nesting of a schema. Java's JSON parser stops slightly above 300 levels."""
 
 DEFAULTS_MIN_FORMAT_VERSION = 3
 
@@ -94,7 +95,7 @@ class Schema(
 
     @property
     def id(self) -> int:
-        """The schema's id, or 0 if it is missing, as version 1 metadata allows."""
+        """The schema's id. If it is missing, as version 1 metadata allows, the id is 0."""
         return self.schema_id or 0
 
     @cached_property
@@ -110,7 +111,7 @@ class Schema(
         return self.index.by_id.get(column_id)
 
     def list_ancestors(self, column: Column) -> Iterator[Column]:
-        """Yield the structs, lists and maps that contain the column, the innermost first."""
+        """Yield the structs, lists and maps that contain the column, innermost first."""
         while column.parent is not None:
             column = self.index.by_id[column.parent]
             yield column
@@ -125,7 +126,7 @@ class Schema(
 
     @cached_property
     def canonical(self) -> tuple[tuple[Field, ...], frozenset[int]]:
-        """The parts that are equal in equal schemas.
+        """The parts that are equal in equal schemas: the fields in canonical form and the identifier fields.
 
         Raises:
             BadRequest: A type is unknown.
@@ -141,7 +142,7 @@ class Schema(
 
 
 def normalize_schema(schema: Schema, schema_id: int | None = None) -> Schema:
-    """Return the schema in canonical form, with `schema_id` (its own by default).
+    """Return the schema in canonical form. If `schema_id` is set, it becomes the id of the schema.
 
     Raises:
         BadRequest: The schema is invalid.
@@ -163,7 +164,7 @@ def check_format_version(schema: Schema, format_version: int) -> None:
     """Check that the table's format version supports all types and defaults of a schema.
 
     Raises:
-        BadRequest: The message lists the types and defaults that are not supported.
+        BadRequest: A type or default is not supported. The message lists all of them.
     """
     problems: dict[int, str] = {}
     for column in schema.index.by_id.values():
@@ -181,10 +182,10 @@ def check_format_version(schema: Schema, format_version: int) -> None:
 
 
 def assign_fresh_ids(schema: Schema, schema_id: int) -> tuple[Schema, dict[int, int]]:
-    """Return the schema with column ids 1, 2, …, and the map from old to new ids.
+    """Return the schema with column ids 1, 2, …, and a dictionary of new ids by old ids.
 
-    The order is that of Java (`AssignFreshIds`) and PyIceberg: all fields of a struct come first, and the
-    fields inside these fields follow.
+    The order is that of Java (`AssignFreshIds`) and PyIceberg: all fields of a struct come first, and the fields inside
+    these fields follow.
     """
     renumbered: dict[int, int] = {}
 
@@ -198,7 +199,7 @@ def assign_fresh_ids(schema: Schema, schema_id: int) -> tuple[Schema, dict[int, 
 
 
 def is_primitive(kind: Type) -> bool:
-    """Return whether the type is a leaf type. Variant is not a leaf type (spec: "semi-structured")."""
+    """Return whether a type is a leaf type. Variant is not one (spec: "semi-structured")."""
     return isinstance(kind, str) and get_base_name(kind) != "variant"
 
 
@@ -244,7 +245,7 @@ def _build_index(schema: Schema) -> SchemaIndex:
 
 
 def _list_children(kind: Type) -> list[tuple[Field, bool]]:
-    """Return (field, whether short names may omit its name) of each direct child of a type."""
+    """Return the direct children of a type, and whether short names can omit the name of the child."""
     if isinstance(kind, StructType):
         return [(field, False) for field in kind.fields]
     if isinstance(kind, ListType):

@@ -1,12 +1,9 @@
-"""Transforms: their names, the types that they accept, and their results.
+"""Transforms: their names, the types that they accept, and their results (Iceberg spec: "Partition Transforms").
 
-The specification defines them in "Partition Transforms".
-
-An unknown transform is valid: it is kept and accepts any type, but cannot be applied (spec: readers must
-ignore it, writers must not use it). Values are in the form of `expression.py`. Results equal the results
-of Java's writers, including integer overflow, because they are compared with the partition values that
-writers stored. The exception is ints truncated to a width above 2^30, about which writers differ
-(`ranges.py`).
+An unknown transform is valid: it is kept and accepts any type, but cannot be applied (spec: readers must ignore it,
+writers must not use it). Values have the form that `expression.py` describes. Results equal the results of Java's
+writers, including integer overflow, because they are compared with the partition values that writers stored. The
+exception is ints truncated to a width above 2^30, for which writers differ (`ranges.py`).
 """
 
 from __future__ import annotations
@@ -47,7 +44,7 @@ def canonicalize_transform(transform: str) -> str:
     """Return the canonical form of a transform.
 
     Raises:
-        BadRequest: The width is zero or does not fit 32 bits.
+        BadRequest: The width is zero or does not fit into 32 bits.
     """
     if match := _WIDTH.fullmatch(transform):
         width = int(match[2]) if len(match[2]) <= 10 else _WIDTH_MAX + 1
@@ -59,7 +56,7 @@ def canonicalize_transform(transform: str) -> str:
 
 
 def accepts(transform: str, source_type: str) -> bool:
-    """Return whether the (canonical) transform can be applied to a primitive type."""
+    """Return whether a transform can be applied to a primitive type. The transform must be canonical."""
     kind = get_base_name(source_type)
     name = transform.partition("[")[0]
     if name == IDENTITY:
@@ -68,24 +65,24 @@ def accepts(transform: str, source_type: str) -> bool:
 
 
 def get_transform_name(transform: str) -> str:
-    """Return the transform without its width: `bucket` for `bucket[4]`."""
+    """Return the name of a transform without its width, such as `bucket` for `bucket[4]`."""
     return transform.partition("[")[0]
 
 
 def get_transform_width(transform: str) -> int:
-    """Return the N of a (canonical) `bucket[N]` or `truncate[N]`."""
+    """Return the N of a canonical transform `bucket[N]` or `truncate[N]`."""
     return int(transform.partition("[")[2].removesuffix("]"))
 
 
 def is_known(transform: str) -> bool:
-    """Return whether the spec defines the (canonical) transform."""
+    """Return whether the spec defines the transform, which must be canonical."""
     return transform in _PLAIN or _WIDTH.fullmatch(transform) is not None
 
 
 def compute_result_type(transform: str, kind: str) -> str:
-    """Return the result type of the (canonical) transform for a primitive type.
+    """Return the type of a canonical transform's results for a primitive type.
 
-    For an unknown transform the type is `string`, as in Java.
+    For an unknown transform, it is `string`, as in Java.
     """
     if not is_known(transform):
         return "string"
@@ -97,12 +94,12 @@ def compute_result_type(transform: str, kind: str) -> str:
 
 @memoize(1024)
 def compute_values_type(transform: str, kind: str) -> str:
-    """Return the result type of a transform in any form for a primitive type."""
+    """Return the type of a transform's results for a primitive type. The transform can have any form."""
     return compute_result_type(canonicalize_transform(transform), kind)
 
 
 def apply(transform: str, kind: str, value: Value | None) -> Value | None:
-    """Return the result of the (canonical) transform for a value of type `kind`; the result for null is null.
+    """Apply a canonical transform to a value of type `kind`. The result for null is null.
 
     Raises:
         BadRequest: The transform is unknown, or does not accept the type.
@@ -112,9 +109,9 @@ def apply(transform: str, kind: str, value: Value | None) -> Value | None:
 
 @memoize(1024)
 def make_function(transform: str, kind: str) -> Callable[..., Value | None]:
-    """Return the function of the (canonical) transform for values of type `kind` that are not null.
+    """Return a function that applies a canonical transform to values of type `kind` that are not null.
 
-    It is faster than `apply` for many values.
+    For many values, the function is faster than `apply`.
 
     Raises:
         BadRequest: The transform is unknown, or does not accept the type.
@@ -135,9 +132,9 @@ def make_function(transform: str, kind: str) -> Callable[..., Value | None]:
 
 
 def make_monotone_function(transform: str, kind: str) -> Callable[..., Any]:
-    """Return an order-preserving transform in unbounded integers.
+    """Return a function that applies an order-preserving transform in unbounded integers.
 
-    Its result is not yet truncated to the bits of the result type.
+    Its result is not truncated to the bits of the result type.
     """
     name = get_transform_name(transform)
     if name == "truncate":
@@ -171,7 +168,7 @@ INTEGER_BITS = {"int": 32, "date": 32, "long": 64, "time": 64} | dict.fromkeys(_
 
 
 def wrap_to_bits(value: int, bits: int) -> int:
-    """Return the lowest `bits` of `value` as a signed number. Java stores this number if a result overflows."""
+    """Return the lowest `bits` bits of `value` as a signed number. Java stores this number if a result overflows."""
     half = 1 << bits - 1
     return (value + half) % (2 * half) - half
 
@@ -181,7 +178,7 @@ _DAYS_PER_400_YEARS = 146_097
 
 
 def _count_months(days: int) -> int:
-    """Return the month, counted from 1970-01, of a day since 1970-01-01."""
+    """Return the number of months from 1970-01 to the month of a day. The day is in days since 1970-01-01."""
     # The calendar repeats every 400 years, and the dates of the standard library end with the year 9999.
     cycles, day = divmod(days + _DAYS_BEFORE_EPOCH, _DAYS_PER_400_YEARS)
     shifted = date.fromordinal(day + 1)
@@ -189,7 +186,7 @@ def _count_months(days: int) -> int:
 
 
 def start_of_month(month: int) -> int:
-    """Return the first day of a month, as days since 1970-01-01. The month is counted from 1970-01."""
+    """Return the first day of a month, in days since 1970-01-01. The month is in months since 1970-01."""
     years, month_of_year = divmod(month, 12)
     cycles, year = divmod(1970 + years - 1, 400)
     day = date(year + 1, month_of_year + 1, 1).toordinal() - 1
@@ -205,7 +202,7 @@ def _encode_nanoseconds(value: int) -> bytes:
 
 
 def _encode_decimal(value: int) -> bytes:
-    """Return the unscaled value in two's complement, in the minimum number of bytes."""
+    """Encode the unscaled value in two's complement, in the minimum number of bytes."""
     magnitude = value if value >= 0 else ~value
     return value.to_bytes(magnitude.bit_length() // 8 + 1, "big", signed=True)
 

@@ -1,10 +1,7 @@
-"""Primitive type names and default values of Iceberg.
+"""Primitive type names and default values of Iceberg (spec: "Primitive Types", "Single-value serialization").
 
-The specification defines them in "Primitive Types" and "Single-value serialization".
-
-A type is represented by its canonical name, as Java prints it, so that all forms of a type compare equal
-and engines can read it. Defaults are validated as strictly as Java parses them, because Java could not
-read the table otherwise.
+A type is represented by its canonical name, as Java prints it. So all forms of a type compare equal, and engines can
+read them. Defaults are validated as strictly as Java parses them, because Java could not read the table otherwise.
 """
 
 from __future__ import annotations
@@ -44,16 +41,16 @@ _PLAIN = frozenset(
 
 _DECIMAL = re.compile(r"decimal\(\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\)", re.ASCII)
 _FIXED = re.compile(r"fixed\[\s*(\d{1,9})\s*\]", re.ASCII)
-# The quantifiers are possessive. With backtracking, 5,000 blanks would take hours, during which no other
-# thread could run.
+# The quantifiers are possessive. With backtracking, 5,000 blanks would take hours, while no other thread could run.
 _GEOMETRY = re.compile(r"geometry\s*+\(([^)]*+)\)", re.IGNORECASE)
 _GEOGRAPHY = re.compile(r"geography\s*+\(([^,)]*+)(?:,([^)]*+))?\)", re.IGNORECASE)
 _EDGE_ALGORITHMS = frozenset({"spherical", "vincenty", "thomas", "andoyer", "karney"})
 _DEFAULT_CRS = "OGC:CRS84"
 _DECIMAL_PRECISION_MAX = 38
 _NAME_MAX = 1000
-"""The maximum number of characters of a type. A coordinate reference system in a type has a short name, or
-the name of a property.
+"""The maximum number of characters of a type.
+
+A coordinate reference system in a type has a short name, or the name of a property.
 """
 
 _SINCE_V3 = frozenset({"timestamp_ns", "timestamptz_ns", "variant", "unknown", "geometry", "geography"})
@@ -62,7 +59,7 @@ _NEVER_DEFAULTED = frozenset({"unknown", "variant", "geometry", "geography"})
 
 @memoize(1024)
 def get_base_name(name: str) -> str:
-    """Return the type without its parameters: `decimal` for `decimal(9, 2)`."""
+    """Return the name of a type without its parameters, such as `decimal` for `decimal(9, 2)`."""
     return re.split(r"[\[(\s]", name, maxsplit=1)[0].lower()
 
 
@@ -107,10 +104,10 @@ def _canonicalize_geography(crs: str, algorithm: str | None) -> str:
 
 
 def check_default(type_name: str, value: object, column: str) -> None:
-    """Check that `value` is a JSON single value of the (canonical) primitive type.
+    """Check that a default is a JSON single value of a canonical primitive type.
 
     Raises:
-        BadRequest: The value is not such a value.
+        BadRequest: The value is not a single value of the type.
     """
     kind = get_base_name(type_name)
     if kind in _NEVER_DEFAULTED:
@@ -170,7 +167,7 @@ _CHECKS: dict[str, Callable[[object, str], bool]] = {
     "boolean": lambda value, _: isinstance(value, bool),
     "int": lambda value, _: _is_int(value, 32),
     "long": lambda value, _: _is_int(value, 64),
-    # Java rejects an integer here: the metadata would be unreadable with `1`, but not with `1.0`.
+    # Java rejects an integer here: with `1`, it could not read the metadata; with `1.0`, it can.
     "float": lambda value, _: isinstance(value, float) and isfinite(value),
     "double": lambda value, _: isinstance(value, float) and isfinite(value),
     "decimal": _is_decimal,

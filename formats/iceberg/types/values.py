@@ -1,9 +1,9 @@
-"""Single values in bytes and in JSON (Iceberg spec, appendix D), in the form of `expression.py`.
+"""Conversion of single values from and to bytes and JSON (Iceberg spec, appendix D).
 
-Bytes are the bounds of manifests. Such bytes have no type, and promotion does not rewrite them. Therefore their
-length determines the type that was written (spec: "Schema Evolution"): four bytes for a long are an int,
-for a double a float, for a timestamp a date. JSON is the form of partitions and residuals in REST
-answers, as in Iceberg's Java library. Invalid input raises ValueError, and the caller adds the file.
+The values have the form that `expression.py` describes. The bytes are the bounds in manifests. They have no type, and
+promotion does not rewrite them. Therefore their length determines the type that was written (spec: "Schema Evolution"):
+four bytes for a long are an int, for a double a float, and for a timestamp a date. JSON is the form of partitions and
+residuals in REST answers, as in Iceberg's Java library. Invalid input raises ValueError, and the caller adds the file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from uuid import UUID
 from seamark.formats.iceberg.types.types import get_base_name
 
 Value: TypeAlias = bool | int | float | str | bytes
-"""A value of a predicate or a partition; `expressions/expression.py` lists its form by Iceberg type."""
+"""A value of a predicate or a partition. `expressions/expression.py` lists its form by Iceberg type."""
 
 MICROS_PER_DAY = 86_400_000_000
 NANOS_PER_MICRO = 1000
@@ -37,7 +37,7 @@ FLOATS = frozenset({"float", "double"})
 
 _INT, _LONG, _FLOAT, _DOUBLE = (struct.Struct(form) for form in ("<i", "<q", "<f", "<d"))
 _DECIMAL_BYTES_MAX = 16
-"""The maximum size of a decimal in bytes: 38 digits, which is the format's limit, fit 127 bits."""
+"""The maximum size of a decimal in bytes. The format's limit is 38 digits, which fit into 127 bits."""
 
 _SHIFT_MAX = 2 * 38
 
@@ -49,11 +49,12 @@ _DATETIME_EPOCH = datetime(1970, 1, 1)
 _DATETIME_FIRST, _DATETIME_LAST = (
     (at - _DATETIME_EPOCH) // timedelta(microseconds=1) for at in (datetime.min, datetime.max)
 )
-"""The range of the standard library, in microseconds since the epoch."""
+"""The range of the standard library's datetime, in microseconds since the epoch."""
 
 _DECIMAL = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?+|\.\d++)(?:E[+-]?\d++)?", re.ASCII | re.IGNORECASE)
-"""Matches a decimal number. The repetitions are possessive: with backtracking, the time would grow with the square
-of the number of digits.
+"""The pattern of a decimal number.
+
+The repetitions are possessive, because with backtracking, the time would grow with the square of the number of digits.
 """
 DECIMAL_CHARACTERS_MAX = 1_200
 """The maximum number of characters of a decimal number. A double has up to 1,075 digits."""
@@ -66,7 +67,7 @@ _ISO_TIMESTAMP = re.compile(_DATE + "T" + _TIME + r"(Z|[+-]\d\d:\d\d)?", re.ASCI
 
 
 def partition_key(partition: Sequence[Value | None]) -> tuple[object, ...]:
-    """Return a key that is equal for partitions of one spec that Iceberg treats as the same."""
+    """Return a key that is equal for partitions of a spec that Iceberg treats as the same."""
     return tuple(map(make_value_key, partition))
 
 
@@ -100,10 +101,10 @@ def get_fixed_length(kind: str) -> int:
 
 
 def decode(kind: str, data: bytes) -> Value:
-    """Return a value of the type from its bytes.
+    """Decode a value of the type.
 
     Raises:
-        ValueError: No writer could produce the bytes.
+        ValueError: No writer could have written the bytes.
     """
     name = get_base_name(kind)
     size = len(data)
@@ -130,7 +131,7 @@ def decode(kind: str, data: bytes) -> Value:
             return str(data, "utf-8")
         case "uuid" if size == 16:
             return bytes(data)
-        # Bounds of fixed columns may be truncated, like bounds of binary columns.
+        # Bounds of fixed columns can be truncated, like bounds of binary columns.
         case "fixed" if size <= get_fixed_length(kind):
             return bytes(data)
         case "binary":
@@ -139,7 +140,7 @@ def decode(kind: str, data: bytes) -> Value:
 
 
 def decode_bound(kind: str, data: bytes) -> Value:
-    """Return a bound of a column.
+    """Decode a bound of a column.
 
     Raises:
         ValueError: The bytes are not a value of the type, or are NaN, which is not a valid bound.
@@ -156,10 +157,7 @@ def decode_bound(kind: str, data: bytes) -> Value:
 
 
 def promote_value(stored: str, kind: str, value: Value) -> Value:
-    """Return a stored value of type `stored` as a value of type `kind`, the column's current type.
-
-    Specification: "Schema Evolution".
-    """
+    """Convert a stored value of type `stored` to `kind`, the current type of its column (spec: "Schema Evolution")."""
     if stored == "date" and kind in ("timestamp", "timestamp_ns"):
         assert isinstance(value, int)
         return value * (NANOS_PER_DAY if kind == "timestamp_ns" else MICROS_PER_DAY)
@@ -174,7 +172,7 @@ def _promote_date(data: bytes, units_per_day: int) -> int:
 
 
 def encode(kind: str, value: Value) -> bytes:
-    """Return the bytes of a value of the type.
+    """Encode a value of the type.
 
     Raises:
         ValueError: The value is outside the type.
@@ -186,7 +184,7 @@ def encode(kind: str, value: Value) -> bytes:
 
 
 def _encode_decimal(value: int) -> bytes:
-    # The sign needs one more bit: -128 fits one byte, 128 does not.
+    # The sign needs one more bit: -128 fits into one byte, but 128 does not.
     bits = (value if value >= 0 else ~value).bit_length() + 1
     return value.to_bytes((bits + 7) // 8, "big", signed=True)
 
@@ -210,9 +208,9 @@ _ENCODERS: dict[str, Callable[..., bytes]] = {
 
 
 def encode_json(kind: str, value: Value | None) -> object:
-    """Return a value as JSON. None represents null.
+    """Convert a value to JSON. None represents null.
 
-    NaN and the infinities become strings, as in Java: JSON has no numbers for them, and null has another
+    NaN and the infinities become strings, as in Java, because JSON has no numbers for them, and null has another
     meaning.
 
     Raises:
@@ -246,7 +244,7 @@ def encode_json(kind: str, value: Value | None) -> object:
 
 
 def decode_json(kind: str, json: object) -> Value | None:
-    """Return a value from the JSON that `encode_json` returns.
+    """Convert the JSON that `encode_json` returns to a value.
 
     Raises:
         ValueError: The JSON is not a value of the type.
@@ -308,7 +306,7 @@ def _unscale_exactly(text: str, scale: int) -> int:
 
 
 def parse_decimal(text: str) -> Decimal:
-    """Return a finite decimal number with all of its digits.
+    """Parse a finite decimal number, and keep all of its digits.
 
     Raises:
         ValueError: The text is not a finite decimal number.
@@ -326,9 +324,9 @@ def parse_decimal(text: str) -> Decimal:
 def floor_unscaled(number: Decimal, scale: int) -> tuple[int, bool]:
     """Return the floor of `number` · 10^`scale`, and whether it is exact.
 
-    The function calculates with integers, because decimal arithmetic rounds to its context. A very large
-    exponent is reduced to an exponent that still exceeds every decimal type, so that a short text cannot
-    produce gigabytes of digits.
+    The function calculates with integers, because decimal arithmetic rounds to its context. A very large exponent is
+    replaced by a smaller one that still exceeds every decimal type, so that a short text cannot produce gigabytes of
+    digits.
     """
     sign, digits, exponent = number.as_tuple()
     assert isinstance(exponent, int)
@@ -348,7 +346,7 @@ def _to_whole_micros(nanos: int) -> int:
 
 
 def round_to(kind: str, number: float) -> float:
-    """Return a double as the nearest value of the type.
+    """Return the value of the type that is nearest to a double.
 
     Raises:
         ValueError: The number is finite, but outside the range of floats.
@@ -370,8 +368,8 @@ def format_decimal(unscaled: int, scale: int) -> str:
 
 
 def format_iso_date(days: int) -> str:
-    """Return the date of days since the epoch as Java prints it. Years after 9999 have a sign."""
-    # Python's dates end with the year 9999; the calendar repeats every 400 years.
+    """Format days since the epoch as a date in the same way as Java. Years after 9999 have a sign."""
+    # Python's dates end with the year 9999, but the calendar repeats every 400 years.
     cycles, day = divmod(days + _EPOCH - 1, _DAYS_PER_400_YEARS)
     within = date.fromordinal(day + 1)
     year = within.year + 400 * cycles
@@ -380,7 +378,7 @@ def format_iso_date(days: int) -> str:
 
 
 def format_iso_time(nanos: int) -> str:
-    """Return the time of nanoseconds since midnight, with a fraction of zero, six or nine digits."""
+    """Format nanoseconds since midnight as a time with a fraction of zero, six or nine digits."""
     seconds, fraction = divmod(nanos, 1_000_000_000)
     text = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
     if fraction % NANOS_PER_MICRO:
@@ -389,7 +387,7 @@ def format_iso_time(nanos: int) -> str:
 
 
 def format_iso_timestamp(nanos: int) -> str:
-    """Return the timestamp of nanoseconds since the epoch, without an offset."""
+    """Format nanoseconds since the epoch as a timestamp without an offset."""
     micros, remainder = divmod(nanos, NANOS_PER_MICRO)
     if not remainder and _DATETIME_FIRST <= micros <= _DATETIME_LAST:
         return (_DATETIME_EPOCH + timedelta(microseconds=micros)).isoformat()
@@ -398,7 +396,7 @@ def format_iso_timestamp(nanos: int) -> str:
 
 
 def parse_iso_date(text: str) -> int:
-    """Return the days since the epoch.
+    """Parse a date, and return its days since the epoch.
 
     Raises:
         ValueError: The text is not a date.
@@ -410,7 +408,7 @@ def parse_iso_date(text: str) -> int:
 
 
 def parse_iso_time(text: str) -> int:
-    """Return the nanoseconds since midnight.
+    """Parse a time, and return its nanoseconds since midnight.
 
     Raises:
         ValueError: The text is not a time.
@@ -422,7 +420,9 @@ def parse_iso_time(text: str) -> int:
 
 
 def parse_iso_timestamp(text: str) -> tuple[int, int | None]:
-    """Return (nanoseconds since the epoch, the offset in seconds or None). With an offset, the time is in UTC.
+    """Parse a timestamp. Return its nanoseconds since the epoch, and its offset in seconds or None.
+
+    If it has an offset, the nanoseconds are in UTC.
 
     Raises:
         ValueError: The text is not a timestamp.

@@ -1,4 +1,4 @@
-"""View metadata, version 1 (Iceberg view spec), as one immutable value, and its JSON."""
+"""View metadata, version 1 (Iceberg view spec), as one immutable value, and its conversion from and to JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMAT_VERSION = 1
 
 
 class Representation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One representation of a view.
+    """The definition of a view in one form, such as SQL of a dialect.
 
     The spec defines only the type `sql`. Stored values of other types are kept.
     """
@@ -42,7 +42,7 @@ class ViewVersion(msgspec.Struct, frozen=True, omit_defaults=True, rename="kebab
         return frozenset(item.dialect.lower() for item in self.representations if item.dialect is not None)
 
     def behaves_as(self, other: ViewVersion) -> bool:
-        """Return whether the versions are equal except for id and time. Such a version is not added twice."""
+        """Return whether two versions are equal except for id and time. An equal version is not added again."""
         return msgspec.structs.replace(self, version_id=0, timestamp_ms=0) == msgspec.structs.replace(
             other, version_id=0, timestamp_ms=0
         )
@@ -86,10 +86,10 @@ _ENCODER = msgspec.json.Encoder()
 
 
 def decode_view(data: bytes, source: str) -> ViewMetadata:
-    """Return the metadata in a file's bytes, plain or gzipped.
+    """Decode a metadata file, plain or gzipped.
 
     Raises:
-        Corrupt: The metadata are invalid; the message names `source`, the file's location.
+        Corrupt: The metadata are invalid. The message names `source`, the file's location.
     """
     try:
         view = convert_json(decompress_if_gzip(data), ViewMetadata)
@@ -102,7 +102,7 @@ def decode_view(data: bytes, source: str) -> ViewMetadata:
 
 
 def encode_view(view: ViewMetadata) -> bytes:
-    """Return the metadata as UTF-8 JSON, for a metadata file or a REST response."""
+    """Encode the metadata as UTF-8 JSON, for a metadata file or a REST response."""
     return _ENCODER.encode(view)
 
 
@@ -110,7 +110,7 @@ def check_view_invariants(view: ViewMetadata) -> None:
     """Check that the parts of the metadata do not contradict each other.
 
     Raises:
-        BadRequest: Two parts contradict each other; the message describes the first contradiction.
+        BadRequest: Two parts contradict each other. The message describes the first contradiction.
     """
     if view.format_version != FORMAT_VERSION:
         raise BadRequest(f"Unsupported format version: {view.format_version} (supported: {FORMAT_VERSION})")

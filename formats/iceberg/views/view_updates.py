@@ -1,9 +1,9 @@
 """Changes to views: creation, and the update actions of the REST spec for views (`ViewUpdate`).
 
-The module is pure, like `updates`. The rules are those of Java's `ViewMetadata.Builder`: a version that
-equals an existing version is not added again, versions beyond `version.history.num-entries` are removed,
-and a replacement keeps every SQL dialect unless `replace.drop-dialect.allowed` is set. One rule is more
-lenient: adding an existing item makes it the "last added" item.
+The module has no side effects, like `updates`. The rules are those of Java's `ViewMetadata.Builder`: a version that
+equals an existing version is not added again, versions beyond `version.history.num-entries` are removed, and a
+replacement keeps every SQL dialect unless `replace.drop-dialect.allowed` is set. One rule is more lenient: adding an
+existing item makes it the "last added" item.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class AddViewVersion(Update, frozen=True):
 
 
 class _ViewBuilder:
-    """The working copy of a view to which the updates of one commit are applied."""
+    """The working copy of a view to which the updates of a commit are applied."""
 
     def __init__(self, base: ViewMetadata | None, now_ms: int) -> None:
         self.base = base
@@ -141,7 +141,7 @@ class _ViewBuilder:
             raise BadRequest(f"Cannot set current version to unknown version: {version_id}")
         if version_id == self.current_version_id:
             return
-        # An old version becomes current now, not at the time when it was created.
+        # The log states when the version becomes current, not when it was created.
         when = version.timestamp_ms if version_id in self.added_versions else self.now_ms
         self.log_entry = ViewLogEntry(when, version_id)
         self.current_version_id, self.changed = version_id, True
@@ -178,10 +178,10 @@ class _ViewBuilder:
     def _retain_versions(
         self, current: ViewVersion, log: tuple[ViewLogEntry, ...]
     ) -> tuple[tuple[ViewVersion, ...], tuple[ViewLogEntry, ...]]:
-        """Return (the versions to keep, their log).
+        """Return the versions that are kept, and their log.
 
-        They are the newest versions up to the size of the history. All versions of this commit and the current
-        version are kept.
+        The newest versions are kept, up to the size of the history. The versions of this commit and the current version
+        are always kept.
         """
         size = props.parse_int(self.properties, HISTORY_SIZE, HISTORY_SIZE_DEFAULT)
         if size <= 0:
@@ -197,7 +197,7 @@ class _ViewBuilder:
             if entry.version_id in kept_ids:
                 retained.append(entry)
             else:
-                # History before a gap would show a wrong current version.
+                # With entries before a gap, the log would show a wrong current version.
                 retained.clear()
         return versions, tuple(retained)
 
@@ -247,9 +247,10 @@ def build_view_metadata(
     properties: Mapping[str, str],
     now_ms: int,
 ) -> ViewMetadata:
-    """Return the first metadata of a view; `schema` and `view_version` are the create request's JSON values.
+    """Return the first metadata of a view.
 
-    The version's own `schema-id` is ignored: the version uses the request's schema.
+    `schema` and `view_version` are JSON values of the create request. The `schema-id` of the version is ignored,
+    because the version uses the schema of the request.
 
     Raises:
         BadRequest: A value is invalid.
@@ -268,7 +269,7 @@ def build_view_metadata(
 def apply_view_updates(
     base: ViewMetadata | None, updates: Sequence[object], *, now_ms: int, new_uuid: str | None = None
 ) -> ViewMetadata:
-    """Return the metadata after all updates, in order, or `base` if they change nothing.
+    """Apply updates to metadata in order. If they change nothing, return `base` itself.
 
     Raises:
         BadRequest: An update is invalid.

@@ -1,1 +1,1 @@
-"""Compiled loops over index data. The modules import only each other."""
+"""Compiled loops over index data. These modules import only each other."""

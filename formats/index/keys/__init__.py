@@ -1,1 +1,1 @@
-"""Keys: the common form of values in all indexes."""
+"""Keys: the form that values have in all indexes."""

@@ -1,4 +1,4 @@
-"""The keys of Arrow arrays."""
+"""Conversion of Arrow arrays to keys."""
 
 from __future__ import annotations
 
@@ -32,17 +32,16 @@ else:
     pc = LazyModule("pyarrow.compute")
 
 EXPANDED_MAX = 1 << 30
-"""The maximum memory of shared values, such as the values of a dictionary, if each row had its own copy."""
+"""The maximum memory of shared values, such as those of a dictionary, if each row had its own copy, in bytes."""
 _VIEW_NUMBERS = 4
-"""The number of 32-bit numbers in a view of a string: its length, its first bytes, and the position of its
-other bytes.
+"""The number of 32-bit numbers in a view of a string: its length, its first bytes, and the position of its other bytes.
 """
 _UNITS_A_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _SECONDS_A_DAY = 86_400
 
 
 class _Piece(NamedTuple):
-    """The keys of one contiguous array.
+    """The keys of a contiguous array.
 
     `valid` and `nan` are bool[rows].
     """
@@ -56,7 +55,7 @@ class _Piece(NamedTuple):
 
 
 def convert_to_keys(array: pa.Array | pa.ChunkedArray, kind: str) -> Keys:
-    """Return the keys of a column, row by row.
+    """Convert a column to keys, row by row.
 
     Raises:
         ValueError: An array does not have values of the Iceberg type.
@@ -100,14 +99,11 @@ def _concatenate_marks(pieces: Sequence[_Piece], marks: Sequence[Mask | None], o
 
 
 def _to_plain_array(array: pa.Array) -> pa.Array:
-    """Return the array without extension type, dictionary, runs or views.
-
-    They only affect how values are stored.
-    """
+    """Return the array without extension type, dictionary, runs or views, which only affect how values are stored."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if has_shared_values(array.type) and compute_expanded_bytes(array) > EXPANDED_MAX:
-        raise ValueError(f"the values take more than {EXPANDED_MAX:,} bytes if each row has its own copy")
+        raise ValueError(f"the values would take more than {EXPANDED_MAX:,} bytes if each row had its own copy")
     if pa.types.is_dictionary(array.type):
         return _to_plain_array(array.dictionary_decode())
     if pa.types.is_run_end_encoded(array.type):
@@ -120,8 +116,8 @@ def _to_plain_array(array: pa.Array) -> pa.Array:
 def _clear_views_of_nulls(array: pa.Array) -> pa.Array:
     """Return the array with empty views for nulls.
 
-    Arrow validates only the views of values. Its cast also copies the views of nulls, and their lengths may
-    be negative.
+    Arrow validates only the views of values. Its cast also copies the views of nulls, and their lengths can be
+    negative.
     """
     if array.null_count == 0:
         return array
@@ -145,7 +141,10 @@ def _make_empty_mask(rows: int) -> Mask | None:
 
 
 def _view_numbers(array: pa.Array, dtype: str, width: int = 1) -> npt.NDArray[Any]:
-    """Return a view of the fixed-width values of an array, `width` items per row; undefined for nulls."""
+    """Return the fixed-width values of an array without copying them, `width` items for each row.
+
+    The items of nulls are undefined.
+    """
     values = np.dtype(dtype)
     data = array.buffers()[1]
     if len(array) == 0 or data is None:
@@ -173,7 +172,7 @@ def _encode_floats(array: pa.Array, name: str, valid: Mask | None) -> tuple[Code
     numbers = _view_numbers(array, {2: "f2", 4: "f4", 8: "f8"}[array.type.bit_width // 8])
     with np.errstate(
         invalid="ignore", over="ignore"
-    ):  # The warning is about a signalling NaN, or a double outside the range of floats.
+    ):  # This ignores a warning about a signalling NaN, or a double outside the range of floats.
         doubles = numbers.astype(np.float64)
         if name == "float" and numbers.itemsize > 4:
             narrow = numbers.astype(np.float32)
@@ -190,7 +189,7 @@ def _encode_floats(array: pa.Array, name: str, valid: Mask | None) -> tuple[Code
 
 
 def _read_integers(array: pa.Array, kind: str, name: str, valid: Mask | None) -> Longs:
-    """Return the values of a type with integer values, int64[rows]; undefined for nulls.
+    """Return the values of a type with integer values, int64[rows]. The values of nulls are undefined.
 
     Callers must not write to the array.
     """
@@ -208,14 +207,15 @@ def _read_integers(array: pa.Array, kind: str, name: str, valid: Mask | None) ->
             _refuse(numbers > np.iinfo(f"i{numbers.itemsize}").max, valid, arrow, kind)
         return numbers.astype(np.int64)
     if (name == "date" or name in TIMESTAMPS) and pa.types.is_date(arrow):
-        # The file was written before a date was promoted to a timestamp (spec: "Schema Evolution").
+        # The file was written before its column was promoted from date to a timestamp (spec: "Schema Evolution").
         have = 1 if pa.types.is_date32(arrow) else _SECONDS_A_DAY * 1000
         numbers = _view_numbers(array, "i4" if pa.types.is_date32(arrow) else "i8").astype(np.int64, copy=False)
         want = 1 if name == "date" else _SECONDS_A_DAY * _UNITS_A_SECOND[_read_unit(name)]
         return _rescale(numbers, have, want, valid, arrow, kind)
     if (name == "time" and pa.types.is_time(arrow)) or (name in TIMESTAMPS and pa.types.is_timestamp(arrow)):
         if name in TIMESTAMPS and _read_unit(name) == "ns" and arrow.unit != "ns":
-            raise _make_no_values_error(arrow, kind)  # Files with INT96 timestamps are read in microseconds.
+            # Files with INT96 timestamps are read in microseconds, without their nanoseconds.
+            raise _make_no_values_error(arrow, kind)
         numbers = _view_numbers(array, f"i{arrow.bit_width // 8}").astype(np.int64, copy=False)
         return _rescale(numbers, _UNITS_A_SECOND[arrow.unit], _UNITS_A_SECOND[_read_unit(name)], valid, arrow, kind)
     raise _make_no_values_error(arrow, kind)
@@ -226,7 +226,7 @@ def _read_unit(name: str) -> str:
 
 
 def _rescale(numbers: Longs, have: int, want: int, valid: Mask | None, arrow: pa.DataType, kind: str) -> Longs:
-    """Convert counts of 1/`have` to counts of 1/`want`; one number divides the other."""
+    """Convert counts of 1/`have` seconds to counts of 1/`want` seconds. One of the two numbers divides the other."""
     if want > have:
         factor = want // have
         limit = (SIGN - 1) // factor
@@ -240,7 +240,7 @@ def _rescale(numbers: Longs, have: int, want: int, valid: Mask | None, arrow: pa
 
 
 def _split_halves(array: pa.Array, kind: str, valid: Mask | None) -> tuple[Longs, Codes]:
-    """Return the high and low 64 bits of the unscaled values of a decimal array of any width."""
+    """Return the high and the low 64 bits of the unscaled values of a decimal array of any width."""
     if array.type.scale != get_decimal_scale(kind):
         raise _make_no_values_error(array.type, kind)
     width = array.type.bit_width // 8
@@ -255,7 +255,7 @@ def _split_halves(array: pa.Array, kind: str, valid: Mask | None) -> tuple[Longs
 
 
 def _refuse(wrong: Mask, valid: Mask | None, arrow: pa.DataType, kind: str) -> None:
-    """Check that no row is wrong, except nulls.
+    """Check that only nulls are wrong.
 
     Raises:
         ValueError: A row that is not null is wrong.
@@ -307,7 +307,7 @@ def _make_variable_keys(array: pa.Array, dtype: str) -> tuple[Longs, Bytes]:
 
 
 def _remove_nulls(starts: Longs, heap: Bytes, valid: Mask) -> tuple[Longs, Bytes]:
-    """Return (starts, heap) without the bytes of nulls; Arrow allows a null to have bytes."""
+    """Return `starts` and `heap` without the bytes of nulls. Arrow allows a null to have bytes."""
     lengths = np.diff(starts)
     if not lengths[~valid].any():
         return starts, heap

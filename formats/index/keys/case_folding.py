@@ -1,22 +1,20 @@
-"""Folded texts.
+"""Folded texts: a common form of all texts that any engine's `lower` or `upper` treats as equal.
 
-If `lower` or `upper` of some engine returns the same for two texts, the texts have the same folded text.
-
-Engines differ about case. Trino maps code points one by one. DuckDB has its own table. Spark uses ICU, with rules
-for several characters (`ß` becomes `SS`), for context (a sigma at the end of a word) and for the JVM's locale (in
-Turkish the lower case of `I` is `ı`, in Greek capitals have no accents). Two texts have the same folded text if any
-engine treats them as equal: each character has one folded text, which is the same for all results that the engines
-compute from it. Therefore the folding treats more texts as equal than each engine does: `ß` and `ss`, `i` and `ı`.
+Engines convert case in different ways. Trino maps code points one by one. DuckDB has its own table. Spark uses ICU,
+with rules for several characters (`ß` becomes `SS`), for context (a sigma at the end of a word) and for the JVM's
+locale (in Turkish, the lower case of `I` is `ı`; in Greek, capitals have no accents). Two texts have the same folded
+text if any engine treats them as equal: each character has one folded text, which is the same for all results that the
+engines compute from it. Therefore the folding treats more texts as equal than each engine does: `ß` and `ss`, `i` and
+`ı`.
 
     fold(lower(x)) = fold(upper(x)) = fold(x)    in each engine, version of Unicode and locale
 
-A version of Unicode may add the capital of a letter that had none. A text with a character that this
-table's version does not assign has no known folding, and its key is `UNKNOWN_CASE`. It is unknown which
-texts have the same `lower` as this text. Therefore a search for `lower(c) = 'x'` also looks for this key,
-and a search for such a text is not possible.
+A version of Unicode may add the capital of a letter that had none. If a text has a character that this table's version
+does not assign, its folding is unknown, and its key is `UNKNOWN_CASE`. It is also unknown which texts have the same
+`lower` as this text. Therefore a search for `lower(c) = 'x'` also looks for this key, and a search for such a text is
+not possible.
 
-The table is a part of the package, because the libraries of writers and of servers may have other
-versions of Unicode.
+The table is a part of the package, because the libraries of writers and of servers may have other versions of Unicode.
 """
 
 from __future__ import annotations
@@ -37,17 +35,16 @@ else:
     pc = LazyModule("pyarrow.compute")
 
 UNKNOWN_CASE = "\U0010ffff"
-"""The key of all texts whose folding is unknown. Unicode never assigns this code point, so no folded text
-has it.
+"""The key of all texts whose folding is unknown. Unicode never assigns this code point, so no folded text contains it.
 """
 _TABLED_MAX, _LAST = 0xFFFF, 0x10FFFF
-"""The last character that Python's regular expressions find in a table, and the last of all."""
+"""The last character that Python's regular expressions find in a table, and the last character of all."""
 _SURROGATES = (0xD800, 0xDFFF)
 _RUN = re.compile(r"([0-9a-f]+)-([0-9a-f]+)/([12])([+-][0-9a-f]+)", re.ASCII)
 
 
 def fold(text: str) -> str:
-    """Return the folded text, or `UNKNOWN_CASE`."""
+    """Return the folded text, or `UNKNOWN_CASE` if the folding is unknown."""
     if text.isascii():
         return text.lower()
     return text.translate(_load_folds()) if has_known_case(text) else UNKNOWN_CASE
@@ -63,7 +60,7 @@ def has_known_case(text: str) -> bool:
 def fold_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return the folded texts of a column of strings.
 
-    The column may be a dictionary, or binary without a UTF-8 annotation.
+    The column can be a dictionary, or binary without a UTF-8 annotation.
 
     Raises:
         ValueError: The column has another type, or contains invalid UTF-8.
@@ -75,7 +72,7 @@ def fold_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def _fold_texts(texts: pa.Array) -> pa.Array:
     is_ascii = pc.string_is_ascii(texts)
-    # `ascii_lower` and `replace_with_mask` are not used: for slices, pyarrow 26 returns arrays with wrong
+    # `ascii_lower` and `replace_with_mask` are not used, because for slices, pyarrow 26 returns arrays with wrong
     # offsets.
     lower = pc.utf8_lower(texts)
     if pc.all(is_ascii, min_count=0).as_py():
@@ -121,9 +118,9 @@ def _load_folds() -> dict[int, str]:
 
 @cache
 def _make_unassigned_pattern() -> re.Pattern[str]:
-    """Return a pattern for unassigned characters that also matches all characters beyond the first 65,536.
+    """Return a pattern that matches unassigned characters, and also all characters beyond U+FFFF.
 
-    Beyond them, the time of a match does not depend on the number of ranges.
+    Beyond U+FFFF, the time of a match does not depend on the number of ranges.
     """
     return _compile_character_class(
         [*((first, last) for first, last in _list_unassigned_ranges() if last <= _TABLED_MAX), (_TABLED_MAX + 1, _LAST)]

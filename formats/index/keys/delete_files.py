@@ -1,11 +1,11 @@
-"""Decodes delete files from their bytes to positions of rows, or to keys of rows.
+"""Decode delete files from their bytes to positions of rows, or to keys of rows.
 
-A delete file is either decoded completely or `Unreadable`, with a reason, so that no deleted row counts
-as live because a file was too large, damaged, or of an unsupported format.
+A delete file is either decoded completely or `Unreadable` with a reason. So no deleted row counts as live because a
+file was too large, damaged, or of an unsupported format.
 
-Supported are Parquet files of positions and of keys (Iceberg spec, "Position Delete Files", "Equality
-Delete Files"), and deletion vectors (Puffin spec, `deletion-vector-v1`) at the positions of the manifest.
-Keys are stored as hashes. This module is pure.
+Supported are Parquet files with positions and with keys (Iceberg spec, "Position Delete Files", "Equality Delete
+Files"), and deletion vectors (Puffin spec, `deletion-vector-v1`) at the positions in the manifest. Keys are stored as
+hashes. This module has no side effects.
 """
 
 from __future__ import annotations
@@ -34,19 +34,20 @@ EQUALITY = 2
 
 _VECTOR_MAGIC = b"\xd1\xd3\x39\x64"
 _POSITION_BYTES = 40
-"""The memory for one deleted row while positions are sorted."""
+"""The memory for a deleted row while positions are sorted, in bytes."""
 _VECTOR_ROW_BYTES = 24
-"""The memory for one row of a deletion vector while its rows are listed."""
+"""The memory for a row of a deletion vector while its rows are listed, in bytes."""
 _ROARING_GROWTH_MAX_FACTOR = 16
-"""The maximum ratio of a roaring bitmap's memory to its size in bytes: each of many small containers is an
-allocation.
+"""The maximum ratio of a roaring bitmap's memory to its size in bytes.
+
+The ratio is high if there are many small containers, each of which is an allocation.
 """
 _LENGTH, _CHECK = struct.Struct(">I"), struct.Struct(">I")
 _ZERO, _NEGATIVE_ZERO = np.uint64(1 << 63), np.uint64((1 << 63) - 1)
-"""Codes of 0.0 and -0.0 (`keys.py`)."""
+"""The codes of 0.0 and -0.0 (`keys.py`)."""
 
 Columns: TypeAlias = tuple[tuple[int, str], ...]
-"""(id, Iceberg type) of each column of a key, in the order of their ids."""
+"""The id and the Iceberg type of each column of a key, in the order of the ids."""
 
 
 class DeleteFile(NamedTuple):
@@ -59,7 +60,7 @@ class DeleteFile(NamedTuple):
     records: int
     referenced: str | None
     offset: int
-    """The offset of a deletion vector in its Puffin file; MISSING for other files."""
+    """The offset of a deletion vector in its Puffin file, or MISSING for other files."""
     length: int
     columns: tuple[int, ...]
     """The ids of the columns that equality deletes compare."""
@@ -78,8 +79,9 @@ class Positions:
     """The deleted positions of some data files.
 
     Attributes:
-        positions: int64[deletes], distinct and ascending within each data file.
+        files: The index of each data file, by path.
         starts: int64[files + 1], the index of the first position of each data file.
+        positions: int64[deletes], distinct and ascending within each data file.
     """
 
     files: Mapping[str, int]
@@ -87,25 +89,25 @@ class Positions:
     positions: Longs
 
     def get_positions(self, path: str) -> Longs:
-        """Return the positions of one data file, ascending."""
+        """Return the deleted positions of a data file, ascending."""
         number = self.files.get(path)
         return self.positions[:0] if number is None else self.positions[self.starts[number] : self.starts[number + 1]]
 
 
 class HashSet:
-    """A set of 128-bit hashes: uint64[n] ascending high halves, and the low halves."""
+    """A set of 128-bit hashes: their high halves, uint64[n] in ascending order, and their low halves."""
 
     def __init__(self, high: Hashes, low: Hashes) -> None:
         order = np.argsort(high, kind="stable")
         self._high, self._low = high[order], low[order]
 
     def has(self, high: Hashes, low: Hashes) -> Mask:
-        """Return whether the set contains each of these hashes, bool[n]."""
+        """Return whether the set contains each of some hashes, bool[n]."""
         mask = np.zeros(len(high), dtype=np.bool_)
         at = np.searchsorted(self._high, high, side="left")
         end = np.searchsorted(self._high, high, side="right")
         candidates = np.flatnonzero(at < end)
-        # A second iteration occurs only if two hashes share the high half.
+        # A second iteration occurs only if two hashes have the same high half.
         while len(candidates):
             is_equal = self._low[at[candidates]] == low[candidates]
             mask[candidates[is_equal]] = True
@@ -120,6 +122,7 @@ class DeletedKeys:
     """The keys of an equality delete file.
 
     Attributes:
+        exact: The keys.
         with_equal_zeros: The keys with both zeros treated as equal, or None if no column has floats.
     """
 
@@ -133,7 +136,7 @@ class DeletedKeys:
 
 
 def merge_zeros(columns: list[Keys]) -> list[Keys] | None:
-    """Return the columns with 0.0 in place of -0.0, or None if no column has floats."""
+    """Return the columns with 0.0 instead of -0.0, or None if no column has floats."""
     if not any(column.kind in FLOATS for column in columns):
         return None
     return [_unify_zeros(column) if column.kind in FLOATS else column for column in columns]
@@ -149,10 +152,13 @@ Content: TypeAlias = Positions | DeletedKeys
 
 
 def decode_delete_content(data: bytes | memoryview, file: DeleteFile, columns: Columns, *, limit_bytes: int) -> Content:
-    """Return the content of a delete file or a deletion vector.
+    """Decode a delete file or a deletion vector.
 
     Args:
+        data: The bytes of the file or of the deletion vector.
+        file: The entry of the file in its manifest.
         columns: The columns of an equality delete's keys.
+        limit_bytes: The maximum memory.
 
     Raises:
         Unreadable: The file cannot be decoded, or needs more than `limit_bytes` of memory.
@@ -177,7 +183,7 @@ def _decode_positions(data: bytes | memoryview, file: DeleteFile, budget: Budget
         if isinstance(paths, pa.ChunkedArray):  # The file has no rows.
             return Positions({}, np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64))
         if paths.null_count or spots.null_count:
-            raise Unreadable(file.path, "a path or a position in it is null")
+            raise Unreadable(file.path, "a path or a position in the file is null")
         if not pa.types.is_dictionary(paths.type):
             paths = paths.dictionary_encode()
         codes = paths.indices.to_numpy(zero_copy_only=False).astype(np.int64)
@@ -189,7 +195,7 @@ def _decode_positions(data: bytes | memoryview, file: DeleteFile, budget: Budget
         raise Unreadable(file.path, f"the file cannot be read: {_shorten_error(error)}") from None
     order = np.lexsort((rows, codes))
     codes, rows = codes[order], rows[order]
-    # Each position is kept once, because merged files may repeat a position.
+    # Store each position once, because merged files can repeat a position.
     first = np.ones(len(rows), dtype=np.bool_)
     first[1:] = (codes[1:] != codes[:-1]) | (rows[1:] != rows[:-1])
     codes, rows = codes[first], rows[first]
@@ -215,7 +221,7 @@ def _decode_keys(data: bytes | memoryview, file: DeleteFile, columns: Columns, b
 def _decode_vector(data: bytes | memoryview, file: DeleteFile, limit_bytes: int) -> Positions:
     """Decode a deletion vector.
 
-    Layout: the length of magic and bitmap, the magic, a 64-bit roaring bitmap, and the CRC-32 of magic and
+    It consists of the length of magic and bitmap, the magic, a 64-bit roaring bitmap, and the CRC-32 of magic and
     bitmap.
     """
     head = _LENGTH.size + len(_VECTOR_MAGIC)
@@ -234,11 +240,12 @@ def _decode_vector(data: bytes | memoryview, file: DeleteFile, limit_bytes: int)
         raise Unreadable(file.path, f"the deletion vector at {file.offset} cannot be read: {error}") from None
     if len(bitmap) != file.records:
         raise Unreadable(
-            file.path, f"the vector at {file.offset} has {len(bitmap)} rows; its manifest states {file.records}"
+            file.path,
+            f"the deletion vector at {file.offset} has {len(bitmap)} rows, but its manifest states {file.records}",
         )
     if _VECTOR_ROW_BYTES * len(bitmap) > limit_bytes:
         raise Unreadable(
-            file.path, f"the vector at {file.offset} has {len(bitmap):,} rows, which exceed the memory limit"
+            file.path, f"the deletion vector at {file.offset} has {len(bitmap):,} rows, which exceed the memory limit"
         )
     rows = np.asarray(bitmap.to_array(), dtype=np.uint64).astype(np.int64)
     return Positions({file.referenced: 0}, np.array([0, len(rows)], dtype=np.int64), rows)

@@ -1,9 +1,9 @@
-"""SQL functions of one column on which an index may be built, in addition to Iceberg's transforms.
+"""SQL functions of a column on which an index can be built, in addition to Iceberg's transforms.
 
-In the code of indexes, only `INDEXED_FUNCTIONS` depends on the function. An entry defines the keys of a
-column. For a predicate on the column or on a function of it, the entry also returns the keys that a
-matching row can have. A function also has a name and a type in `formats/iceberg/types/functions.py`, and
-`connector/analysis` reads the statements of engines. This module is pure.
+In the code of indexes, only `INDEXED_FUNCTIONS` depends on the function. An entry defines the keys of a column. For a
+predicate on the column or on a function of it, the entry also returns the keys that a matching row can have. A function
+also has a name and a type in `formats/iceberg/types/functions.py`, and `connector/analysis` finds it in the statements
+of engines. This module has no side effects.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from seamark.formats.iceberg.types.values import Value
 from seamark.formats.index.keys.case_folding import UNKNOWN_CASE, fold, fold_column, has_known_case
 
 CASE_KEYS = "folded-16"
-"""The name of the form of the keys of folded texts. Another table of characters needs another name, because
-its keys differ.
+"""The name of the form in which folded texts are keys.
+
+Another table of characters needs another name, because its keys differ.
 """
 _CASES = (LOWER, UPPER)
 
@@ -32,17 +33,16 @@ class IndexedFunction:
 
     name: str
     keys: str
-    """The name of the form of the function's keys, a part of each definition's id.
+    """The name of the form of the function's keys, which is a part of each definition's id.
 
-    The name must change whenever the key of any value changes, so that no plan reads older index files with
-    newer keys.
+    The name must change whenever the key of any value changes, so that no plan reads older index files with newer keys.
     """
     values: Callable[[pa.ChunkedArray], pa.ChunkedArray]
-    """Returns the values of a column that are indexed. Raises ValueError if the values are not certain."""
+    """A function that returns the indexed values of a column. It raises ValueError if the values are not certain."""
     value: Callable[[str], Value]
-    """Returns the value that is indexed for a value of the column or of the function."""
+    """A function that returns the indexed value for a value of the column or of the function."""
     project: Callable[[Bound, Bound], Expression]
-    """Returns a condition on the indexed values that all matching rows satisfy.
+    """A function that returns a condition on the indexed values that all matching rows satisfy.
 
     The arguments are a predicate on the column, and a predicate on the indexed values as a template.
     """
@@ -53,9 +53,9 @@ class IndexedFunction:
 
 
 def _project_case(predicate: Bound, template: Bound) -> Expression:
-    """Return the condition on folded texts that all rows matching the predicate satisfy.
+    """Return a condition on folded texts that all rows satisfy that match a predicate.
 
-    `c = 'Ann'`, `lower(c) = 'ann'` and `upper(c) = 'ANN'` have the same folded text.
+    `c = 'Ann'`, `lower(c) = 'ann'` and `upper(c) = 'ANN'` give the same condition.
     """
     of_column, of_function = predicate.transform == IDENTITY, predicate.transform in _CASES
     if predicate.kind != "string" or not (of_column or of_function):
@@ -65,7 +65,7 @@ def _project_case(predicate: Bound, template: Bound) -> Expression:
     if predicate.op is Op.STARTS_WITH:
         if not has_known_case(texts[0]):
             return unknown if of_column else TRUE
-        # The rest of a stored text may have a character of unknown case.
+        # The rest of a stored text can contain a character of unknown case.
         return join_by_or(_replace_predicate(template, Op.STARTS_WITH, fold(texts[0])), unknown)
     if predicate.op not in (Op.EQ, Op.IN):
         return TRUE

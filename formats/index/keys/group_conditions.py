@@ -1,8 +1,8 @@
 """Conditions on the groups of a cube that follow from conditions on rows.
 
-A condition on rows gives a condition on the dimensions of the cube, which is true for each group that has a row for
+A condition on rows implies a condition on the dimensions of the cube. It is true for each group that contains a row for
 which the first condition is true. So a server can leave out all other groups. The columns of groups are `d0`, `d1` and
-so on, and in conditions `dN` has the id N + 1. This module is pure.
+so on; in conditions, `dN` has the id N + 1. This module has no side effects.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from seamark.formats.index.keys.lookups import parse_lookup
 from seamark.formats.index.keys.terms import Term
 
 TIME_UNITS = ("year", "month", "day", "hour")
-"""The transforms that a dimension may have, from the coarsest to the finest."""
+"""The transforms that a dimension can have, from the coarsest to the finest."""
 _BOUNDARIES = {Op.LT: 0, Op.GT_EQ: 0, Op.LT_EQ: 1, Op.GT: 1}
 """The distance from the literal of a comparison to the first value on its other side."""
 _NULLITY = (Op.IS_NULL, Op.NOT_NULL)
 
 
 def get_dimension_column_id(number: int) -> int:
-    """Return the id that the dimension with this number has in conditions on groups."""
+    """Return the id of the dimension with this index in conditions on groups."""
     return number + 1
 
 
 def get_group_column_name(column_id: int) -> str:
-    """Return the name of the column of groups that has this id in conditions on groups."""
+    """Return the name of the group column that has this id in conditions on groups."""
     return f"d{column_id - 1}"
 
 
@@ -43,7 +43,7 @@ def get_dimension_kind(term: Term) -> str:
 
 
 def make_group_schema(terms: Sequence[Term]) -> Schema:
-    """Return the dimensions of a cube as a schema, by which conditions on groups are bound."""
+    """Return the dimensions of a cube as a schema, to which conditions on groups are bound."""
     fields = [
         Field(get_dimension_column_id(number), f"d{number}", False, get_dimension_kind(term))
         for number, term in enumerate(terms)
@@ -52,7 +52,7 @@ def make_group_schema(terms: Sequence[Term]) -> Schema:
 
 
 def to_group_condition(where: Expression, terms: Sequence[Term]) -> Expression:
-    """Return the condition on groups that follows from a condition on rows of the facts.
+    """Return the condition on groups that follows from a condition on rows of the fact table.
 
     Args:
         where: A bound condition. Its types are those of the terms.
@@ -66,8 +66,8 @@ def rename_condition(where: Expression, find_number: Callable[[Bound], int | Non
 
     Args:
         where: A bound condition.
-        find_number: Returns the number of the dimension that has the values of the predicate's column, or None if there
-            is none.
+        find_number: A function that returns the index of the dimension that has the values of the predicate's column,
+            or None if there is none.
     """
 
     def rename(predicate: Bound) -> Expression:
@@ -78,10 +78,10 @@ def rename_condition(where: Expression, find_number: Callable[[Bound], int | Non
 
 
 def is_at_boundary(predicate: Bound, term: Term) -> bool:
-    """Return whether a comparison of a time is the same for the time and for its truncation.
+    """Return whether a comparison has the same result for a time and for its truncation.
 
-    For example, `ts >= v` and `ts < v` are the same if a unit begins at `v`, and `ts <= v` and `ts > v` if one begins
-    after it.
+    For example, `ts >= v` and `ts < v` have the same result if a unit begins at `v`. `ts <= v` and `ts > v` have the
+    same result if a unit begins directly after `v`.
     """
     if get_base_name(term.source) not in ("date", "timestamp") or predicate.op not in _BOUNDARIES:
         return False
@@ -111,7 +111,7 @@ def _find_condition(predicate: Bound, terms: Sequence[Term]) -> Expression:
 
 
 def _is_undecided(predicate: Bound) -> bool:
-    """Return whether only the engine can evaluate a predicate, because it concerns NaN or a function."""
+    """Return whether only the engine can evaluate a predicate, because it tests for NaN or uses a function."""
     has_floats = get_base_name(predicate.result) in FLOATS or get_base_name(predicate.kind) in FLOATS
     return has_floats or is_function(predicate.transform)
 

@@ -20,7 +20,7 @@ Hashes = npt.NDArray[np.uint64]
 def hash_keys(keys: Keys, seed: int) -> Hashes:
     """Return the hash of each key, uint64[rows].
 
-    The hash covers the 8 bytes of a code, little-endian, or the bytes of a row. The hash of null and NaN is
+    It is the hash of the 8 bytes of a code, little-endian, or of the bytes of a row. The hashes of null and NaN are
     undefined.
     """
     if keys.codes is not None:
@@ -31,15 +31,15 @@ def hash_keys(keys: Keys, seed: int) -> Hashes:
 
 
 def hash_key(key: Key, seed: int) -> int:
-    """Return the hash of one key, with the same result as `hash_keys`."""
+    """Return the hash of a key, with the same result as `hash_keys`."""
     return _hash.hash_word(key, seed) if isinstance(key, int) else _hash.hash_bytes(key, seed)
 
 
 def hash_rows(columns: Sequence[Keys], seed: int) -> Hashes:
     """Return the hash of each row's composite key, uint64[rows].
 
-    The hash is over the length (u32, little-endian) and the bytes of each column. Null is the length
-    0xFFFFFFFF without bytes, NaN 0xFFFFFFFE, so that different rows have different bytes.
+    The hash is over the length (u32, little-endian) and the bytes of each column. Null has the length 0xFFFFFFFF, and
+    NaN the length 0xFFFFFFFE; both have no bytes. So different rows have different bytes.
 
     Raises:
         ValueError: The columns have different numbers of rows, or a value has 4 GiB or more.
@@ -52,7 +52,10 @@ def hash_rows(columns: Sequence[Keys], seed: int) -> Hashes:
 
 
 def hash_halves(columns: Sequence[Keys]) -> tuple[Hashes, Hashes]:
-    """Return (high, low) of each row's 128-bit hash, each as uint64[rows]: `hash_rows` with the seeds 0 and 1."""
+    """Return the high and the low half of each row's 128-bit hash, uint64[rows] each.
+
+    They are the results of `hash_rows` with the seeds 0 and 1.
+    """
     return hash_rows(columns, 0), hash_rows(columns, 1)
 
 

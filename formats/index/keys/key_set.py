@@ -1,9 +1,9 @@
 """A set of many keys of one type: the keys of a dynamic filter (`planner/joins/joins.py`).
 
 The values of a predicate are looked up in an index key by key. A key set is used in the other direction: the distinct
-keys of a file, or of all files together, are looked up in the set, so that the cost depends on the index and
-not on the size of the set. Codes in a small range are looked up in a table of bits. Byte keys are looked
-up by hash, so that the results may contain more than the matching keys. The functions have no side effects.
+keys of a file, or of all files together, are looked up in the set. So the cost depends on the index and not on the size
+of the set. Codes in a small range are looked up in a table of bits. Byte keys are looked up by hash, so the results may
+contain more than the matching keys. The functions have no side effects.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ Words = npt.NDArray[np.uint64]
 
 _SIGN, _BIAS = 1 << 63, 1 << 127
 _WIDE_DECIMAL_BYTES = 16
-"""The size of the key of a decimal with many digits, in bytes (`keys.py`)."""
+"""The size of the key of a decimal with more than 18 digits, in bytes (`keys.py`)."""
 _TABLE_BITS_MAX = 1 << 27
-"""The maximum number of bits of a table of codes: 16 MiB."""
+"""The maximum number of bits of a table of codes, which take 16 MiB."""
 _TABLE_BITS_PER_KEY = 1 << 12
-"""The maximum number of bits per key of a table of codes. Codes in a wider range are searched."""
+"""The maximum number of bits per key of a table of codes. Codes in a wider range are found by binary search."""
 
 
 class KeySpan:
-    """All codes from `low` to `high`, inclusive."""
+    """A set of keys that consists of all codes from `low` to `high`, inclusive."""
 
     def __init__(self, kind: str, low: int, high: int) -> None:
         self.kind = kind
         self.table: tuple[Words | None, int, int] | None = (
             (None, low, high - low + 1) if high - low < CODE_MAX else None
         )
-        """The table of bits; see `KeySet.table`."""
+        """The table of bits (see `KeySet.table`)."""
         self._low, self._high = np.uint64(low), np.uint64(high)
 
     def mark_keys(self, distinct: Distinct) -> Bytes:
-        """Return uint8[n]: 1 if the span contains the key, for n ascending keys."""
+        """Return 1 for each key that is in the span, otherwise 0, as uint8[n]. The n keys must be ascending."""
         assert distinct.codes is not None
         mask: Bytes = ((distinct.codes >= self._low) & (distinct.codes <= self._high)).view(np.uint8)
         return mask
@@ -57,15 +57,16 @@ class KeySet:
     """A set of keys of type `kind`.
 
     Args:
+        kind: The Iceberg type of the values.
         distinct: The keys, ascending.
 
     Raises:
-        ValueError: A key is too long to be distinguished from others.
+        ValueError: A key is so long that it cannot be distinguished from others.
     """
 
     def __init__(self, kind: str, distinct: Distinct) -> None:
         if distinct.clipped:
-            raise ValueError(f"keys of {CLIPPED_BYTES} bytes and more cannot be distinguished")
+            raise ValueError(f"keys of {CLIPPED_BYTES} bytes and more cannot be distinguished from each other")
         self.kind = kind
         self.distinct = distinct
 
@@ -95,7 +96,7 @@ class KeySet:
 
     @cached_property
     def extremes(self) -> KeyRanges:
-        """The range of all keys, or no range if the set is empty."""
+        """The range from the lowest to the highest key. If the set is empty, there is no range."""
         if not len(self):
             return KeyRanges(self.kind, ())
         low, high = self.get_key(0), self.get_key(len(self) - 1)
@@ -110,16 +111,16 @@ class KeySet:
         return distinct.heap[distinct.starts[index] : distinct.starts[index + 1]].tobytes()
 
     def convert_to_kind(self, kind: str) -> KeySet:
-        """Return the same values as keys of another type, without values that the other type cannot represent.
+        """Convert the keys to another type. Values that the other type cannot represent are omitted.
 
-        Both types are integers, or decimals of the same scale.
+        Both types must be integers, or decimals of the same scale.
         """
         if self.kind == kind:
             return self
         codes = self.distinct.codes
         if codes is None and not has_codes(
             kind
-        ):  # The keys are decimals with many digits, which all have the same length.
+        ):  # The keys are decimals with more than 18 digits, which all have the same length.
             return KeySet(kind, self.distinct)
         if codes is not None and has_codes(kind):
             if kind == "int":
@@ -134,7 +135,7 @@ class KeySet:
         return KeySet(kind, Distinct(np.array(narrow, dtype=np.uint64)))
 
     def mark_keys(self, distinct: Distinct) -> Bytes:
-        """Return uint8[n]: 1 if the set contains the key, for n ascending keys."""
+        """Return 1 for each key that is in the set, otherwise 0, as uint8[n]. The n keys must be ascending."""
         if distinct.codes is not None:
             return self._mark_codes(distinct.codes)
         assert distinct.starts is not None
@@ -154,11 +155,9 @@ class KeySet:
 
     @cached_property
     def table(self) -> tuple[Words | None, int, int] | None:
-        """The table of bits of a set of codes.
+        """The table of bits of a set of codes, or None if their range is too wide or the set is empty.
 
-        It is (a bit for each code from the minimum on, the minimum, the number of bits).
-
-        It is None if the range is too wide, or the set is empty.
+        It consists of a bit for each code from the lowest on, the lowest code, and the number of bits.
         """
         codes = self.distinct.codes
         if codes is None or not len(codes):

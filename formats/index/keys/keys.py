@@ -1,22 +1,19 @@
-"""Keys: the common form of values in all indexes, and predicates as ranges of keys.
+"""Keys: the form that values have in all indexes, and predicates as ranges of keys.
 
-A value of up to 8 bytes is represented as a *code*, an unsigned 64-bit number, and any other value as
-bytes. Both keep the order of values, so that indexes compare, hash and sort keys without the type. By
-Iceberg type:
+A value of up to 8 bytes is represented as a *code*, an unsigned 64-bit number, and any other value as bytes. Both keep
+the order of values, so that indexes compare, hash and sort keys without knowing the type. By Iceberg type:
 
     boolean                            0, 1
     int, long, date, time, timestamps  value + 2^63
     decimal of up to 18 digits         unscaled value + 2^63
-    float, double                      the bits of the double: inverted if it is negative, else with the
-        sign bit set
+    float, double                      the bits of the double: inverted if it is negative, else with the sign bit set
     string                             UTF-8
     binary, fixed, uuid                unchanged
     decimal of more digits             16 bytes, big-endian, of unscaled value + 2^127
 
-Therefore -0.0 and 0.0 are adjacent and distinct: the caller decides whether they are equal. Null and NaN
-have no key, only a bit each. An array that does not match its type exactly (nanoseconds in a column of
-microseconds) raises ValueError: readers interpret it in different ways, and a file without an index is
-kept.
+Therefore -0.0 and 0.0 are adjacent and distinct: the caller decides whether they are equal. Null and NaN have no key,
+only a bit each. An array that does not match its type exactly (nanoseconds in a column of microseconds) raises
+ValueError, because readers interpret it in different ways. Its file gets no index, so plans keep it.
 """
 
 from __future__ import annotations
@@ -42,7 +39,7 @@ from seamark.formats.iceberg.types.values import (
 
 Key: TypeAlias = int | bytes
 Bits: TypeAlias = npt.NDArray[np.uint64]
-"""One bit per row: row r is bit r % 64 of word r // 64. Bits after the last row are zero."""
+"""One bit for each row: row r is bit r % 64 of word r // 64. Bits after the last row are zero."""
 Codes: TypeAlias = npt.NDArray[np.uint64]
 Longs: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -50,7 +47,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 CODE_MAX = (1 << 64) - 1
 POINTS_MAX = 1024
-"""The maximum number of keys in wider ranges that are listed one by one. Single keys are not limited."""
+"""The maximum number of keys in ranges of several keys that are listed one by one. Single keys are not limited."""
 
 _RAW = frozenset({"binary", "fixed", "uuid"})
 SIGN = 1 << 63
@@ -62,10 +59,11 @@ _DOUBLE, _WORD = struct.Struct("<d"), struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Keys:
-    """The values of a term in the rows of one file, in their physical order.
+    """The values of a term in the rows of a file, in their physical order.
 
-    Either `codes`, uint64[rows], or `starts`, int64[rows + 1], into `heap`, uint8[]. The code of a null is 0 and its
-    bytes are empty; the code of a NaN is 0, and it is valid. `valid` and `nan` are None without nulls and NaNs.
+    Keys are `codes`, uint64[rows]; or `starts`, int64[rows + 1], which are positions in `heap`, uint8[]. A null has the
+    code 0 and no bytes. A NaN has the code 0, and is valid. If there are no nulls, `valid` is None. If there are no
+    NaNs, `nan` is None.
     """
 
     kind: str
@@ -78,7 +76,7 @@ class Keys:
 
     @property
     def present(self) -> Mask | None:
-        """bool[rows]: the rows with a key, or None if all rows have a key. Null and NaN have no key."""
+        """The rows with a key, as bool[rows], or None if all rows have a key. Null and NaN have no key."""
         if self.valid is None and self.nan is None:
             return None
         present = np.ones(self.rows, dtype=np.bool_) if self.valid is None else unpack_bits(self.valid, self.rows)
@@ -88,7 +86,7 @@ class Keys:
 class KeyRange(NamedTuple):
     """The keys between two bounds. A bound of None means that there is no limit.
 
-    Null and NaN are in no range.
+    No range contains null or NaN.
     """
 
     low: Key | None
@@ -105,7 +103,7 @@ class KeyRange(NamedTuple):
 
 @dataclass(frozen=True)
 class KeyRanges:
-    """The keys of a term that match a predicate: ascending, disjoint ranges, with flags for null and NaN.
+    """The keys of a term that match a predicate: ascending, disjoint ranges, and flags for null and NaN.
 
     Raises:
         ValueError: The ranges overlap or are not in order.
@@ -116,7 +114,7 @@ class KeyRanges:
     nulls: bool = False
     nans: bool = False
     of_function: bool = False
-    """Whether the keys are of an index on a function of a column (`functions.py`)."""
+    """Whether the keys belong to an index on a function of a column (`functions.py`)."""
 
     def __post_init__(self) -> None:
         for before, after in pairwise(self.ranges):
@@ -129,9 +127,9 @@ class KeyRanges:
 
     @cached_property
     def closed(self) -> tuple[KeyRange, ...]:
-        """The same keys in ranges with closed bounds, where possible.
+        """Equivalent ranges with closed bounds, where possible.
 
-        A bound can be closed if its key has a neighbour; ranges of codes always have closed bounds.
+        A bound can be closed if its key has a neighbour. Ranges of codes always have closed bounds.
         """
         ranges = self.ranges
         if has_codes(self.kind):
@@ -140,9 +138,9 @@ class KeyRanges:
 
     @cached_property
     def points(self) -> tuple[Key, ...] | None:
-        """All keys of the ranges, ascending, if the ranges are single keys; otherwise None.
+        """All keys of the ranges in ascending order if the ranges are single keys, otherwise None.
 
-        A range of a few codes counts as single keys: 0.0 of any sign is two keys.
+        A range of a few codes counts as single keys. For example, 0.0 of any sign is two keys.
         """
         points: list[Key] = []
         point_count = 0
@@ -162,7 +160,7 @@ class KeyRanges:
 
 
 def _may_overlap(before: KeyRange, after: KeyRange) -> bool:
-    """Return whether a key may be in both ranges, or the ranges are not in order."""
+    """Return whether a key may be in both ranges, or whether the ranges are not in order."""
     high: Any = before.high
     low: Any = after.low
     if high is None or low is None:
@@ -171,16 +169,16 @@ def _may_overlap(before: KeyRange, after: KeyRange) -> bool:
 
 
 def _fill_bounds(key_range: KeyRange) -> KeyRange:
-    """Return a range of codes with the minimum and maximum code in place of missing bounds."""
+    """Return a range of codes with the lowest and highest code instead of missing bounds."""
     low = (0, False) if key_range.low is None else (key_range.low, key_range.low_open)
     high = (CODE_MAX, False) if key_range.high is None else (key_range.high, key_range.high_open)
     return KeyRange(low[0], high[0], low[1], high[1])
 
 
 def _close_range(key_range: KeyRange) -> KeyRange | None:
-    """Return the same keys with closed bounds if the bound's key has a neighbour, or None for an empty range.
+    """Return an equivalent range with closed bounds where the bound's key has a neighbour, or None for an empty range.
 
-    The successor of a bytes key is the key followed by a zero byte. Only keys that end in a zero byte have a
+    The successor of a key of bytes is the key followed by a zero byte. Only keys that end with a zero byte have a
     predecessor.
     """
     low, high, low_open, high_open = key_range
@@ -202,7 +200,7 @@ def _close_range(key_range: KeyRange) -> KeyRange | None:
 
 @lru_cache(maxsize=1024)
 def has_codes(kind: str) -> bool:
-    """Return whether keys of the Iceberg type are codes, not bytes.
+    """Return whether keys of the Iceberg type are codes rather than bytes.
 
     Raises:
         ValueError: The type has no keys.
@@ -228,9 +226,9 @@ def has_keys(kind: str) -> bool:
 
 
 def get_family(kind: str) -> str:
-    """Return the name of the family of a type: all types with the same keys.
+    """Return the name of a type's family, which consists of all types with the same keys.
 
-    An index stays valid when a column is promoted to another type of the family.
+    An index stays valid if a column is promoted to another type of the family.
     """
     name = get_base_name(kind)
     if name == "decimal":
@@ -240,7 +238,7 @@ def get_family(kind: str) -> str:
 
 
 def make_key(value: Value, kind: str) -> Key:
-    """Return the key of a literal (`expression.py`).
+    """Return the key of a literal, which has the form that `expression.py` describes.
 
     Raises:
         ValueError: The value is NaN, which has no key, or is not a value of the type.
@@ -252,7 +250,7 @@ def make_key(value: Value, kind: str) -> Key:
             pass
         case int() | float() if kind in FLOATS:
             if value != value:
-                raise ValueError("NaN has no key: use the flag for NaN")
+                raise ValueError("NaN has no key; use the flag for NaN")
             (word,) = _WORD.unpack(_DOUBLE.pack(value))
             return int(word ^ CODE_MAX if word & SIGN else word | SIGN)
         case int() if has_codes(kind) and -SIGN <= value < SIGN:
@@ -267,12 +265,12 @@ def make_key(value: Value, kind: str) -> Key:
 
 
 def unpack_bits(bits: Bits, rows: int) -> Mask:
-    """Return packed bits as bool[rows]."""
+    """Convert packed bits to bool[rows]."""
     return np.unpackbits(bits.view(np.uint8), count=rows, bitorder="little").view(np.bool_)
 
 
 def pack_mask(mask: Mask) -> Bits:
-    """Return bool[rows] as packed bits."""
+    """Convert bool[rows] to packed bits."""
     packed = np.zeros(-(-len(mask) // 64) * 8, dtype=np.uint8)
     packed[: -(-len(mask) // 8)] = np.packbits(mask, bitorder="little")
     return packed.view(np.uint64)

@@ -3,8 +3,9 @@
     lookup[shop.suppliers@3051729675574597004:1:4:string](supplier_id)
 
 is the value of field 4 in the row of `shop.suppliers` whose field 1 equals `supplier_id`. The dimension table is read
-at the snapshot 3051729675574597004, which never changes, so the value is a function of the key. It is null if there is
-no such row. The field 0, of type `boolean`, states whether there is such a row. This module is pure.
+at the snapshot 3051729675574597004, which never changes, so the value is a function of the key. If there is no such
+row, the value is null. The field 0, of type `boolean`, states whether there is such a row. This module has no side
+effects.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ _LOOKUP_TEXT = re.compile(r"lookup\[[^\[\]()]*\]")
 
 @dataclass(frozen=True, slots=True)
 class DimensionSource:
-    """A dimension table at one snapshot, with its key.
+    """A dimension table at a snapshot, with its key.
 
     Attributes:
         table: The levels of the namespace, and the name of the table.
+        snapshot_id: The snapshot.
         key_id: The field id of the key.
     """
 
@@ -49,6 +51,7 @@ class Lookup:
     """An attribute of a dimension table.
 
     Attributes:
+        source: The dimension table.
         attribute_id: The field id of the attribute, or `HAS_PARTNER`.
         type: The Iceberg type of the attribute.
     """
@@ -59,14 +62,14 @@ class Lookup:
 
     @property
     def transform(self) -> str:
-        """The canonical text, which takes the place of a transform in a term."""
+        """The canonical text, which a term has instead of a transform."""
         source = self.source
         table = ".".join(source.table)
         return f"{PREFIX}{table}@{source.snapshot_id}:{source.key_id}:{self.attribute_id}:{self.type}]"
 
 
 def parse_lookup(transform: str) -> Lookup | None:
-    """Return the attribute that the transform of a term names, or None if it is another transform.
+    """Parse the transform of a term as an attribute. For any other transform, return None.
 
     Raises:
         BadRequest: The transform begins like an attribute, but is not one.
@@ -74,7 +77,7 @@ def parse_lookup(transform: str) -> Lookup | None:
     return _parse(transform) if transform.startswith(PREFIX) else None
 
 
-@lru_cache(maxsize=1024)  # Each request reads the definitions of a table, and each of them may have many attributes.
+@lru_cache(maxsize=1024)  # Each request reads the definitions of a table, each of which can have many attributes.
 def _parse(transform: str) -> Lookup:
     match = _LOOKUP.fullmatch(transform)
     table = () if match is None else tuple(match["table"].split("."))
@@ -98,7 +101,7 @@ def list_tables(text: str) -> frozenset[tuple[str, ...]]:
     """Return the dimension tables of all attributes in a text, such as a term or a definition."""
     tables = set[tuple[str, ...]]()
     for transform in _LOOKUP_TEXT.findall(re.sub(r"\s", "", text)):  # Terms may contain spaces.
-        with suppress(BadRequest):  # Another text in brackets is not an attribute.
+        with suppress(BadRequest):  # Other texts in brackets are not attributes.
             lookup = parse_lookup(transform)
             if lookup is not None:
                 tables.add(lookup.source.table)

@@ -1,10 +1,11 @@
 """Measures of a cube: aggregates of columns, or of sums, differences and products of columns.
 
-In text a measure names its columns: `count(*)`, `sum(price * (1 - discount))`, `max(a.b)`. In definitions, a column is
+In text, a measure names its columns: `count(*)`, `sum(price * (1 - discount))`, `max(a.b)`. In definitions, a column is
 its field id, as in `sum(#3 * (1 - #4))`, so that renames do not affect it.
 
 A measure is stored as partial aggregates, which can be combined: an average as a sum and a count. The types follow
-Trino's rules. Integers keep their type, and an operation of decimals has at most 38 digits. The functions are pure.
+Trino's rules. Integers keep their type, and an operation on decimals has at most 38 digits. The functions have no side
+effects.
 """
 
 from __future__ import annotations
@@ -29,10 +30,9 @@ MEASURES_MAX = 64
 
 _DEPTH_MAX = 50
 _TOKENS_MAX = 200
-"""The maximum number of tokens of a measure, because functions that recurse into its operands must not nest deeply."""
+"""The maximum number of tokens of a measure. It limits the nesting of the functions that recurse into operands."""
 _PRODUCT_DIGITS_MAX = 75
-"""The maximum number of digits of both operands together. The exact product then has at most 76 digits.
-"""
+"""The maximum number of digits of both operands of a product together. The exact product then has at most 76 digits."""
 _TOKEN = re.compile(r"\s*(?:(?P<symbol>[-+*()])|(?P<number>[0-9]+(?:\.[0-9]+)?)|`(?P<quoted>(?:[^`]|``)+)`"
                     r"|#(?P<id>[0-9]{1,10})|(?P<name>[^\s`()+*,;=#-]+))")  # fmt: skip
 _INTEGERS = {"int": 10, "long": 19}
@@ -44,9 +44,11 @@ _COMPARED = _SUMMED | {"date", "time", "timestamp", "timestamptz", "string", "bi
 
 @dataclass(frozen=True, slots=True)
 class ColumnOperand:
-    """A column of a measure.
+    """A column in a measure.
 
     Attributes:
+        column_id: The field id of the column.
+        name: The full name of the column.
         kind: The Iceberg type of the column.
     """
 
@@ -71,10 +73,12 @@ class NumberOperand:
 
 @dataclass(frozen=True, slots=True)
 class BinaryOperation:
-    """A sum, a difference or a product.
+    """A sum, a difference or a product in a measure.
 
     Attributes:
         sign: `+`, `-` or `*`.
+        left: The left operand.
+        right: The right operand.
         kind: The Iceberg type of the result.
     """
 
@@ -111,7 +115,7 @@ def make_operation(sign: str, left: Operand, right: Operand) -> BinaryOperation:
 
 
 def get_decimal_digits(kind: str) -> tuple[int, int]:
-    """Return the precision and scale of the decimal type to which a number of this type is converted."""
+    """Return the precision and the scale of the decimal type to which a number of this type is converted."""
     return (_INTEGERS[kind], 0) if kind in _INTEGERS else (get_decimal_precision(kind), get_decimal_scale(kind))
 
 
@@ -121,6 +125,7 @@ class Partial:
 
     Attributes:
         function: `count`, `sum`, `min` or `max`. `count` without an operand counts rows.
+        operand: The aggregated column or expression, or None.
     """
 
     function: str
@@ -137,7 +142,12 @@ COUNT_ROWS = Partial(COUNT, None)
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """An aggregate that a cube can answer."""
+    """An aggregate that a cube can answer.
+
+    Attributes:
+        function: One of `FUNCTIONS`.
+        operand: The aggregated column or expression, or None.
+    """
 
     function: str
     operand: Operand | None
@@ -164,7 +174,7 @@ class Measure:
 
 
 def list_partials(measures: Iterable[Measure]) -> tuple[Partial, ...]:
-    """Return the distinct partial aggregates of the measures. The first is `count(*)`."""
+    """Return the distinct partial aggregates of some measures. The first one is `count(*)`."""
     return tuple(dict.fromkeys((COUNT_ROWS, *(partial for measure in measures for partial in measure.partials))))
 
 
@@ -186,7 +196,7 @@ def format_operand(operand: Operand, name: Callable[[ColumnOperand], str]) -> st
             return operand.text
     left, right = (format_operand(side, name) for side in (operand.left, operand.right))
     left = f"({left})" if operand.sign == "*" and _is_sum(operand.left) else left
-    # `a - (b - c)` and `a + (b + c)` keep their parentheses, because the order of operations may matter.
+    # Keep the parentheses of `a - (b - c)` and `a + (b + c)`, because the order of operations can matter.
     right = f"({right})" if isinstance(operand.right, BinaryOperation) else right
     return f"{left} {operand.sign} {right}"
 
@@ -201,29 +211,32 @@ def _format_id(column: ColumnOperand) -> str:
 
 def _format_name(column: ColumnOperand) -> str:
     match = _TOKEN.match(column.name)
-    # A token that begins with a digit is a number. A space before a name is ignored.
+    # A token that begins with a digit is a number, and a space before a name is ignored.
     is_plain = match is not None and match["name"] == column.name
     return column.name if is_plain else "`" + column.name.replace("`", "``") + "`"
 
 
 def parse_measure(text: str, schema: Schema, older: Iterable[Schema] = ()) -> Measure:
-    """Return the measure of a text, for a table with this current schema.
+    """Parse a measure for a table with this current schema.
 
     Args:
+        text: The text of the measure.
+        schema: The current schema.
         older: The table's schemas in any order, for names and field ids that the current schema does not have.
 
     Raises:
-        BadRequest: The text is not a measure, or its column does not exist or has another type than the function needs.
+        BadRequest: The text is not a measure, or its column does not exist or has a type that the function does not
+            accept.
     """
     schemas = tuple(older)
     measure = _MeasureParser(text, schema, schemas).parse()
-    # The canonical text may have more parentheses. A definition stores it, so it must be a measure, too.
+    # The canonical text can have more parentheses. A definition stores it, so it must be a valid measure too.
     _MeasureParser(measure.id_text, schema, schemas).parse()
     return measure
 
 
 class _MeasureParser:
-    """A recursive descent over the tokens of one measure."""
+    """A recursive-descent parser of the tokens of a measure."""
 
     def __init__(self, text: str, schema: Schema, older: tuple[Schema, ...]) -> None:
         self._text, self._schema, self._older = text, schema, older
@@ -327,11 +340,11 @@ class _MeasureParser:
 
 
 def make_column_operand(term: Term) -> ColumnOperand:
-    """Return the column of a term as an operand."""
+    """Return the column of a term as the operand of a measure."""
     return ColumnOperand(term.column_id, term.name, term.source)
 
 
 def list_measured_types(measures: Iterable[Measure]) -> Mapping[str, str]:
-    """Return the types of the columns of the measures, by field id in text form."""
+    """Return the types of the columns of some measures, by field id as text."""
     columns = {column.column_id: column.kind for measure in measures for column in list_columns(measure.operand)}
     return {str(column_id): columns[column_id] for column_id in sorted(columns)}

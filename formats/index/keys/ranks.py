@@ -1,9 +1,8 @@
 """Ranks: the position of each row's key among the distinct keys of a file, ascending.
 
-If keys ascend, are in a small range, or are few, there are faster methods than sorting. The cheapest
-method is used. Byte keys longer than 1 KiB are truncated one byte later: a value of 1,025 bytes
-represents all values with this prefix. Except for these values, order and distinctness are kept. The functions have no
-side effects.
+If keys ascend, are in a small range, or are few, there are faster methods than sorting. The cheapest one is used. Keys
+of more than 1,024 bytes are truncated to 1,025 bytes: a key of 1,025 bytes stands for all keys with this prefix. Except
+for these keys, order and distinctness are kept. The functions have no side effects.
 """
 
 from __future__ import annotations
@@ -19,26 +18,27 @@ from seamark.formats.index.keys.keys import Bytes, Codes, Keys, Longs
 Ranks = npt.NDArray[np.uint32]
 
 CLIPPED_BYTES = 1025
-"""The length of a truncated value. Shorter values are stored whole."""
+"""The length of a truncated key in bytes. Shorter keys are stored completely."""
 ROWS_MAX = 1 << 28
-"""The maximum number of rows of a data file with a bitmap index: 32 MiB of bits.
+"""The maximum number of rows of a data file with a bitmap index, which need 32 MiB of bits.
 
-An index file states its number of rows itself, and a run of any length takes only a few bytes. Therefore
-this limit bounds the memory of a reader.
+An index file states its own number of rows, and a run of any length takes only a few bytes. Therefore this limit bounds
+the memory of a reader.
 """
 
 _SPAN_PER_ROW_MAX = 4
 _SPAN_MIN = 1 << 16
-"""The maximum size of a table of all codes in a range, in total or per row."""
+"""The maximum size of a table of all codes in a range: per row, and for few rows in total."""
 _NUMBERING_TABLE_BITS = 15
-"""The size of a table as a power of two. 2^15 slots, for up to 2^14 distinct codes, fit a core's cache."""
+"""The size of a numbering table as a power of two. 2^15 slots, for up to 2^14 distinct codes, fit into a core's cache.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Distinct:
-    """Distinct keys, ascending.
+    """Distinct keys in ascending order.
 
-    They are either `codes`, or slices of `heap` that begin at `starts`, int64[n + 1].
+    They are `codes`, or slices of `heap` that begin at `starts`, int64[n + 1].
     """
 
     codes: Codes | None
@@ -57,9 +57,9 @@ class Distinct:
 
 
 def rank_keys(keys: Keys) -> tuple[Distinct, Ranks]:
-    """Return (the distinct keys, the rank of each row's key).
+    """Return the distinct keys, and the rank of each row's key as uint32[rows].
 
-    The ranks are uint32[rows]. Rows that are null or NaN have the rank 0.
+    Rows that are null or NaN have the rank 0.
 
     Raises:
         ValueError: There are more rows than ranks can count.
@@ -113,10 +113,11 @@ def rank_bytes(begins: Longs, ends: Longs, heap: Bytes) -> tuple[Distinct, Ranks
 
 
 def _to_ranks(order: npt.NDArray[np.integer], numbers: Ranks) -> Ranks:
-    """Return the ranks of numbers.
+    """Return the ranks of some numbers.
 
     Args:
         order: The numbers in the order of their ranks.
+        numbers: The number of each row.
     """
     rank = np.empty(len(order), dtype=np.uint32)
     rank[order] = np.arange(len(order), dtype=np.uint32)

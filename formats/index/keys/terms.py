@@ -1,23 +1,18 @@
-"""Terms, on which indexes are built.
+"""Terms, on which indexes are built: a column, or an Iceberg transform, `lower` or `upper` of a column.
 
-A term is a column, or an Iceberg transform, `lower` or `upper` of a column.
-
-In text a term names its column: `a.b`, `lower(name)`, `bucket[16](id)`, `day(ts)`. `date_trunc('day', ts)` is another
-text of `day(ts)`. In all other places a term
-has the column's field id, so that renames do not affect it. A name with a space, comma, backtick,
-parenthesis or equals sign is quoted in backticks, and backticks inside it are doubled. Names are resolved
-in the current schema, then in older schemas, the newest first, as in filters.
+In text, a term names its column: `a.b`, `lower(name)`, `bucket[16](id)`, `day(ts)`. `date_trunc('day', ts)` means the
+same as `day(ts)`. In all other places, a term has the column's field id, so that renames do not affect it. A name with
+a space, comma, backtick, parenthesis or equals sign is quoted in backticks, and backticks inside it are doubled. As in
+filters, names are resolved in the current schema, then in older schemas, newest first.
 
 Results of the transforms for values that are not null (null stays null):
 
-    bucket[N], truncate[N], year, month, day, hour    the spec's partition transforms
-    (`iceberg.types.transforms`)
+    bucket[N], truncate[N], year, month, day, hour    the spec's partition transforms (`iceberg.types.transforms`)
     lookup[...]                                       an attribute of a dimension table (`lookups.py`)
-    lower, upper                                      the folded text (`case_folding.py`): both have the
-    same keys
+    lower, upper                                      the folded text (`case_folding.py`); both have the same keys
 
-A column is a field of the table or of a struct in it, with a primitive type. A column inside a list or
-map has many values per row, which row indexes cannot describe. This module is pure.
+A column is a field of the table or of a struct in it, with a primitive type. A column inside a list or map has many
+values per row, which row indexes cannot describe. This module has no side effects.
 """
 
 from __future__ import annotations
@@ -57,8 +52,12 @@ class Term:
     """A column, or a transform or function of a column.
 
     Attributes:
-        kind: The Iceberg type of the term's values.
+        column_id: The field id of the column.
+        name: The column's full name in the schema in which it was found.
+        transform: A canonical Iceberg transform, `identity` for the column itself, a name in `INDEXED_FUNCTIONS`, or an
+            attribute of a dimension table (`lookups.py`).
         source: The Iceberg type of the column.
+        kind: The Iceberg type of the term's values.
     """
 
     column_id: int
@@ -76,7 +75,7 @@ class Term:
 
 
 def parse_term(text: str) -> tuple[str, str]:
-    """Return (transform, column name) of a term's text.
+    """Parse the text of a term, and return its transform and the name of its column.
 
     Raises:
         BadRequest: The text is not a term.
@@ -104,7 +103,7 @@ def format_term(transform: str, column: str) -> str:
 
 
 def split_arguments(text: str, separator: str = ",") -> Iterator[str]:
-    """Yield the items of a list, split at separators outside backticks and parentheses.
+    """Yield the items of a list, which is split at separators outside backticks and parentheses.
 
     Raises:
         BadRequest: A backtick or parenthesis is not closed.
@@ -126,9 +125,11 @@ def split_arguments(text: str, separator: str = ",") -> Iterator[str]:
 
 
 def resolve(text: str, schema: Schema, older: Iterable[Schema] = ()) -> Term:
-    """Return the term of the text in a table with this current schema.
+    """Parse the text of a term for a table with this current schema.
 
     Args:
+        text: The text of the term.
+        schema: The current schema.
         older: The table's schemas in any order, for names that the current schema does not have.
 
     Raises:
@@ -145,11 +146,11 @@ def resolve(text: str, schema: Schema, older: Iterable[Schema] = ()) -> Term:
             return resolve_id(transform, column.id, schema, schemas)
     similar_names = near_names(name, schema.index.by_name)
     hint = f"; did you mean {' or '.join(similar_names)}?" if similar_names else ""
-    raise BadRequest(f"Cannot index {name[:200]!r}: the table has no such column{hint}")
+    raise BadRequest(f"Cannot index {name[:200]!r}: the table has no column with this name{hint}")
 
 
 def resolve_id(transform: str, column_id: int, schema: Schema, older: Iterable[Schema] = ()) -> Term:
-    """Return the term of a column id. For a dropped column, the newest schema that has it is used."""
+    """Return the term of a column id. For a dropped column, use the newest schema that contains it."""
     for candidate in (schema, *sorted((other for other in older if other is not schema), key=lambda other: -other.id)):
         column = candidate.column(column_id)
         if column is not None:
@@ -171,7 +172,7 @@ def _transform(text: str) -> str:
 
 
 def _find_column(schema: Schema, name: str) -> Column | None:
-    """Return the column with this exact name, or otherwise the only column with this name in any case, as in Spark."""
+    """Return the column with this exact name, otherwise the only column with this name in any case, as in Spark."""
     column = schema.find_column_by_name(name)
     if column is not None:
         return column

@@ -1,11 +1,11 @@
 """Theta sketches of DataSketches: the number of distinct values of a column, in a few kilobytes.
 
-A sketch has the smallest 4096 of the hashes of the values. `theta` is the part of the hash range that is
-sampled, so that the number of values is the number of hashes divided by `theta`. The relative error is
-about 1.6 % (one standard deviation, 1 / sqrt(4096)). With at most 4096 values the number is exact.
+A sketch contains the smallest 4096 hashes of the values. `theta` is the fraction of the hash range that these hashes
+cover, so the number of values is the number of hashes divided by `theta`. The relative error is about 1.6 % (one
+standard deviation, 1 / sqrt(4096)). With at most 4096 values, the number is exact.
 
-Iceberg: "Puffin spec", blob type apache-datasketches-theta-v1: the default seed, and values as in "Binary
-single-value serialization". The bytes are a compact, ordered sketch of serial version 3 (DataSketches,
+Iceberg defines the blob type apache-datasketches-theta-v1 ("Puffin spec") with the default seed, and values as in
+"Binary single-value serialization". The bytes are a compact, ordered sketch of serial version 3 (DataSketches,
 PreambleUtil).
 """
 
@@ -25,24 +25,25 @@ Hashes = npt.NDArray[np.uint64]
 
 SEED = 9001
 NOMINAL_ENTRIES = 4096
-"""The number of hashes of a sketch, which is the default of DataSketches, and of Spark and Trino."""
+"""The maximum number of hashes of a sketch. It is the default of DataSketches, Spark and Trino."""
 HASHES_MAX = 1 << 20
 """The maximum number of hashes that are read from another writer's sketch."""
 _ALL = (1 << 63) - 1
-"""The value of `theta` that samples all hashes."""
+"""The value of `theta` of a sketch that contains all hashes."""
 _SEED_HASH = 0x93CC
 _VERSION, _FAMILY = 3, 3
 _READ_ONLY, _EMPTY, _COMPACT, _ORDERED = 2, 4, 8, 16
 _HEAD, _COUNT = struct.Struct("<BBBBBBH"), struct.Struct("<II")
 _NO_HASHES: Hashes = np.zeros(0, dtype=np.uint64)
 _BUFFERED_HASHES_MAX = 8 * NOMINAL_ENTRIES
-"""The number of hashes that are collected before a reduction. After the first reduction, most of the later
-hashes are above `theta` and are not collected.
+"""The number of hashes that are collected before they are reduced.
+
+After the first reduction, most of the later hashes are above `theta` and are not collected.
 """
 
 
 def hash_bytes(heap: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]) -> Hashes:
-    """Return the hashes of rows of bytes. Empty rows are left out, as in DataSketches."""
+    """Return the hashes of rows of bytes. Empty rows are omitted, as in DataSketches."""
     return _murmur.hash_spans(heap, starts, SEED, 64)[np.diff(starts) > 0] >> np.uint64(1)
 
 
@@ -56,6 +57,7 @@ class ThetaSketch:
     """A theta sketch.
 
     Attributes:
+        theta: The upper limit of the hashes.
         hashes: The hashes, ascending and distinct, above 0 and below `theta`.
     """
 
@@ -85,7 +87,7 @@ class ThetaSketch:
 
     @staticmethod
     def decode(data: bytes | memoryview) -> ThetaSketch:
-        """Decode a sketch of any writer, and reduce it to the nominal size if it is larger.
+        """Decode a sketch of any writer. If it is larger than the nominal size, reduce it.
 
         Raises:
             Corrupt: The bytes are not a compact theta sketch.
@@ -97,23 +99,23 @@ class ThetaSketch:
             if flags & _EMPTY:
                 return ThetaSketch()
             if seed_hash != _SEED_HASH:
-                raise Corrupt("the seed of a theta sketch is not the seed of Iceberg")
+                raise Corrupt("the seed of a theta sketch differs from Iceberg's seed")
             if longs not in (1, 2, 3):
                 raise Corrupt(f"a theta sketch has a preamble of {longs} words")
             count = 1 if longs == 1 else _COUNT.unpack_from(data, _HEAD.size)[0]
             theta = struct.unpack_from("<Q", data, 16)[0] if longs == 3 else _ALL
             if count > HASHES_MAX or len(data) != 8 * (longs + count):
-                raise Corrupt(f"a theta sketch of {len(data):,} bytes states {count:,} hashes")
+                raise Corrupt(f"a theta sketch of {len(data):,} bytes states {count:,} hashes, which do not fit")
         except struct.error as error:
             raise Corrupt(f"a theta sketch is too short: {error}") from None
         hashes = np.frombuffer(data, "<u8", count, 8 * longs)
         if not 0 < theta <= _ALL or (count and not 0 < int(hashes.min()) <= int(hashes.max()) < theta):
-            raise Corrupt("a hash of a theta sketch is outside of its range")
+            raise Corrupt("theta or a hash of a theta sketch is outside its range")
         return _keep_smallest(theta, [hashes])
 
 
 class SketchBuilder:
-    """Collects hashes within bounded memory."""
+    """A builder of a sketch, which collects hashes in limited memory."""
 
     def __init__(self) -> None:
         self._sketch = ThetaSketch()
@@ -137,7 +139,7 @@ class SketchBuilder:
 
 
 def _keep_smallest(theta: int, parts: list[Hashes]) -> ThetaSketch:
-    """Return a sketch of the smallest hashes of all parts that are below `theta`."""
+    """Return a sketch of the smallest hashes below `theta` in all parts."""
     hashes = np.unique(np.concatenate([part for part in parts if len(part)] or [_NO_HASHES])).astype(np.uint64)
     hashes = hashes[(hashes > 0) & (hashes < theta)]
     if len(hashes) > NOMINAL_ENTRIES:

@@ -1,1 +1,1 @@
-"""The index kinds. Each module builds, encodes, merges and queries the indexes of a kind."""
+"""The index kinds. The module of a kind builds, encodes, merges and queries its indexes."""

@@ -1,8 +1,8 @@
-"""Reads from the metadata of an Arrow IPC file how many bytes its record batches have after decompression.
+"""Read the decompressed size of record batches from the metadata of an Arrow IPC file.
 
 Arrow allocates the size that a compressed buffer states, and a few bytes can decompress to gigabytes. So a reader
 checks the size of a batch before Arrow decodes it. The metadata are FlatBuffers: `Footer` in Arrow's `File.fbs`, and
-`Message` and `RecordBatch` in `Message.fbs`. This module is pure.
+`Message` and `RecordBatch` in `Message.fbs`. This module has no side effects.
 """
 
 from __future__ import annotations
@@ -12,27 +12,29 @@ from typing import NamedTuple
 
 _INT16, _INT32, _INT64 = struct.Struct("<H"), struct.Struct("<i"), struct.Struct("<q")
 _BLOCK = struct.Struct("<qi4xq")
-"""`Block` in `File.fbs`: the position of a message, the bytes of its metadata, and the bytes of its buffers."""
+"""The layout of `Block` in `File.fbs`: the position of a message, the size of its metadata, and the size of its
+buffers.
+"""
 _BUFFER = struct.Struct("<qq")
-"""`Buffer` in `Schema.fbs`: a position after the metadata of the message, and a number of bytes."""
+"""The layout of `Buffer` in `Schema.fbs`: a position after the metadata of the message, and a size in bytes."""
 _END_BYTES = 10
-"""The bytes after the footer: its length, and the magic `ARROW1`."""
+"""The number of bytes after the footer: its length, and the magic `ARROW1`."""
 _PREFIX_BYTES = 8
-"""The bytes before the metadata of a message: a marker and a length."""
+"""The number of bytes before the metadata of a message: a marker and a length."""
 _FOOTER_DICTIONARIES, _FOOTER_BATCHES = 2, 3
 _MESSAGE_HEADER = 2
 _BATCH_BUFFERS, _BATCH_COMPRESSION = 2, 3
 
 
 class BatchPlace(NamedTuple):
-    """The position of the message of a batch in the file, and the position of its buffers."""
+    """The positions in the file of a record batch's message and of its buffers."""
 
     message: int
     buffers: int
 
 
 def find_batches(data: memoryview) -> list[BatchPlace]:
-    """Return the places of the record batches of an Arrow IPC file.
+    """Return the positions of the record batches of an Arrow IPC file.
 
     Raises:
         ValueError: The file is damaged, or has dictionaries, which Arrow decodes with the first batch.
@@ -66,16 +68,16 @@ def count_decoded_bytes(data: memoryview, place: BatchPlace) -> int:
     for number in range(count):
         position, size = _unpack(_BUFFER, data, start + number * _BUFFER.size)
         if size < 0:
-            raise ValueError(f"a buffer of an Arrow file has {size} bytes")
+            raise ValueError(f"a buffer of an Arrow file states {size} bytes")
         if size >= _INT64.size:
-            # A buffer that compression does not shrink states -1, and is not compressed.
+            # A buffer that compression does not shrink is stored without compression, and states -1.
             decoded = _unpack(_INT64, data, place.buffers + position)[0]
             total += decoded if decoded >= 0 else size
     return total
 
 
 def _find_field(data: memoryview, table: int, number: int) -> int:
-    """Return the position of a field of a table, or 0 if the table does not have it."""
+    """Return the position of a field of a table, or 0 if the table does not have the field."""
     fields = table - _unpack(_INT32, data, table)[0]
     offset_at = 2 * _INT16.size + number * _INT16.size
     if offset_at >= _unpack(_INT16, data, fields)[0]:
@@ -94,7 +96,7 @@ def _find_vector(data: memoryview, table: int, number: int) -> tuple[int, int]:
 
 
 def _follow(data: memoryview, at: int) -> int:
-    """Return the position to which the offset at this position refers."""
+    """Return the position to which the offset at the position `at` refers."""
     offset: int = _unpack(_INT32, data, at)[0]
     return at + offset
 

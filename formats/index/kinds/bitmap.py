@@ -72,7 +72,7 @@ _SECTION_HEAD_BYTES = head_bytes(SECTION_PIECES_MAX)
 
 @dataclass(frozen=True, slots=True)
 class FileBitmap:
-    """The section of one data file. It can be pickled. `size_bytes` is its size in the index file."""
+    """The section of a data file in a bitmap index. It can be pickled."""
 
     section: bytes
 
@@ -82,7 +82,7 @@ class FileBitmap:
 
 
 def build(keys: Keys) -> FileBitmap:
-    """Return the bitmap of the term's keys in one data file.
+    """Build the bitmap of a term's keys in a data file.
 
     Raises:
         ValueError: The file has too many rows for a bitmap index.
@@ -91,7 +91,7 @@ def build(keys: Keys) -> FileBitmap:
 
 
 def encode(entries: Sequence[FileBitmap]) -> list[bytes | memoryview]:
-    """Return the bytes of a blob of these data files, in order.
+    """Encode a blob of some data files, in order.
 
     Raises:
         ValueError: Keys are codes in one file and bytes in another.
@@ -100,10 +100,10 @@ def encode(entries: Sequence[FileBitmap]) -> list[bytes | memoryview]:
 
 
 def merge(parts: Iterable[tuple[Bitmap, npt.NDArray[np.bool_]]]) -> list[bytes | memoryview]:
-    """Return a blob of some files of each part. Its bytes equal those of a blob that is built from these files.
+    """Encode a blob of some files of each part. Its bytes equal those of a blob that is built from these files.
 
     Args:
-        parts: For each part, (its blob, the files to keep as bool[files]).
+        parts: The opened blobs, each with the files to keep as bool[files].
 
     Raises:
         ValueError: A section that is kept is damaged.
@@ -111,7 +111,9 @@ def merge(parts: Iterable[tuple[Bitmap, npt.NDArray[np.bool_]]]) -> list[bytes |
     sections = []
     for opened, keep in parts:
         if len(keep) != opened.files:
-            raise ValueError(f"there are {len(keep)} marks for the {opened.files} files of an index")
+            raise ValueError(
+                f"the mask of the files to keep has {len(keep)} items, but the index has {opened.files} files"
+            )
         for file in np.flatnonzero(keep).tolist():
             start, length = opened.find_section_range(file)
             opened.open_section(file).verify()
@@ -137,9 +139,11 @@ def _assemble(sections: Sequence[memoryview]) -> list[bytes | memoryview]:
 
 
 def _read_head(memory: memoryview | bytes) -> tuple[int, int, int, int, int]:
-    """Return (form, files, bytes of the postings, bytes of the blob, checksum of the directory)."""
+    """Return the form of the keys, the number of files, the sizes of postings and blob, and the checksum of the
+    directory.
+    """
     if len(memory) < _HEAD_BYTES:
-        raise ValueError(f"{len(memory)} bytes are not a bitmap index")
+        raise ValueError(f"a bitmap index cannot have only {len(memory)} bytes")
     if isal_zlib.crc32(memory[: _HEAD.size]) != _CHECK.unpack_from(memory, _HEAD.size)[0]:
         raise ValueError("the head of a bitmap index does not match its checksum")
     magic, version, form, files, postings, total, checksum = _HEAD.unpack_from(memory)
@@ -156,7 +160,7 @@ def read_header_size(start: memoryview | bytes) -> int:
     """Return the number of bytes at the start of a blob that `Bitmap` reads.
 
     Args:
-        start: The first 64 bytes of the blob, or more.
+        start: At least the first 64 bytes of the blob.
 
     Raises:
         ValueError: The head is damaged.
@@ -166,12 +170,12 @@ def read_header_size(start: memoryview | bytes) -> int:
 
 
 class Bitmap:
-    """An opened blob. It is thread-safe.
+    """An opened blob. Several threads can use it.
 
-    A file is identified by its number in the blob.
+    A file is identified by its index in the blob.
 
     Raises:
-        ValueError: The blob is damaged. The constructor and all methods may raise this error.
+        ValueError: The blob is damaged. The constructor and all methods can raise this error.
     """
 
     def __init__(self, memory: memoryview) -> None:
@@ -200,16 +204,16 @@ class Bitmap:
         self._last_bounds: tuple[KeyRanges, Bounds] | None = None
 
     def find_section_range(self, file: int) -> tuple[int, int]:
-        """Return offset and length of a file's section in the blob.
+        """Return the offset and the length of a file's section in the blob.
 
         Raises:
-            IndexError: The blob has no file with this number.
+            IndexError: The blob has no file with this index.
         """
         start, end = self._starts[file], self._starts[file + 1]
         return start, end - start
 
     def open_section(self, file: int) -> Section:
-        """Open a file's section.
+        """Open the section of a file.
 
         Raises:
             ValueError: The section differs from its description in the directory.
@@ -225,16 +229,16 @@ class Bitmap:
         return section
 
     def is_exact_for(self, ranges: KeyRanges) -> bool:
-        """Return whether answers to the predicate are exact; otherwise they may contain more rows.
+        """Return whether answers to the predicate are exact. If not, they may contain more rows.
 
-        An answer is inexact only for bounds of more than 1 KiB, and only if the index has values of this length.
+        An answer is inexact only if a bound has more than 1 KiB and the index has values of this length.
         """
         return self._read_bounds(ranges).exact or not (self._flags & CLIPPED).any()
 
     def mark_files(self, ranges: KeyRanges) -> Marks:
-        """Return uint8[files]: 1 if a row of the file is in the ranges.
+        """Return 1 for each file with a row in the ranges, otherwise 0, as uint8[files].
 
-        Rows that are null or NaN count if the ranges include null or NaN.
+        A row that is null or NaN counts if the ranges include null or NaN.
         """
         marks = self._postings.mark_files(self._read_bounds(ranges), self._has_keys, self.open_section)
         flags = (NULLS if ranges.nulls else 0) | (NANS if ranges.nans else 0)
@@ -243,9 +247,9 @@ class Bitmap:
         return marks
 
     def mark_files_with_keys(self, keys: KeySet) -> Marks:
-        """Return uint8[files]: 1 if a row of the file has one of the keys.
+        """Return 1 for each file with a row that has one of the keys, otherwise 0, as uint8[files].
 
-        For byte keys, other files may also be marked.
+        For keys of bytes, other files may also be marked.
         """
         self._check(keys)
         return self._postings.mark_files_with_keys(keys, self._has_keys, self.open_section)
@@ -256,9 +260,9 @@ class Bitmap:
         return not (self._flags & (NULLS | NANS)).any() and self._postings.has_only(keys)
 
     def find_rows_with_keys(self, file: int, keys: WantedKeys, among: Bits | None = None) -> Bits:
-        """Return the rows of the file, or the rows in `among`, that have one of the keys.
+        """Return the rows of a file that have one of the keys. If `among` is set, only rows in it are returned.
 
-        For byte keys, other rows may also be returned.
+        For keys of bytes, other rows may also be returned.
         """
         self._check(keys)
         section = self.open_section(file)
@@ -266,9 +270,9 @@ class Bitmap:
         return section.find_marked_rows(marks, among, partial(self._read_slices, file))
 
     def find_column(self, file: int, table: tuple[Words | None, int, int]) -> _rows.Column | None:
-        """Return the input of `_rows.any_row` for a file, for codes in a table.
+        """Return the input of `_rows.any_row` for a file and a table of codes.
 
-        Return None if the file is stored in another layout.
+        If the file is stored in another layout, the result is None.
         """
         section = self._sections.get(file) or self.open_section(file)
         ready = section.ready
@@ -282,21 +286,23 @@ class Bitmap:
         return *ready, *table
 
     def share(self, keys: WantedKeys) -> float:
-        """Return the fraction of the distinct keys that are in `keys`, or 1 if the fraction is unknown."""
+        """Return the fraction of the index's distinct keys that are in `keys`, or 1 if the fraction is unknown."""
         self._check(keys)
         return self._postings.share(keys)
 
     def _check(self, keys: WantedKeys) -> None:
-        """Check the form of the keys.
+        """Check that the index has keys of the same form as `keys`.
 
         Raises:
-            ValueError: The keys are codes and the index has bytes, or the reverse.
+            ValueError: The keys are codes and the index has bytes, or vice versa.
         """
         if has_codes(keys.kind) != (self._form == CODES):
-            raise ValueError(f"a bitmap index of another form does not support keys of type {keys.kind}")
+            raise ValueError(
+                f"the index has keys of another form, so keys of type {keys.kind} cannot be looked up in it"
+            )
 
     def reads(self, ranges: KeyRanges) -> Iterator[list[tuple[int, int]]]:
-        """Yield (offset, length) of the parts that `mark_files` reads after the first `read_header_size` bytes.
+        """Yield the offsets and lengths of the parts that `mark_files` reads after the first `read_header_size` bytes.
 
         Offsets are in the blob. The parts are yielded in steps: the caller loads each list into memory before it
         requests the next list.
@@ -313,9 +319,9 @@ class Bitmap:
         return self._starts[file] + start, length
 
     def find_rows(self, file: int, ranges: KeyRanges) -> Bits:
-        """Return the rows of the file that are in the ranges.
+        """Return the rows of a file that are in the ranges.
 
-        Rows that are null or NaN are returned if the ranges include null or NaN.
+        A row that is null or NaN is returned if the ranges include null or NaN.
         """
         section = self.open_section(file)
         return section.find_rows_where(
@@ -323,7 +329,7 @@ class Bitmap:
         )
 
     def verify(self) -> None:
-        """Read the whole blob.
+        """Read the complete blob.
 
         Raises:
             ValueError: Some bytes differ from the bytes that were written.
@@ -333,7 +339,7 @@ class Bitmap:
             self.open_section(file).verify()
 
     def _read_bounds(self, ranges: KeyRanges) -> Bounds:
-        """Return the bounds of the ranges. They are cached, because a plan uses the same ranges for many files."""
+        """Return the bounds of the ranges. The result is cached, because a plan uses the same ranges for many files."""
         cached = self._last_bounds
         if cached is None or cached[0] is not ranges:
             self._last_bounds = cached = (ranges, Bounds(ranges, self._form))
@@ -351,7 +357,7 @@ class Bitmap:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BitmapQuery:
-    """Selects files with a key in the ranges, or with null or NaN if the ranges include null or NaN."""
+    """A query for files with a key in some ranges, or with null or NaN if the ranges include null or NaN."""
 
     ranges: KeyRanges
 
@@ -362,7 +368,7 @@ class BitmapQuery:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeysQuery:
-    """Selects files with at least one key of a large set."""
+    """A query for files with at least one key of a large set."""
 
     keys: KeySet
 
@@ -374,7 +380,7 @@ class KeysQuery:
 class RemoteBitmap:
     """A remote bitmap index of which some parts are loaded.
 
-    `bitmap` can be used by any thread. It raises ValueError if it needs a part that is not loaded.
+    Any thread can use `bitmap`. It raises ValueError if it needs a part that is not loaded.
     """
 
     def __init__(self, blob: BlobReader, sparse: SparseMemory, opened: Bitmap) -> None:
@@ -396,9 +402,9 @@ class RemoteBitmap:
         return await asyncio.to_thread(query.mark_files, self.bitmap)
 
     async def load_rows(self, files: Iterable[int]) -> bool:
-        """Load the sections of these files, and return whether `bitmap` can return their rows.
+        """Load the sections of some files, and return whether `bitmap` can return their rows.
 
-        Return False if the memory limit or a failed read prevents it.
+        The result is False if the memory limit or a failed read prevents it.
         """
         return await self._load([self.bitmap.find_section_range(file) for file in files])
 
@@ -457,13 +463,17 @@ class BitmapKind(IndexKind[FileBitmap, Bitmap]):
             key = _get_key(keys, row)
             ranges = KeyRanges(keys.kind, (KeyRange(key, key),))
             indexed = list_positions(index.find_rows(number, ranges))
-            expected = present[hashes[present] == hashes[row]]  # This assumes that no two values have the same hash.
+            # This assumes that different values have different hashes.
+            expected = present[hashes[present] == hashes[row]]
             if index.is_exact_for(ranges) and not np.array_equal(indexed, expected):
-                yield f"the bitmap has {len(indexed)} rows with the value of row {row}; there are {len(expected)}"
+                yield (
+                    f"the bitmap has {len(indexed)} rows with the value of row {row}, but the data file has "
+                    f"{len(expected)}"
+                )
         nulls = 0 if keys.valid is None else keys.rows - int(unpack_bits(keys.valid, keys.rows).sum())
         recorded = len(list_positions(index.find_rows(number, KeyRanges(keys.kind, (), nulls=True))))
         if recorded != nulls:
-            yield f"the bitmap has {recorded} nulls; there are {nulls}"
+            yield f"the bitmap has {recorded} nulls, but the data file has {nulls}"
 
 
 def _get_key(keys: Keys, row: int) -> Key:

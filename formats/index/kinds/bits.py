@@ -1,10 +1,10 @@
 """Sets of rows as *bits*: uint64[ceil(rows / 64)].
 
-Row r is bit r % 64 of word r // 64. Bits after the last row are 0.
+Row r is bit r % 64 of word r // 64. Bits after the last row are 0. numpy provides AND and OR.
 
-numpy provides AND and OR. Bits are stored in the coding that is clearly smaller: flat words, which are
-the fastest to read; words compressed with zstd; roaring bitmaps for few rows or long runs; no data if all
-bits are equal. The functions have no side effects.
+A set is stored in the coding that is clearly the smallest: flat words, which are the fastest to read; words compressed
+with zstd; roaring bitmaps for few rows or long runs; or no data if all bits are equal. The functions have no side
+effects.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from seamark.formats.index.keys.keys import Bits, Longs
 from seamark.formats.index.kinds.pieces import Piece
 
 COMPRESSED_MAX_FRACTION = 0.75
-"""The size of a compressed coding must be at most this fraction of the flat size."""
+"""The maximum size of a compressed coding, as a fraction of the flat size."""
 _CHUNK_ROWS = 1 << 16
 _CHUNK_BYTES = 16
-"""The maximum size of a container's entry in the header of a roaring bitmap."""
+"""The maximum size of a container's entry in the header of a roaring bitmap, in bytes."""
 _LISTED_ROWS = 1 << 20
-"""The number of rows of a roaring bitmap that are listed at a time; a multiple of 64."""
+"""The number of rows of a roaring bitmap that are listed at a time. It must be a multiple of 64."""
 _ZSTD = pa.Codec("zstd", 1)
 
 
@@ -59,14 +59,14 @@ def count(bits: Bits) -> int:
 
 
 def list_positions(bits: Bits) -> Longs:
-    """Return the rows of the set, int64[n], ascending."""
+    """Return the rows of the set, int64[n], in ascending order."""
     return _bitmap.positions(bits, count(bits))
 
 
 def to_roaring(bits: Bits) -> pyroaring.BitMap:
-    """Return the set as a roaring bitmap.
+    """Convert the set to a roaring bitmap.
 
-    `serialize` writes the portable format; `run_optimize` adds run containers.
+    `serialize` writes the portable format, and `run_optimize` adds run containers.
     """
     padded = np.zeros(-(-len(bits) // 1024) * 1024, dtype=np.uint8)
     padded[: len(bits)] = np.bitwise_count(bits)
@@ -75,7 +75,7 @@ def to_roaring(bits: Bits) -> pyroaring.BitMap:
 
 
 def encode(bits: Bits, rows: int) -> Piece:
-    """Return the bits as a piece, in the coding that is clearly smaller."""
+    """Encode the bits as a piece, in the coding that is clearly the smallest."""
     set_rows = count(bits)
     if set_rows in (0, rows):
         return Piece(Coding.ONES if set_rows else Coding.ZEROS, b"")
@@ -94,7 +94,7 @@ def encode(bits: Bits, rows: int) -> Piece:
 
 
 def decode(piece: Piece, rows: int) -> Bits | bool:
-    """Return the bits, or the value of all bits if they are equal.
+    """Decode a piece to bits, or to True or False if all bits are equal.
 
     Flat bits are not copied.
 
@@ -120,10 +120,10 @@ def decode(piece: Piece, rows: int) -> Bits | bool:
 
 
 def _convert_bitmap(bitmap: pyroaring.BitMap, rows: int) -> Bits:
-    """Return a roaring bitmap as bits.
+    """Convert a roaring bitmap to bits.
 
-    The rows are listed in steps: a run of a few bytes can contain any number of rows, and each listed row
-    takes 4 bytes.
+    The rows are listed in steps, because a run of a few bytes can contain any number of rows, and each listed row takes
+    4 bytes.
     """
     if len(bitmap) and bitmap.max() >= rows:
         raise ValueError(f"a bitmap contains rows beyond the {rows} rows of its file")

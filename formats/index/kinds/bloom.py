@@ -1,19 +1,18 @@
-"""Bloom filters of data files, which select the files that may contain a key (format:
-`docs/reference/index-format.md`).
+"""Bloom filters of data files, which select the files that may contain a key.
 
-Each data file has a separate filter over the hashes of its distinct keys. Files whose filters have the
-same number of bits form a group. A group is stored transposed: row p consists of bit p of every filter. A
-lookup of a key reads k rows of a group, and their AND is the result for all files of the group. If
-nothing is cached, this takes k short reads for any number of files. A group of one file is the file's
-filter unchanged.
+`docs/reference/index-format.md` specifies the format.
 
-Rows are stored in pages, each with a checksum, because a probe reads k rows of a group and cannot check
-the rest. A cleared bit would exclude a file that has the key, so no row is used before its page is
-checked.
+Each data file has a separate filter over the hashes of its distinct keys. Files whose filters have the same number of
+bits form a group. A group is stored transposed: row p consists of bit p of every filter. A lookup of a key reads k rows
+of a group, and their AND is the result for all files of the group. If nothing is cached, this takes k short reads for
+any number of files. A group of one file is the file's filter unchanged.
 
-No filter contains null or NaN: the index cannot prune by a predicate that matches null or NaN. If a file
-has a text of unknown case (`case_folding.py`), all bits of its filter are set: the filter contains each
-key, and queries do not look for such a text.
+Rows are stored in pages, each with a checksum, because a probe reads k rows of a group and cannot check the rest. A
+cleared bit would exclude a file that has the key, so no row is used before its page is checked.
+
+No filter contains null or NaN, so the index cannot prune by a predicate that matches null or NaN. If a file has a text
+of unknown case (`case_folding.py`), all bits of its filter are set: the filter contains every key, and queries do not
+look for such a text.
 """
 
 from __future__ import annotations
@@ -38,46 +37,48 @@ from seamark.formats.index.kinds.queries import Flags, list_point_keys
 FALSE_POSITIVE_PROBABILITY = 0.01
 FPP_MIN, FPP_MAX = 1e-6, 0.5
 HASHED_MAX = 2_000
-"""The maximum number of keys of a join that are probed. With more keys, false positives would select every
-file.
-"""
+"""The maximum number of keys of a join that are probed. With more keys, false positives would select every file."""
 FILTER_BITS_MIN, FILTER_BITS_MAX = 1 << 8, 1 << 30
-"""A file with more keys than the largest filter can hold has more false positives, but no false negatives."""
+"""The minimum and maximum size of a filter in bits.
+
+If a file has more keys than fit into the largest filter, there are more false positives, but no false negatives.
+"""
 
 _SEED = 0
 _PAGE_BITS = 1 << 15
 _SUM = 4
 _UNALIGNED_MAX = 128
-"""The maximum number of files in a group whose rows are not aligned to bytes. In small groups the padding
-would be too large.
+"""The maximum number of files in a group whose rows are not aligned to bytes.
+
+In such small groups, the padding would be too large.
 """
 _GROUPS_MAX = 255
 _HASH_COUNT_MAX = 32
 _WORDS_PER_MERGE = 1 << 23
 
 _FIXED = struct.Struct("<4I")
-"""The start of the header: the size of the header, bits set per key, number of files, number of groups."""
+"""The start of the header: the size of the header, the bits set per key, the number of files, the number of groups."""
 FIXED_SIZE = _FIXED.size
 _ENTRY = np.dtype([("filter_bits", "<u8"), ("files", "<u8"), ("offset", "<u8"), ("length", "<u8")])
 _CHECK = struct.Struct("<Q")
 
 
 def hash_count(fpp: float) -> int:
-    """Return k, the number of bits that are set per key, for the false-positive rate `fpp`.
+    """Return k, the number of bits that are set for each key, for the false-positive rate `fpp`.
 
     Raises:
         ValueError: The rate is out of range.
     """
     if not FPP_MIN <= fpp <= FPP_MAX:
-        raise ValueError(f"a false-positive rate of {fpp} is not between {FPP_MIN} and {FPP_MAX}")
+        raise ValueError(f"the false-positive rate must be between {FPP_MIN} and {FPP_MAX}; {fpp} is not")
     return max(1, round(-math.log2(fpp)))
 
 
 def filter_bits(keys: int, fpp: float) -> int:
     """Return the size in bits of a filter for `keys` distinct keys.
 
-    The size is the lowest 2^e · {4, 5, 6, 7} / 4 that keeps the rate. There are few possible sizes, so that
-    groups are large; a filter is at most a quarter larger than needed.
+    The size is the lowest 2^e · {4, 5, 6, 7} / 4 that keeps the rate. There are only few possible sizes, so that groups
+    are large. A filter is at most a quarter larger than needed.
     """
     k = hash_count(fpp)
     needed = math.ceil(keys * -k / math.log1p(-(fpp ** (1 / k))))
@@ -89,7 +90,7 @@ def filter_bits(keys: int, fpp: float) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileBloom:
-    """The filter of one data file, uint64[filter bits / 64]. Bit p is bit p % 64 of word p // 64."""
+    """The filter of a data file, uint64[filter bits / 64]. Bit p is bit p % 64 of word p // 64."""
 
     hash_count: int
     words: npt.NDArray[np.uint64]
@@ -100,7 +101,7 @@ class FileBloom:
 
 
 def build(keys: Keys, fpp: float = FALSE_POSITIVE_PROBABILITY) -> FileBloom:
-    """Return the filter of a data file's values of one term."""
+    """Build the filter of the values of a term in a data file."""
     hashes = hash_keys(keys, _SEED)
     present = keys.present
     distinct = _bloom.distinct(hashes if present is None else hashes[present])
@@ -117,10 +118,12 @@ def _hash_unknown_case() -> np.uint64:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Group:
-    """The position of the filters of one size in a blob.
+    """The position in a blob of the filters of one size.
 
     Attributes:
-        files: The numbers of the files in the blob, ascending.
+        filter_bits: The size of the filters in bits.
+        files: The indexes of the files in the blob, ascending.
+        offset: The position of the group in the blob.
     """
 
     filter_bits: int
@@ -135,7 +138,7 @@ class _Group:
 
     @property
     def page_shift(self) -> int:
-        """The binary logarithm of the rows per page: as many rows as fit into 4 KiB, at least one."""
+        """The binary logarithm of the number of rows in a page: as many as fit into 4 KiB, and at least one."""
         return max(0, (_PAGE_BITS // self.stride).bit_length() - 1)
 
     @property
@@ -154,7 +157,7 @@ class _Group:
         return (self.pages - 1) * (self.page + _SUM) + -(-last_rows * self.stride // 8) + _SUM
 
     def spot(self, page: int) -> tuple[int, int]:
-        """Return (offset, length) of a page with its checksum, in the blob."""
+        """Return the offset in the blob and the length of a page with its checksum."""
         start = page * (self.page + _SUM)
         return self.offset + start, min(self.page + _SUM, self.length - start)
 
@@ -165,7 +168,7 @@ class _Group:
 
 
 def encode(entries: Sequence[FileBloom]) -> list[Bytes]:
-    """Return the blob of these data files, in pieces.
+    """Encode a blob of some data files.
 
     Raises:
         ValueError: The filters have different k, or there are no filters.
@@ -183,13 +186,13 @@ def encode(entries: Sequence[FileBloom]) -> list[Bytes]:
 
 
 def merge(parts: Sequence[tuple[Bloom, Mask]]) -> list[Bytes]:
-    """Return a blob of some files of several blobs, in order.
+    """Encode a blob of some files of several blobs, in order.
 
-    The blob equals the encoding of the files' filters. In addition to the parts and the result, the merge
-    needs 64 MB of memory, or 64 bits per file if that is more.
+    The blob equals the encoding of the files' filters. In addition to the parts and the result, the merge needs 64 MB
+    of memory, or 64 bits per file if that is more.
 
     Args:
-        parts: For each part, (its blob, the files to keep as bool[files]).
+        parts: The blobs, each with the files to keep as bool[files].
 
     Raises:
         ValueError: A page is damaged, the parts have different k, or there are no parts.
@@ -217,10 +220,12 @@ def merge(parts: Sequence[tuple[Bloom, Mask]]) -> list[Bytes]:
 
 
 def _encode_blob(k: int, bits_of_files: Sequence[int], fill: Callable[[_Group, Bytes], None]) -> list[Bytes]:
-    """Return the header and the groups of a blob.
+    """Encode the header and the groups of a blob.
 
     Args:
-        fill: Sets the bits of a group's rows, in pages of zeros.
+        k: The number of bits that are set for each key.
+        bits_of_files: The size of each file's filter in bits.
+        fill: A function that sets the bits of a group's rows, in pages of zeros.
     """
     sizes, number_of = np.unique(np.array(bits_of_files, dtype=np.int64), return_inverse=True)
     head = _compute_header_size(len(bits_of_files), len(sizes))
@@ -229,7 +234,7 @@ def _encode_blob(k: int, bits_of_files: Sequence[int], fill: Callable[[_Group, B
     offset = head
     for number, size in enumerate(sizes.tolist()):
         group = _Group(size, np.flatnonzero(number_of == number).astype(np.int32), offset)
-        out = np.zeros(group.length + 8, dtype=np.uint8)  # The kernel writes whole words.
+        out = np.zeros(group.length + 8, dtype=np.uint8)  # The kernel writes complete words.
         fill(group, out)
         _bloom.seal(group.make_geometry(), out)
         entries[number] = (size, len(group.files), offset, group.length)
@@ -242,9 +247,10 @@ def _encode_blob(k: int, bits_of_files: Sequence[int], fill: Callable[[_Group, B
 
 
 class Bloom:
-    """The filters of a blob's data files, which are identified by their numbers in the blob.
+    """The filters of a blob's data files, which are identified by their indexes in the blob.
 
-    `files` is the number of data files.
+    Attributes:
+        files: The number of data files.
     """
 
     def __init__(self, blob: memoryview | bytes, size: int | None = None) -> None:
@@ -292,7 +298,7 @@ class Bloom:
         return bits
 
     def probe(self, hashes: Hashes) -> Bytes:
-        """Return uint8[files]: 1 if a file may contain a key with one of the hashes.
+        """Return 1 for each file that may contain a key with one of the hashes, otherwise 0, as uint8[files].
 
         Raises:
             ValueError: A page is damaged.
@@ -300,7 +306,9 @@ class Bloom:
         return self._probe(self._data, self._spans, self._checked, hashes)
 
     def list_byte_ranges(self, hashes: Hashes) -> list[tuple[int, int]]:
-        """Return (offset, length) of the byte ranges that a probe reads, ascending: at most k per hash and group."""
+        """Return the offsets and lengths of the ranges that a probe reads, ascending: at most k for each hash and
+        group.
+        """
         mixed = _mix_hashes(hashes, self.hash_count)
         ranges: list[tuple[int, int]] = []
         for group in self._groups:
@@ -314,7 +322,12 @@ class Bloom:
         return ranges
 
     def probe_bytes(self, hashes: Hashes, parts: Sequence[memoryview | bytes]) -> Bytes:
-        """Return the result of `probe`, from the bytes of `list_byte_ranges` for the same hashes, in the same order."""
+        """Return the result of `probe` from bytes that were already read.
+
+        Args:
+            hashes: The hashes.
+            parts: The bytes of the ranges that `list_byte_ranges` returns for the same hashes, in the same order.
+        """
         spans = []
         at = 0
         for (offset, length), part in zip(self.list_byte_ranges(hashes), parts, strict=True):
@@ -345,13 +358,16 @@ class Bloom:
                 raise _make_damage_error(bad)
 
     def filters(self, size: int, keep: Mask, first: int, words: int) -> list[npt.NDArray[np.uint64]]:
-        """Return some words of the kept filters that have `size` bits: `words` words from word `first` on.
+        """Return some words of the filters of one size: `words` words from the word `first` on.
 
         Args:
+            size: The size of the filters in bits.
             keep: The files to keep, bool[files].
+            first: The index of the first word.
+            words: The number of words.
 
         Raises:
-            ValueError: A page is damaged, provided that the caller has read the words before `first`.
+            ValueError: A page is damaged. This requires that the caller has read the words before `first`.
         """
         for group in self._groups:
             if group.filter_bits == size and keep[group.files].any():
@@ -364,13 +380,13 @@ class Bloom:
 
 
 def read_header_size(start: memoryview | bytes) -> int:
-    """Return the number of bytes of a blob's header, from its first FIXED_SIZE bytes.
+    """Return the size of a blob's header from its first FIXED_SIZE bytes.
 
     Raises:
-        ValueError: `start` has fewer bytes.
+        ValueError: `start` has fewer bytes, or the size is invalid.
     """
     if len(start) < FIXED_SIZE:
-        raise ValueError(f"bloom blob: {len(start)} bytes are too few")
+        raise ValueError(f"bloom blob: {len(start)} bytes are too few for the start of a header")
     size = int(_FIXED.unpack_from(start)[0])
     if size < FIXED_SIZE + _CHECK.size:
         raise ValueError(f"bloom blob: a header of {size} bytes is too short")
@@ -382,7 +398,7 @@ def _compute_header_size(files: int, groups: int) -> int:
 
 
 def _decode_groups(text: memoryview, files: int, count: int, size: int) -> list[_Group]:
-    """Return the groups of a header.
+    """Return the groups that a header describes.
 
     Raises:
         ValueError: The groups do not have exactly the layout that the writer produces.
@@ -401,16 +417,18 @@ def _decode_groups(text: memoryview, files: int, count: int, size: int) -> list[
             raise ValueError(f"bloom blob: no group has {members} filters of {bits} bits here")
         group = _Group(bits, order[at : at + members], offset)
         if entry != (bits, members, offset, group.length):
-            raise ValueError(f"bloom blob: the group of filters of {bits} bits is in a wrong position")
+            raise ValueError(
+                f"bloom blob: the group of filters of {bits} bits does not begin where the previous group ends"
+            )
         groups.append(group)
         at, offset, before = at + members, offset + group.length, bits
     if offset != size:
-        raise ValueError(f"bloom blob: it has {size} bytes, but the groups end at byte {offset}")
+        raise ValueError(f"bloom blob: the blob has {size} bytes, but its groups end at byte {offset}")
     return groups
 
 
 def _mix_hashes(hashes: Hashes, k: int) -> npt.NDArray[np.uint64]:
-    """Return the factors that the kernel's `position` multiplies by a filter's bits, uint64[hashes, k]."""
+    """Return the numbers by which the kernel's `position` multiplies the size of a filter, uint64[hashes, k]."""
     low = np.uint64(0xFFFFFFFF)
     steps = np.outer(hashes & low | np.uint64(1), np.arange(k, dtype=np.uint64))
     mixed: npt.NDArray[np.uint64] = (hashes >> np.uint64(32))[:, np.newaxis] + steps & low
@@ -423,7 +441,7 @@ def _make_damage_error(offset: int) -> ValueError:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BloomQuery:
-    """Selects files with a key that has one of the hashes (seed 0)."""
+    """A query for files with a key that has one of the hashes (seed 0)."""
 
     hashes: Hashes
 
@@ -433,7 +451,7 @@ class BloomQuery:
 
 
 class RemoteBloom:
-    """A remote blob. Its header is in memory; pages are read from storage."""
+    """A remote blob. Its header is in memory, and pages are read from the storage."""
 
     is_full = False
 
@@ -448,7 +466,9 @@ class RemoteBloom:
 
 class BloomKind(IndexKind[FileBloom, Bloom]):
     name = "bloom"
-    parameters = (IndexParameter("fpp", "the share of false positives", FALSE_POSITIVE_PROBABILITY, FPP_MIN, FPP_MAX),)
+    parameters = (
+        IndexParameter("fpp", "the fraction of false positives", FALSE_POSITIVE_PROBABILITY, FPP_MIN, FPP_MAX),
+    )
 
     def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> FileBloom:
         return build(columns[0], parameters.get("fpp", FALSE_POSITIVE_PROBABILITY))
@@ -483,7 +503,7 @@ class BloomKind(IndexKind[FileBloom, Bloom]):
         hashes = hash_keys(columns[0], _SEED)
         for row in sampled:
             if not index.probe(hashes[row : row + 1])[number]:
-                yield f"the filter does not know the value of row {row}"
+                yield f"the filter does not contain the value of row {row}"
 
 
 BLOOM = BloomKind()

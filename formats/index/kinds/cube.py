@@ -59,22 +59,23 @@ from seamark.formats.index.kinds.packed_groups import (
 
 Columns = Mapping[int, pa.ChunkedArray]
 Attributes = Mapping[Term, pa.ChunkedArray]
-"""Attributes of dimension tables for the rows of a data file, for each term that is one. They may be dictionary arrays,
-whose chunks have the same dictionary.
+"""The attributes of dimension tables for the rows of a data file, by the terms that are attributes.
+
+They can be dictionary arrays, whose chunks have the same dictionary.
 """
 _NO_ATTRIBUTES: Attributes = {}
 
 ROWS_PER_GROUP_MIN = 20.0
 SMALL_CUBE_MAX_GROUPS = 1000
-"""An entry with at most this number of groups is kept even if it is not smaller than its rows."""
+"""The maximum number of groups of an entry that is kept even if it is not smaller than its rows."""
 ENTRY_GROUPS_MAX = 1_000_000
 """The maximum number of groups of an entry."""
 ENTRY_BYTES_MAX = 256 << 20
-"""The maximum number of bytes of the groups of an entry, when it is built."""
+"""The maximum number of bytes of the groups of an entry when it is built."""
 _DECODED_BYTES_MAX = 2 * ENTRY_BYTES_MAX
-"""An entry with more decompressed bytes is damaged.
+"""The maximum number of decompressed bytes of an entry. An entry with more is damaged.
 
-The limit allows for Arrow's padding, which `nbytes` does not count.
+The limit includes a reserve for Arrow's padding, which `nbytes` does not count.
 """
 TIME_TYPES = frozenset({"date", "timestamp", "timestamptz"})
 _DIMENSION_TYPES = TIME_TYPES | {
@@ -82,29 +83,29 @@ _DIMENSION_TYPES = TIME_TYPES | {
 }  # fmt: skip
 _MAGIC = b"SMKCUBE\n"
 _LAYOUT = 2
-"""The layout of a blob. The version of the blob's type is the same number."""
+"""The version of the blob's layout, which is also the version of the blob's type."""
 _HEAD = struct.Struct("<8sIIQI")
 _CHECK = struct.Struct("<I")
 _HEAD_BYTES = _HEAD.size + _CHECK.size
 _FLOAT_TOLERANCE = 1e-9
-"""The maximum relative difference of two sums of floats in an audit, because the order of the additions may differ."""
+"""The maximum relative difference of two sums of floats in an audit. The order of the additions may differ."""
 _LONG_MAX = (1 << 63) - 1
 _SIGNS = {"+": "add", "-": "subtract", "*": "multiply"}
 
 
 class SumOverflow(ValueError):
-    """Raised if the sum of a group does not fit its type."""
+    """The sum of a group does not fit its type."""
 
 
 class CubeEntries:
-    """An opened blob. It is immutable, and thread-safe.
+    """An opened blob. It is immutable, and several threads can use it.
 
     Groups are decompressed when they are read, so an opened blob needs only the memory of its compressed bytes.
     """
 
     def __init__(self, blob: memoryview) -> None:
         if len(blob) < _HEAD_BYTES:
-            raise ValueError(f"{len(blob)} bytes are not a cube")
+            raise ValueError(f"a cube cannot have only {len(blob)} bytes")
         if isal_zlib.crc32(blob[: _HEAD.size]) != _CHECK.unpack_from(blob, _HEAD.size)[0]:
             raise ValueError("the head of a cube does not match its checksum")
         magic, layout, self.files, length, self._checksum = _HEAD.unpack_from(blob)
@@ -145,6 +146,7 @@ class CubeEntries:
         The batches are validated, because Arrow does not check the offsets of an array.
 
         Args:
+            numbers: The indexes of the data files.
             columns: The names of the columns, in the order of the schema, or None for all columns.
 
         Raises:
@@ -156,7 +158,10 @@ class CubeEntries:
             for number in numbers:
                 size = count_decoded_bytes(self._body, self._batches[number])
                 if size > _DECODED_BYTES_MAX:
-                    raise ValueError(f"an entry of a cube has {size:,} bytes; the maximum is {_DECODED_BYTES_MAX:,}")
+                    raise ValueError(
+                        f"an entry of a cube has {size:,} bytes after decompression; the maximum is "
+                        f"{_DECODED_BYTES_MAX:,}"
+                    )
                 packed = reader.get_batch(number)
                 packed.validate(full=True)
                 yield unpack_groups(packed, schema, _DECODED_BYTES_MAX)
@@ -213,11 +218,11 @@ class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
         attributes: Attributes = _NO_ATTRIBUTES,
     ) -> pa.RecordBatch:
         entry = _sort_groups(group_rows(terms, measures, columns, attributes))
-        entry.validate(full=True)  # A data file may have a text that is not UTF-8, which `read` refuses.
+        entry.validate(full=True)  # A data file can contain text that is not UTF-8, which `read` refuses.
         if entry.num_rows > ENTRY_GROUPS_MAX or entry.nbytes > ENTRY_BYTES_MAX:
             raise ValueError(
-                f"a cube of {entry.num_rows:,} groups with {entry.nbytes:,} bytes for one data file is too large; the "
-                f"maximum is {ENTRY_GROUPS_MAX:,} groups and {ENTRY_BYTES_MAX:,} bytes"
+                f"the cube of one data file is too large: it has {entry.num_rows:,} groups with {entry.nbytes:,} "
+                f"bytes; the maximum is {ENTRY_GROUPS_MAX:,} groups and {ENTRY_BYTES_MAX:,} bytes"
             )
         rows = len(next(iter(columns.values())))
         if entry.num_rows > SMALL_CUBE_MAX_GROUPS and entry.num_rows * parameters["shrink"] > rows:
@@ -247,14 +252,14 @@ class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
 
     def check_rows(self, index: CubeEntries, rows: int) -> str | None:
         counted = sum(pc.sum(batch.column("m0")).as_py() or 0 for batch in index.read(range(index.files), ["m0"]))
-        return None if counted == rows else f"the cube counts {counted:,} rows; its data files have {rows:,}"
+        return None if counted == rows else f"the cube counts {counted:,} rows, but its data files have {rows:,}"
 
     def compare_aggregates(self, index: CubeEntries, number: int, expected: pa.RecordBatch) -> Iterator[str]:
         (stored,) = index.read([number])
         if stored.schema != expected.schema or stored.num_rows != expected.num_rows:
-            yield f"the cube has {stored.num_rows:,} groups; there are {expected.num_rows:,}"
+            yield f"the cube has {stored.num_rows:,} groups, but the data file has {expected.num_rows:,}"
             return
-        # Entries of earlier versions have the order in which the groups appear in the file.
+        # Entries of earlier versions have the groups in the order in which they appear in the file.
         stored, expected = _sort_groups(stored), _sort_groups(expected)
         for name, left, right in zip(stored.schema.names, stored.columns, expected.columns, strict=True):
             if not _are_equal(left, right):
@@ -262,7 +267,7 @@ class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
 
 
 def _sort_groups(entry: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the groups in the order of their dimensions, in which equal values are neighbours and compress well.
+    """Sort groups by their dimensions, so that equal values are neighbours and compress well.
 
     Floats are sorted by their bits, so that the order of groups with 0.0 and -0.0 is certain.
     """
@@ -278,7 +283,9 @@ def _sort_groups(entry: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _rank_texts(column: pa.Array) -> pa.Array:
-    """Return the ranks of texts among the distinct texts, which are compared faster. Other columns are returned."""
+    """Return the ranks of texts among the distinct texts, because numbers are compared faster. Other columns do not
+    change.
+    """
     if not pa.types.is_string(column.type):
         return column
     encoded = column.dictionary_encode()
@@ -296,10 +303,11 @@ def describe_size(groups: int, rows: int, shrink: float) -> str:
 def group_rows(
     terms: Sequence[Term], measures: Sequence[Measure], columns: Columns, attributes: Attributes = _NO_ATTRIBUTES
 ) -> pa.RecordBatch:
-    """Return the groups of a data file's rows.
+    """Group the rows of a data file.
 
     Args:
         terms: The dimensions.
+        measures: The measures.
         columns: The columns of the dimensions and measures by field id. All have the same number of rows.
         attributes: The attributes of dimension tables for these rows.
 
@@ -321,7 +329,7 @@ def group_rows(
             keys[name] = attributes[term].cast(get_dimension_type(term))
     values = dict[str, _Values]()
     for number, partial in enumerate(list_partials(measures)):
-        if partial.operand is None:  # Rows are counted as values that are not null.
+        if partial.operand is None:  # Count rows as values that are not null.
             column = pa.chunked_array([pa.repeat(pa.scalar(value=True), rows)])
         else:
             column = _evaluate(partial.operand, columns)
@@ -336,7 +344,7 @@ def group_rows(
 
 
 def combine_groups(groups: pa.Table, functions: Mapping[str, str]) -> pa.Table:
-    """Group the groups of several data files again.
+    """Combine the groups of several data files.
 
     Args:
         groups: Dimensions and partial aggregates, as in `CubeEntries`. Without dimensions, the result has one row.
@@ -403,7 +411,7 @@ def _widen_sum(values: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _sums_fit_64_bits(values: pa.ChunkedArray) -> bool:
-    """Return whether the sum of any of these integers fits 64 bits."""
+    """Return whether the sum of any of these integers fits into 64 bits."""
     limits = pc.min_max(values).as_py()
     largest = max(abs(limits["min"] or 0), abs(limits["max"] or 0))
     return bool(largest * len(values) <= _LONG_MAX)
@@ -421,7 +429,7 @@ def get_partial_type(partial: Partial) -> pa.DataType:
 
 
 def build_entry_schema(terms: Sequence[Term], measures: Sequence[Measure]) -> pa.Schema:
-    """Return the columns of the entries of a cube."""
+    """Return the schema of the entries of a cube."""
     fields = [(f"d{number}", get_dimension_type(term)) for number, term in enumerate(terms)]
     fields += [(f"m{number}", get_partial_type(partial)) for number, partial in enumerate(list_partials(measures))]
     return pa.schema(fields)
@@ -443,7 +451,7 @@ def _truncate(term: Term, column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _evaluate(operand: Operand, columns: Columns) -> pa.ChunkedArray:
-    """Return the values of an operand.
+    """Evaluate an operand on columns.
 
     Raises:
         ValueError: A value does not fit the type.
@@ -463,7 +471,7 @@ def _evaluate(operand: Operand, columns: Columns) -> pa.ChunkedArray:
     scale = get_decimal_digits(operand.kind)[1]
     digits = [get_decimal_digits(side.kind) if operand.sign == "*" else (75, scale) for side in operands]
     wide = [_widen(column, *precision) for column, precision in zip(values, digits, strict=True)]
-    # The cast fails if a value has more digits than the engines' type.
+    # If a value has more digits than the engines' type, the cast fails.
     return pc.call_function(_SIGNS[operand.sign], wide).cast(pa.decimal128(PRECISION_MAX, scale))
 
 

@@ -1,7 +1,7 @@
-"""A file's distinct keys in order, and the ranges of a predicate as intervals of ranks.
+"""The distinct keys of a file in ascending order, and the ranges of a predicate as intervals of ranks.
 
-A key's rank is its position in the dictionary. A range of keys is an interval of ranks; two searches in
-the packed dictionary find it (`_ordered.pyx`). This module is pure.
+A key's rank is its position in the dictionary. A range of keys is an interval of ranks, which two searches in the
+packed dictionary find (`_ordered.pyx`). This module has no side effects.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from seamark.formats.index.keys.ranks import CLIPPED_BYTES, Distinct
 RankArray = npt.NDArray[np.uint64]
 
 CODES, BYTES = 0, 1
-"""Forms of keys."""
+"""The forms of keys."""
 
 
 class Intervals(NamedTuple):
-    """Intervals [begin, end) of ranks, uint64[n] each. They are ascending, disjoint, not adjacent, and not empty."""
+    """Intervals [begin, end) of ranks, each as uint64[n]. They are ascending, disjoint, not adjacent, and not empty."""
 
     begins: RankArray
     ends: RankArray
 
 
 class Bounds:
-    """The bounds of the ranges of a predicate, as keys that are searched in a dictionary.
+    """The bounds of a predicate's ranges, as keys that are searched in a dictionary.
 
     Raises:
         ValueError: The keys of the ranges do not have the form of the index.
@@ -37,10 +37,13 @@ class Bounds:
 
     def __init__(self, ranges: KeyRanges, form: int) -> None:
         if has_codes(ranges.kind) != (form == CODES):
-            raise ValueError(f"an index of {('codes', 'bytes')[form]} does not support keys of type {ranges.kind}")
+            raise ValueError(
+                f"the index has keys of the form {('codes', 'bytes')[form]}, so keys of type {ranges.kind} cannot be "
+                "looked up in it"
+            )
         self.form = form
         self.exact = True
-        """False if a bound is too long to be distinguished from other keys."""
+        """Whether all bounds can be distinguished from other keys. A long bound cannot."""
         if form == CODES:
             self._read_codes(ranges)
         else:
@@ -79,9 +82,9 @@ class Bounds:
         self._upto: Bytes = np.array(upto, dtype=np.uint8)
 
     def list_edges(self, width: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return (the lowest key, the greatest key) of each range, inclusive.
+        """Return the lowest and the greatest key of each range, inclusive.
 
-        Byte keys are truncated or padded with zeros to `width` bytes.
+        Keys of bytes are truncated or padded with zeros to `width` bytes.
         """
         if self.form == CODES:
             return self.lows, self.highs
@@ -100,7 +103,7 @@ class Bounds:
             begins, ends = dictionary.below(self.lows, False), dictionary.below(self.highs, True)
         else:
             begins = dictionary.below(self.low_bytes, self._above)
-            ends = np.full(self.count, dictionary.count, dtype=np.uint64)  # The last range may have no upper bound.
+            ends = np.full(self.count, dictionary.count, dtype=np.uint64)  # The last range can have no upper bound.
             ends[: len(self.high_bytes)] = dictionary.below(self.high_bytes, self._upto)
         if len(begins) > 1:
             return _join_intervals(begins, ends)
@@ -111,7 +114,7 @@ _NONE = Intervals(np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint64))
 
 
 def _join_intervals(begins: RankArray, ends: RankArray) -> Intervals:
-    """Remove empty intervals, and join intervals that touch or overlap (intervals of clipped keys can overlap)."""
+    """Remove empty intervals, and join intervals that touch or overlap. Intervals of truncated keys can overlap."""
     non_empty = begins < ends
     begins, ends = begins[non_empty], ends[non_empty]
     if len(begins) < 2:
@@ -129,7 +132,7 @@ def pack(distinct: Distinct) -> Bytes:
 
 
 def open_dictionary(data: bytes | memoryview, count: int, form: int) -> _ordered.Numbers | _ordered.Strings:
-    """Open a dictionary of `count` keys in place.
+    """Open a dictionary of `count` keys without copying it.
 
     Raises:
         ValueError: The bytes are damaged.
@@ -139,7 +142,7 @@ def open_dictionary(data: bytes | memoryview, count: int, form: int) -> _ordered
 
 
 def align_bytes(data: bytes | memoryview) -> Bytes:
-    """Return the bytes in place, or a copy if they are not aligned to 8 bytes."""
+    """Return the bytes without copying them if they are aligned to 8 bytes, otherwise a copy."""
     memory = np.frombuffer(data, dtype=np.uint8)
     return memory if memory.ctypes.data % 8 == 0 else memory.copy()
 

@@ -1,14 +1,14 @@
-"""An index kind: one object with everything that the other modules need from a kind of index.
+"""An index kind: one object with everything that other modules need from a kind of index.
 
-A kind is a module of this folder and an entry in `kinds.py`. Definitions, builders, index files, the
-planner, audits, the HTTP interface and the command line call the object and contain no names of kinds.
-There are two exceptions. The advice of explain recommends bloom and bitmap indexes (`term_effects.py`).
-Some features need more than an `IndexQuery`: rows within files by bitmaps, and lookups by record indexes.
+A kind is a module of this folder and an entry in `kinds.py`. Definitions, builders, index files, the planner, audits,
+the HTTP interface and the command line call the object and contain no names of kinds. There are two exceptions. The
+advice of explain recommends bloom and bitmap indexes (`term_effects.py`). Some features need more than an `IndexQuery`:
+bitmaps select rows within files, and record indexes look up keys.
 
-A kind must build, encode, merge and open a blob, and convert predicates to queries. Everything else has
-defaults: no parameters, one column of any type, no remote reads, and an audit of checksums only.
+A kind must build, encode, merge and open a blob, and convert predicates to queries. Everything else has defaults: no
+parameters, one column of any type, no remote reads, and an audit of only the checksums.
 
-A kind has no state. Its methods are pure, except `open_remote`, which reads through its `BlobReader`.
+A kind has no state. Its methods have no side effects, except `open_remote`, which reads through its `BlobReader`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from seamark.formats.index.kinds.sparse import Range
 Mask = npt.NDArray[np.bool_]
 
 REMOTE_KEYS_MAX = 16
-"""The maximum number of keys that are looked up by hash in a remote index. For more keys, the whole file is
-fetched.
+"""The maximum number of keys that are looked up by hash in a remote index.
+
+For more keys, the complete file is fetched.
 """
 
 
@@ -45,8 +46,9 @@ class IndexParameter(NamedTuple):
     """A numeric parameter of an index definition."""
 
     name: str
-    """Lower-case letters, as in `bloom(c, fpp=0.001)` and `--fpp`. Two kinds may share a name only if its
-    meaning is the same.
+    """The name in lower-case letters, as in `bloom(c, fpp=0.001)` and `--fpp`.
+
+    Two kinds can only use the same name for a parameter with the same meaning.
     """
     meaning: str
     default: float
@@ -55,15 +57,15 @@ class IndexParameter(NamedTuple):
 
 
 class OpenedBlob(Protocol):
-    """A blob in memory or memory-mapped. It is thread-safe."""
+    """A blob in memory, which can be memory-mapped. Several threads can use it."""
 
     @property
     def files(self) -> int:
-        """The number of data files. A file is identified by its number, from 0."""
+        """The number of data files. A file is identified by its index, from 0."""
         ...
 
     def verify(self) -> None:
-        """Read the whole blob.
+        """Read the complete blob.
 
         Raises:
             ValueError: Some bytes differ from the bytes that were written.
@@ -72,9 +74,7 @@ class OpenedBlob(Protocol):
 
 
 class BlobReader(Protocol):
-    """Reads a remote blob by byte ranges.
-
-    Its methods raise the errors of the storage.
+    """A reader of byte ranges of a remote blob. Its methods can also raise the errors of the storage.
 
     Raises:
         ValueError: A range is beyond the end of the blob.
@@ -88,14 +88,14 @@ class BlobReader(Protocol):
     async def read(self, start: int, length: int) -> bytes: ...
 
     async def read_all(self, ranges: Sequence[Range]) -> list[bytes] | None:
-        """Read all ranges concurrently. Return None if there are too many reads or too many bytes."""
+        """Read all ranges concurrently, or return None if there are too many ranges or too many bytes."""
         ...
 
     async def read_head(self, size_of: Callable[[bytes], int]) -> bytes:
         """Return the start of the blob.
 
         Args:
-            size_of: Returns the required size from the first bytes.
+            size_of: A function that returns the required size from the first bytes.
         """
         ...
 
@@ -103,7 +103,7 @@ class BlobReader(Protocol):
         """Return the end of the blob.
 
         Args:
-            size_of: Returns the required size from the last bytes.
+            size_of: A function that returns the required size from the last bytes.
         """
         ...
 
@@ -116,18 +116,18 @@ class RemoteIndex(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """The memory of the index, which queries may increase."""
+        """The memory of the index in bytes. Queries can increase it."""
         ...
 
     @property
     def is_full(self) -> bool:
-        """Whether the cache has approximately reached its limit. Opening the blob again empties the cache."""
+        """Whether the cache has almost reached its limit. Opening the blob again empties the cache."""
         ...
 
     async def probe(self, query: Any) -> Flags | None:
-        """Return the answer that `query.mark_files` returns for a local blob, or None if it would take too many reads.
+        """Return the result that `query.mark_files` returns for a local blob, or None if it needs too many reads.
 
-        The method also raises the errors of the storage.
+        The method can also raise the errors of the storage.
 
         Raises:
             ValueError: The blob is damaged.
@@ -136,22 +136,22 @@ class RemoteIndex(Protocol):
 
 
 Entry = TypeVar("Entry")
-"""The index entry of one data file, before it is encoded. It can be pickled."""
+"""The index entry of a data file before it is encoded. It can be pickled."""
 Opened = TypeVar("Opened", bound=OpenedBlob)
 
 
 class IndexKind(ABC, Generic[Entry, Opened]):
     name: str
-    """The name in lower case.
+    """The name of the kind in lower case.
 
-    The name is used in definitions, in the registry, in the blob's type and as a stage name of plans.
+    Definitions, the registry, the type of the blob and the stages of plans contain it.
     """
     version: int = 1
-    """The version of the blob format. A blob of another version is not damaged, but cannot be used."""
+    """The version of the blob's format. A blob of another version is not damaged, but cannot be used."""
     alignment: int = 64
-    """The blob's offset in its file is a multiple of this number of bytes."""
+    """The alignment in bytes: the blob's offset in its file is a multiple of it."""
     columns_max: int = 1
-    """The maximum number of terms of a definition."""
+    """The maximum number of terms in a definition."""
     parameters: tuple[IndexParameter, ...] = ()
     remote_values_max: int = REMOTE_KEYS_MAX
     """The maximum number of values of a plan's predicates that are looked up in a remote index."""
@@ -160,7 +160,7 @@ class IndexKind(ABC, Generic[Entry, Opened]):
     answers_keys: bool = False
     """Whether the index looks up rows by key. If True, `open` must return a `Record`."""
     aggregates: bool = False
-    """Whether entries have aggregates of rows.
+    """Whether entries contain aggregates of rows.
 
     If True, definitions have measures, entries are built by `build_aggregates`, plans do not prune by the index, and
     `open` must return `CubeEntries`.
@@ -176,7 +176,7 @@ class IndexKind(ABC, Generic[Entry, Opened]):
 
     @abstractmethod
     def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> Entry:
-        """Return the index entry of one data file, from its keys for each term.
+        """Build the index entry of a data file from the keys of each term.
 
         Raises:
             ValueError: The file cannot be indexed.
@@ -190,14 +190,14 @@ class IndexKind(ABC, Generic[Entry, Opened]):
         parameters: Mapping[str, float],
         attributes: Mapping[Term, pa.ChunkedArray],
     ) -> Entry:
-        """Return the index entry of one data file.
+        """Build the index entry of a data file from its columns.
 
         Args:
             terms: The dimensions.
             measures: The aggregates.
             columns: The columns of the data file by field id.
             parameters: The parameters of the index.
-            attributes: The attributes of dimension tables for the rows of the file, for each term that is one.
+            attributes: The attributes of dimension tables for the rows of the file, by the terms that are attributes.
 
         Raises:
             ValueError: The file cannot be indexed.
@@ -206,14 +206,14 @@ class IndexKind(ABC, Generic[Entry, Opened]):
 
     @abstractmethod
     def encode(self, entries: Sequence[Entry]) -> Iterable[Any]:
-        """Return the buffers of a blob of these data files, in order."""
+        """Return the buffers of a blob of some data files, in order."""
 
     @abstractmethod
     def merge(self, parts: Sequence[tuple[Opened, Mask]]) -> Iterable[Any]:
         """Merge opened blobs, and return the buffers of the result.
 
         Args:
-            parts: For each part, (its blob, the files to keep as bool[files]).
+            parts: The blobs, each with the files to keep as bool[files].
 
         Raises:
             ValueError: A blob is damaged.
@@ -221,7 +221,7 @@ class IndexKind(ABC, Generic[Entry, Opened]):
 
     @abstractmethod
     def open(self, blob: memoryview) -> Opened:
-        """Open a blob. The result keeps the memory alive.
+        """Open a blob. The result refers to the memory of the blob.
 
         Raises:
             ValueError: The blob is damaged.
@@ -238,30 +238,25 @@ class IndexKind(ABC, Generic[Entry, Opened]):
     def supports(self, predicate: Bound) -> bool:
         """Return whether `query` may return a query for the predicate.
 
-        By default, a limited number of equalities is supported.
+        By default, the result is True for a limited number of equalities.
         """
         return predicate.op in (Op.EQ, Op.IN) and len(predicate.values) <= KEYS_MAX
 
     @abstractmethod
     def query(self, ranges: Sequence[KeyRanges]) -> IndexQuery | None:
-        """Return a query for files with a row whose keys are in these ranges. There are ranges for each term.
+        """Return a query for files with a row whose keys are in some ranges, or None if the index cannot prune.
 
-        Returns:
-            None if the index cannot prune.
+        Args:
+            ranges: The ranges of each term.
         """
 
     @abstractmethod
     def make_keys_query(self, keys: KeySet) -> IndexQuery | None:
-        """Return a query for files with a row that has one of the keys of a join.
-
-        Return None if the index would not prune.
-        """
+        """Return a query for files with a row that has a key of a join, or None if the index would not prune."""
 
     def check_rows(self, index: Opened, rows: int) -> str | None:
-        """Return the problem if the index has the wrong number of entries for data files of `rows` rows.
-
-        Returns:
-            None if the number is right.
+        """Return a description of the problem if the number of entries is wrong for data files of `rows` rows,
+        otherwise None.
         """
         return None
 
@@ -269,16 +264,19 @@ class IndexKind(ABC, Generic[Entry, Opened]):
         """Compare the index with the keys of a data file, and yield a description of each difference.
 
         Args:
-            number: The number of the data file in the index.
+            index: The opened index.
+            number: The index of the data file in the blob.
             columns: The keys, which were read from the data file again.
             sampled: Rows whose first key is neither null nor NaN, for kinds that compare single keys.
         """
         return iter(())
 
     def compare_aggregates(self, index: Opened, number: int, expected: Entry) -> Iterator[str]:
-        """Compare the entry of a data file with an entry that was built again. Yield a description of each difference.
+        """Compare the entry of a data file with a new entry. Yield a description of each difference.
 
         Args:
-            number: The number of the data file in the index.
+            index: The opened index.
+            number: The index of the data file in the blob.
+            expected: The entry that was built again from the data file.
         """
         return iter(())

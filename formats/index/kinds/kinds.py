@@ -1,4 +1,4 @@
-"""The index kinds by name, in the order in which plans query them: the cheapest first. This module is pure."""
+"""The index kinds by name, in the order in which plans query them: the cheapest first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packs the groups of a cube's entry into a few bytes, as one row of an Arrow record batch.
+"""Pack the groups of a cube's entry into a few bytes, as one row of an Arrow record batch.
 
 A column of groups becomes three cells of the row:
 
@@ -6,11 +6,11 @@ A column of groups becomes three cells of the row:
     name_codes   bytes, or null for a plain column
     name_base    an integer, or null
 
-A dimension is coded by the numbers of its distinct values. Counts, and sums that fit 64 bits, are coded by their
-distance from the smallest value, `name_base`. A code has as few bytes as the largest one needs. The first bytes of all
+A dimension is coded by the indexes of its distinct values. Counts, and sums that fit into 64 bits, are coded by their
+distance from the smallest value, `name_base`. A code has as few bytes as the largest code needs. The first bytes of all
 codes are followed by the second bytes, and so on, because neighbours among them compress well. The cell `groups` has
-the number of groups. Floats stay plain, because 0.0 and -0.0, and the bits of NaN, must not be joined. The functions
-are pure.
+the number of groups. Floats stay plain, because 0.0 and -0.0, and NaNs with different bits, must not be joined. The
+functions have no side effects.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ import pyarrow.compute as pc
 _GROUPS = "groups"
 _CODES, _BASE = "_codes", "_base"
 _DECIMAL_WORDS = 2
-"""The number of 64-bit words of a decimal128, the low word first."""
+"""The number of 64-bit words of a decimal128. The low word is first."""
 _OFFSET_BYTES = 4
 _CODED_GROUPS_MIN = 16
-"""The number of groups from which columns are coded. Fewer groups are smaller as plain values."""
+"""The minimum number of groups of a coded column. Fewer groups are smaller as plain values."""
 
 _Longs = npt.NDArray[np.int64]
 
@@ -49,7 +49,7 @@ def read_groups_schema(packed: pa.Schema) -> pa.Schema:
     """Return the schema of the groups that a schema of packed groups describes.
 
     Raises:
-        ValueError: It is not a schema of packed groups.
+        ValueError: The schema does not describe packed groups.
     """
     if packed.names[:1] != [_GROUPS] or not all(pa.types.is_list(kind) for kind in packed.types[1::3]):
         raise ValueError("an Arrow file has no packed groups")
@@ -62,12 +62,12 @@ def read_groups_schema(packed: pa.Schema) -> pa.Schema:
 
 
 def list_packed_names(columns: Sequence[str]) -> list[str]:
-    """Return the names of the packed cells that some columns need."""
+    """Return the names of the packed cells that contain some columns."""
     return [_GROUPS, *(name + end for name in columns for end in ("", _CODES, _BASE))]
 
 
 def pack_groups(groups: pa.RecordBatch) -> pa.RecordBatch:
-    """Return groups as one row, with the columns of `make_packed_schema`."""
+    """Pack groups into one row with the columns of `make_packed_schema`."""
     cells: list[pa.Array] = [pa.array([groups.num_rows], pa.int64())]
     for name, column in zip(groups.schema.names, groups.columns, strict=True):
         values, codes, base = _code(name, column) if groups.num_rows >= _CODED_GROUPS_MIN else (column, None, None)
@@ -80,7 +80,7 @@ def pack_groups(groups: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def unpack_groups(packed: pa.RecordBatch, schema: pa.Schema, bytes_max: int) -> pa.RecordBatch:
-    """Return the groups of a packed row.
+    """Unpack the groups of a packed row.
 
     Args:
         packed: The row, whose buffers are valid, with the cells of the columns in `schema`.
@@ -94,7 +94,7 @@ def unpack_groups(packed: pa.RecordBatch, schema: pa.Schema, bytes_max: int) -> 
         raise ValueError("packed groups have no row")
     rows = packed[_GROUPS][0].as_py()
     if rows < 0:
-        raise ValueError(f"packed groups have {rows:,} groups")
+        raise ValueError(f"packed groups state the invalid number of {rows:,} groups")
     columns = []
     size = 0
     for field in schema:
@@ -103,7 +103,7 @@ def unpack_groups(packed: pa.RecordBatch, schema: pa.Schema, bytes_max: int) -> 
         numbers = _split_codes(codes.as_buffer(), rows) if codes.is_valid else None
         size += values.nbytes if numbers is None else _count_bytes(values, numbers, field.type)
         if size > bytes_max:
-            raise ValueError(f"an entry of a cube has {size:,} bytes; the maximum is {bytes_max:,}")
+            raise ValueError(f"an entry of a cube has {size:,} bytes after unpacking; the maximum is {bytes_max:,}")
         if numbers is None:
             column = values
         elif base.is_valid:
@@ -111,7 +111,7 @@ def unpack_groups(packed: pa.RecordBatch, schema: pa.Schema, bytes_max: int) -> 
         else:
             column = values.take(pa.array(numbers))
         if len(column) != rows:
-            raise ValueError(f"the column {field.name} has {len(column):,} values for {rows:,} groups")
+            raise ValueError(f"the column {field.name} has {len(column):,} values, but there are {rows:,} groups")
         columns.append(column)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -127,12 +127,12 @@ def _code(name: str, column: pa.Array) -> tuple[pa.Array, bytes | None, int | No
     if longs is None:
         return column, None, None
     base = longs.min()
-    # Without overflow, because unsigned numbers wrap around.
+    # Unsigned numbers wrap around, so the subtraction does not overflow.
     return column.slice(0, 0), _join_codes(longs.view(np.uint64) - base.view(np.uint64)), int(base)
 
 
 def _to_longs(column: pa.Array) -> _Longs | None:
-    """Return counts or sums as integers, or None if some of them are null or do not fit."""
+    """Return counts or sums as integers, or None if some of them are null or do not fit into 64 bits."""
     if column.null_count or not (pa.types.is_int64(column.type) or pa.types.is_decimal128(column.type)):
         return None
     if pa.types.is_int64(column.type):
@@ -164,13 +164,13 @@ def _count_bytes(values: pa.Array, codes: npt.NDArray[np.uint64], kind: pa.DataT
     if not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
         return len(codes) * max(1, int(kind.bit_width) // 8)
     if len(codes) and int(codes.max()) >= len(values):
-        raise ValueError(f"a code is {int(codes.max()):,}, and a column has {len(values):,} distinct values")
+        raise ValueError(f"a code is {int(codes.max()):,}, but the column has {len(values):,} distinct values")
     lengths = pc.fill_null(pc.binary_length(values), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     return int(lengths[codes.astype(np.int64)].sum()) + _OFFSET_BYTES * len(codes)
 
 
 def _join_codes(codes: npt.NDArray[np.uint64]) -> bytes:
-    """Return the bytes of codes: the lowest byte of each code, then the second byte of each code, and so on."""
+    """Return the lowest byte of each code, then the second byte of each code, and so on."""
     width = max(1, -(-int(codes.max()).bit_length() // 8))
     return codes.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :width].T.tobytes()
 
@@ -178,7 +178,7 @@ def _join_codes(codes: npt.NDArray[np.uint64]) -> bytes:
 def _split_codes(data: pa.Buffer, count: int) -> npt.NDArray[np.uint64]:
     width, rest = divmod(data.size, count) if count else (0, data.size)
     if rest or not (1 <= width <= 8 or not count):
-        raise ValueError(f"{data.size:,} bytes are not the codes of {count:,} groups")
+        raise ValueError(f"{data.size:,} bytes cannot be the codes of {count:,} groups")
     planes = np.frombuffer(data, np.uint8).reshape(width, count)
     codes = np.zeros((count, 8), np.uint8)
     codes[:, :width] = planes.T

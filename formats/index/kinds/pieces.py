@@ -46,12 +46,12 @@ class PiecesHeader(NamedTuple):
 
 
 def head_bytes(count: int) -> int:
-    """Return the size of a header of `count` pieces."""
+    """Return the size in bytes of a header of `count` pieces."""
     return _HEAD.size + _ENTRY_BYTES * count + _CHECK.size
 
 
 def write_pieces(head: PiecesHeader, pieces: Sequence[Piece]) -> bytes:
-    """Return the header and the pieces; the size is a multiple of 8 bytes.
+    """Encode a header and pieces. The size of the result is a multiple of 8 bytes.
 
     Raises:
         ValueError: A piece has 4 GiB or more.
@@ -68,7 +68,7 @@ def write_pieces(head: PiecesHeader, pieces: Sequence[Piece]) -> bytes:
 
 
 class Pieces:
-    """Reads the bytes of `write_pieces` in place.
+    """A reader of the bytes of `write_pieces`, which does not copy them.
 
     Raises:
         ValueError: The header, a length or a checksum is wrong.
@@ -79,20 +79,20 @@ class Pieces:
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
         if len(memory) < _HEAD.size + _CHECK.size:
-            raise ValueError(f"{len(memory)} bytes are too few for a header")
+            raise ValueError(f"{len(memory)} bytes are too few for the header of the pieces")
         *numbers, count = _HEAD.unpack_from(memory)
         end = _HEAD.size + _ENTRY_BYTES * count
         if count > PIECES_MAX or end + _CHECK.size > len(memory):
             raise ValueError(f"a header cannot have {count} pieces")
         if isal_zlib.crc32(memory[:end]) != _CHECK.unpack_from(memory, end)[0]:
-            raise ValueError("a header does not match its checksum")
+            raise ValueError("the header of the pieces does not match its checksum")
         self.head = PiecesHeader(*numbers)
         self.count: int = count
         self._table: npt.NDArray[np.uint32] = np.frombuffer(memory[_HEAD.size : end], dtype="<u4").reshape(-1, 3)
         lengths = self._table[:, 0].astype(np.int64)
         starts = np.cumsum(np.concatenate([[-(-(end + _CHECK.size) // 8) * 8], -(-lengths // 8) * 8])).tolist()
         if starts[-1] != len(memory):
-            raise ValueError(f"the pieces have {starts[-1]} bytes, but the memory has {len(memory)} bytes")
+            raise ValueError(f"the header states {starts[-1]} bytes of pieces, but the memory has {len(memory)} bytes")
         self._starts: list[int] = starts
         self._checked = bytearray(count)
 
@@ -112,7 +112,7 @@ class Pieces:
         return Piece(coding, data)
 
     def spot(self, number: int) -> tuple[int, int]:
-        """Return offset and length of a piece."""
+        """Return the offset and the length of a piece."""
         return self._starts[number], self.get_length(number)
 
     def get_coding(self, number: int) -> int:
@@ -123,7 +123,7 @@ class Pieces:
         return int(self._table[number, 0])
 
     def verify(self) -> None:
-        """Check every piece."""
+        """Check the checksums of all pieces."""
         for number in range(self.count):
             self._checked[number] = 0
             self.read(number)

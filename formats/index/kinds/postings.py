@@ -1,21 +1,20 @@
-"""Postings: the distinct keys of all data files in order, and the files that contain each key.
+"""Postings: the distinct keys of all data files in ascending order, and the files that contain each key.
 
-If keys occur in several files, the files of each key are stored as a row of bits or as a list, in the
-smaller form. Otherwise, this would store every key twice, with little benefit. In this case only the
-lowest and the greatest key of each file are stored. If these two keys do not decide a lookup, it searches the
-file's own dictionary. For a range of many keys, the lowest and the greatest rank decide most files. The functions have
-no side effects.
+If keys occur in several files, the files of each key are stored as a row of bits or as a list, whichever is smaller. If
+they do not, this would store every key twice, with little benefit. In this case, only the lowest and the greatest key
+of each file are stored. If these two keys do not decide a lookup, it searches the file's own dictionary. For a range of
+many keys, the lowest and the greatest rank decide most files. The functions have no side effects.
 
-Postings are stored in the form of `pieces.py`: the numbers of distinct keys and of files, the form of the
-keys, the layout.
+Postings are stored in the form of `pieces.py`: the numbers of distinct keys and of files, the form of the keys, and the
+layout.
 
-The pieces of MATRIX and LISTS are: the dictionary; the lowest and the greatest rank of each file,
-u32[files] twice (2^32 - 1 and 0 for a file without keys). For MATRIX the bits follow,
-u64[keys][ceil(files / 64)]. For LISTS the lists of files of all keys follow, concatenated, in 1, 2 or 4
-bytes, and then the starts of the lists, `pack_numbers` of keys + 1.
+The pieces of MATRIX and LISTS are: the dictionary; the lowest ranks and the greatest ranks of the files, u32[files]
+each (2^32 - 1 and 0 for a file without keys). For MATRIX, the bits follow, u64[keys][ceil(files / 64)]. For LISTS, the
+concatenated lists of the files of all keys follow, in 1, 2 or 4 bytes, and then the starts of the lists, `pack_numbers`
+of keys + 1.
 
-The pieces of EDGES are the lowest and the greatest key of each file, u64[files] twice, or their first 64
-bytes, padded with zeros, twice.
+The pieces of EDGES are the lowest keys and the greatest keys of the files, u64[files] each, or the first 64 bytes of
+these keys, padded with zeros.
 """
 
 from __future__ import annotations
@@ -47,40 +46,44 @@ from seamark.formats.index.kinds.pieces import Piece, Pieces, PiecesHeader, writ
 MATRIX, LISTS, EDGES = 0, 1, 2
 """Layouts."""
 _DICTIONARY, _LOWEST_RANKS, _GREATEST_RANKS, _FILES, _STARTS = range(5)
-"""Piece numbers; in EDGES, pieces 0 and 1 are the edges."""
+"""The indexes of the pieces. In EDGES, pieces 0 and 1 are the edges."""
 PIECES_MAX = _STARTS + 1
 EDGE_BYTES = 64
 
 SHARED_MAX_FRACTION, UNSHARED_MAX_FRACTION = 1.0, 0.25
-"""The maximum size of the files of each key, as a fraction of the size of the sections: if keys are shared by files,
-and if they are not."""
+"""The maximum size of the postings' files, as a fraction of the size of the sections.
+
+The first limit is for keys that files share, the second one for other keys.
+"""
 SMALL_INDEX_MAX_BYTES = 1 << 16
-"""The maximum size of postings in a small index. In a larger index, the size of the sections limits them."""
+"""The maximum size of postings in a small index in bytes. In a larger index, the size of the sections limits them."""
 SHARED_KEY_MIN_FILES = 4
-"""The average number of files per key from which keys count as shared."""
+"""The average number of files per key from which files are considered to share keys."""
 KEYS_MAX = 1 << 22
 HEAP_MAX = 1 << 28
-"""The maximum number of distinct keys, and of their bytes, that are sorted in memory. Larger sets are
-treated as not shared.
+"""The maximum number of distinct keys, and of their bytes, that are sorted in memory.
+
+Files with more are considered not to share keys.
 """
 _NEVER = (1 << 32) - 1
 """The lowest rank of a file without keys. No interval of ranks contains it."""
 _KEYS_PER_BATCH = 1 << 22
 _WIDE_MAX = 32
-"""The maximum number of wide ranges (of several keys) that are first compared with the lowest and greatest
-rank of each file.
+"""The maximum number of wide ranges (of several keys) that are first compared with the ranks of each file.
+
+The lowest and the greatest rank of a file are compared.
 """
 
 _ZSTD = pa.Codec("zstd", 1)
 _INFLATED_MAX = 1 << 28
-"""The maximum inflated size of a piece. Longer pieces are stored uncompressed and memory-mapped."""
+"""The maximum size of a piece before compression in bytes. Longer pieces are stored uncompressed and memory-mapped."""
 
 Marks = npt.NDArray[np.uint8]
 _NO_MARK = np.zeros(1, dtype=np.uint8)
 
 
 class Searchable(Protocol):
-    """A file's section, in which keys can be searched."""
+    """The section of a file, in which keys can be searched."""
 
     cardinality: int
 
@@ -92,10 +95,11 @@ Sections = Callable[[int], Searchable]
 
 
 def build_postings(sections: Sequence[Searchable], form: int, section_bytes: int) -> bytes:
-    """Return the postings of data files.
+    """Encode the postings of some data files.
 
     Args:
         sections: The sections of the files, in order.
+        form: The form of the keys.
         section_bytes: The total size of the sections.
     """
     total = sum(section.cardinality for section in sections)
@@ -112,9 +116,9 @@ def build_postings(sections: Sequence[Searchable], form: int, section_bytes: int
 
 
 def _batch_files(sections: Sequence[Searchable]) -> list[list[int]]:
-    """Return the file numbers in batches of at most `_KEYS_PER_BATCH` keys.
+    """Return the indexes of the files in batches of at most `_KEYS_PER_BATCH` keys.
 
-    A file with more keys is a separate batch.
+    A file with more keys is a batch of its own.
     """
     batches: list[list[int]] = [[]]
     batch_keys = 0
@@ -144,7 +148,7 @@ def merge_distinct(parts: Sequence[Distinct], form: int) -> Distinct:
 
 
 def rank_parts(parts: Sequence[Distinct], form: int) -> tuple[Distinct, Ranks]:
-    """Return the distinct keys of all parts, and the rank of each input key, in input order."""
+    """Return the distinct keys of all parts, and the rank of each key of the parts, in the order of the parts."""
     if form == CODES:
         codes = [part.codes for part in parts if part.codes is not None]
         return rank_codes(np.concatenate([np.zeros(0, dtype=np.uint64), *codes]))
@@ -161,10 +165,14 @@ def rank_parts(parts: Sequence[Distinct], form: int) -> tuple[Distinct, Ranks]:
 def _encode_by_key(
     sections: Sequence[Searchable], form: int, distinct: Distinct, total: int, budget: float
 ) -> bytes | None:
-    """Return the postings in layout MATRIX or LISTS, or None if they take more than `budget` bytes.
+    """Encode postings in the layout MATRIX or LISTS, or return None if they take more than `budget` bytes.
 
     Args:
+        sections: The sections of the files, in order.
+        form: The form of the keys.
+        distinct: The distinct keys of all files.
         total: The sum of the numbers of keys of all files.
+        budget: The maximum size.
     """
     files, keys = len(sections), len(distinct)
     words, width = bits.count_words(files), 1 if files <= 1 << 8 else 2 if files <= 1 << 16 else 4
@@ -210,9 +218,9 @@ def _encode_lists(pairs: Sequence[tuple[Ranks, npt.NDArray[np.uint32]]], keys: i
 
 
 def _encode_edges(sections: Sequence[Searchable], form: int) -> bytes:
-    """Return the postings in layout EDGES: the lowest and the greatest key of each file.
+    """Encode postings in the layout EDGES: the lowest and the greatest key of each file.
 
-    A file without keys has zeros.
+    For a file without keys, they are zeros.
     """
     if form == CODES:
         sides = np.zeros((2, len(sections)), dtype=np.uint64)
@@ -230,9 +238,9 @@ def _make_flat_piece(array: Bytes) -> Piece:
 
 
 def _pack(array: npt.NDArray[Any]) -> Piece:
-    """Return a flat piece, or a piece compressed with zstd if that is clearly smaller.
+    """Return a piece that is compressed with zstd if this is clearly smaller, otherwise a flat piece.
 
-    A compressed piece begins with the decompressed size (u64).
+    A compressed piece begins with its decompressed size (u64).
     """
     data = array.reshape(-1).view(np.uint8).data
     if len(data) > _INFLATED_MAX:
@@ -242,7 +250,7 @@ def _pack(array: npt.NDArray[Any]) -> Piece:
 
 
 def _is_wide(begins: RankArray, ends: RankArray) -> bool:
-    """Return whether wide intervals are first compared with the lowest and greatest rank of each file.
+    """Return whether intervals are wide and few enough to be first compared with the ranks of each file.
 
     A wide interval contains several keys.
     """
@@ -250,18 +258,20 @@ def _is_wide(begins: RankArray, ends: RankArray) -> bool:
 
 
 class Postings:
-    """Reads the bytes of `build_postings`.
+    """A reader of the bytes of `build_postings`.
 
     Raises:
-        ValueError: A part is damaged; the error is raised when the part is first read.
+        ValueError: A part is damaged. The error is raised when the part is first read.
     """
 
     def __init__(self, memory: memoryview, form: int, files: int, pairs: int) -> None:
-        """Open postings in place.
+        """Open postings without copying them.
 
         Args:
-            pairs: The sum of the numbers of distinct keys of all files. The lists have at most this number of
-                entries.
+            memory: The bytes of the postings.
+            form: The form of the keys.
+            files: The number of data files.
+            pairs: The sum of the numbers of distinct keys of all files. The lists have at most this number of entries.
         """
         self._pieces = Pieces(memory)
         self._keys, stored_files, stored_form, self.layout, _ = self._pieces.head
@@ -282,10 +292,12 @@ class Postings:
         self._pieces.verify()
 
     def mark_files(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_], section: Sections) -> Marks:
-        """Return uint8[files]: 1 if a file contains a key within the bounds.
+        """Return 1 for each file that contains a key within the bounds, otherwise 0, as uint8[files].
 
         Args:
+            bounds: The bounds.
             has_keys: bool[files], False for a file without keys.
+            section: A function that returns the section of a file.
         """
         if not bounds.count:
             return np.zeros(self._files, dtype=np.uint8)
@@ -294,10 +306,10 @@ class Postings:
         return self._mark_by_key(bounds)
 
     def reads(self, bounds: Bounds) -> Iterator[list[tuple[int, int]]]:
-        """Yield (offset, length) of the pieces that `mark_files` reads.
+        """Yield the offsets and lengths of the pieces that `mark_files` reads.
 
-        The pieces are yielded in steps: the caller loads each list into memory before it requests the next list.
-        The sections of the files (`list_undecided_files`) are not included.
+        The pieces are yielded in steps: the caller loads each list into memory before it requests the next list. The
+        sections of the files (`list_undecided_files`) are not included.
         """
         if not bounds.count:
             return
@@ -313,15 +325,15 @@ class Postings:
             yield [self._pieces.spot(number) for number in range(_FILES, self._pieces.count)]
 
     def list_undecided_files(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
-        """Return the numbers of the files whose section dictionaries `mark_files` searches."""
+        """Return the indexes of the files whose dictionaries `mark_files` searches."""
         if not bounds.count or self.layout != EDGES:
             return np.empty(0, dtype=np.intp)
         return self._mark_by_edge_keys(bounds, has_keys)[1]
 
     def mark_files_with_keys(self, keys: KeySet, has_keys: npt.NDArray[np.bool_], section: Sections) -> Marks:
-        """Return uint8[files]: 1 if a file contains one of many keys.
+        """Return 1 for each file that contains one of many keys, otherwise 0, as uint8[files].
 
-        The keys of the index are looked up in `keys`.
+        The keys of the index are looked up in `keys`, not vice versa.
         """
         if self.layout != EDGES:
             marks = self._mark_wanted_keys(keys)
@@ -344,13 +356,13 @@ class Postings:
         return self.layout != EDGES and bool(self._mark_wanted_keys(keys).all())
 
     def share(self, keys: WantedKeys) -> float:
-        """Return the fraction of the distinct keys that are in `keys`, or 1 if the fraction is unknown."""
+        """Return the fraction of the index's distinct keys that are in `keys`, or 1 if the fraction is unknown."""
         if self.layout == EDGES or not self._keys:
             return 1.0
         return float(np.count_nonzero(self._mark_wanted_keys(keys))) / self._keys
 
     def _mark_wanted_keys(self, keys: WantedKeys) -> Marks:
-        """Return uint8[distinct keys]: 1 for the keys in `keys`.
+        """Return 1 for each distinct key that is in `keys`, otherwise 0, as uint8[distinct keys].
 
         The result for the last `keys` is cached.
         """
@@ -360,7 +372,7 @@ class Postings:
         return marked[1]
 
     def _mark_possible_files(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Return bool[files]: False if the file has no key within the bounds, by its lowest and greatest key."""
+        """Return False for each file whose lowest and greatest key exclude a key within the bounds, as bool[files]."""
         marks, numbers = self._mark_by_edge_keys(bounds, has_keys)
         possible: npt.NDArray[np.bool_] = marks != 0
         possible[numbers] = True
@@ -381,11 +393,11 @@ class Postings:
         return marks
 
     def _mark_by_extremes(self, begins: RankArray, ends: RankArray) -> tuple[Marks, RankArray, RankArray]:
-        """Compare wide intervals with the lowest and greatest rank of each file.
+        """Compare wide intervals with the lowest and the greatest rank of each file.
 
         Returns:
-            (the marks that this comparison decides, the begins and the ends of the intervals that still have to be
-            looked up)
+            The marks that this comparison decides, and the begins and the ends of the intervals that still have to be
+                looked up.
         """
         marks = np.zeros(self._files, dtype=np.uint8)
         wide = ends - begins > 1
@@ -420,12 +432,11 @@ class Postings:
         return marks
 
     def _mark_by_edge_keys(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> tuple[Marks, npt.NDArray[np.intp]]:
-        """Return (the marks that the lowest and greatest keys decide, the numbers of the files that are undecided)."""
+        """Return the marks that the lowest and greatest keys decide, and the indexes of the undecided files."""
         dtype = "<u8" if self._form == CODES else f"S{EDGE_BYTES}"
         lowest_keys, greatest_keys = self._read_array(0, dtype, self._files), self._read_array(1, dtype, self._files)
         lows, highs = bounds.list_edges(EDGE_BYTES)
-        # If a range contains a key of the file, this is the first range that does not end before the file's
-        # lowest key.
+        # If a range contains a key of the file, it is the first range that does not end before the file's lowest key.
         first = np.searchsorted(highs, lowest_keys, side="left")
         possible = has_keys & (first < len(highs))
         possible[possible] = lows[first[possible]] <= greatest_keys[possible]
@@ -438,7 +449,7 @@ class Postings:
         return marks, np.flatnonzero(possible)
 
     def _search_sections(self, bounds: Bounds, marks: Marks, numbers: npt.NDArray[np.intp], section: Sections) -> Marks:
-        """Set the marks of the files `numbers` after a search in their dictionaries."""
+        """Set the marks of the files in `numbers` by searches in their dictionaries, and return the marks."""
         if self._form == CODES:
             dictionaries = [section(number).dictionary for number in numbers.tolist()]
             marks[numbers] = _ordered.holding(cast("list[_ordered.Numbers]", dictionaries), bounds.lows, bounds.highs)
@@ -459,7 +470,7 @@ class Postings:
         if piece.coding == Coding.ZSTD:
             size = int.from_bytes(piece.data[:8], "little")
             if size != count * np.dtype(dtype).itemsize or size > _INFLATED_MAX:
-                raise ValueError(f"a piece of {count} numbers cannot inflate to {size:,} bytes")
+                raise ValueError(f"a piece of {count} numbers cannot have {size:,} bytes after decompression")
             try:
                 data = _ZSTD.decompress(piece.data[8:], size, asbytes=True)
             except OSError as error:
@@ -470,6 +481,6 @@ class Postings:
         else:
             raise ValueError(f"a piece has the unknown coding {piece.coding}")
         if len(array) != count:
-            raise ValueError(f"a piece has {len(array)} numbers, not {count}")
+            raise ValueError(f"a piece has {len(array)} numbers instead of {count}")
         self._arrays[number] = array
         return array

@@ -1,7 +1,7 @@
 """Queries of index files, which select the data files that may contain a matching row.
 
-The index kind creates a query from a predicate once (`kind.py`). `of` answers it from a local index file,
-and `RemoteIndex.probe` from a remote index file. This module is pure.
+The index kind creates a query from a predicate once (`kind.py`). `mark_files` answers it from a local index file, and
+`RemoteIndex.probe` from a remote one. This module has no side effects.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from seamark.formats.index.keys.keys import Key, KeyRanges, Keys, has_codes
 Flags = npt.NDArray[np.uint8]
 
 KEYS_MAX = 100_000
-"""The maximum number of keys of a predicate that are looked up by hash. A longer list cannot prune."""
+"""The maximum number of keys of a predicate that are looked up by hash. A longer list would not prune."""
 COMBINATIONS_MAX = 10_000
 """The maximum number of combinations of the equalities on the columns of a composite key."""
 
 
 class IndexQuery(Protocol):
-    """A query of the index files of one kind. It is immutable."""
+    """A query of the index files of a kind. It is immutable."""
 
     def mark_files(self, index: Any) -> Flags:
-        """Return uint8[files]: 1 if a file may contain a matching row.
+        """Return 1 for each file that may contain a matching row, otherwise 0, as uint8[files].
 
         Args:
-            index: A blob opened by the same kind.
+            index: A blob that the same kind has opened.
 
         Raises:
             ValueError: The blob is damaged.
@@ -51,24 +51,22 @@ def make_predicate_key(predicate: Bound) -> PredicateKey:
     """
     if predicate.result not in FLOATS:
         return predicate, ()
-    # The text of the predicate is not used: creating it takes long for 100,000 values, and this runs for
-    # every file.
+    # The text of the predicate is not used, because creating it takes long for 100,000 values, and this runs for every
+    # file.
     return predicate, tuple(
         copysign(1.0, value) for value in predicate.values if isinstance(value, float) and not value
     )
 
 
 def list_point_keys(ranges_of_terms: Sequence[KeyRanges]) -> list[Keys] | None:
-    """Return the keys that a matching row can have, as a column for each term.
+    """Return the keys that a matching row can have, as a column for each term, or None.
 
-    For several terms, the result has all combinations.
-
-    Returns:
-        None if the ranges contain more than single keys, or if there are too many keys.
+    For several terms, the result has all combinations. It is None if the ranges contain more than single keys, or if
+    there are too many keys.
     """
     lists: list[tuple[Key, ...]] = []
     for ranges in ranges_of_terms:
-        if ranges.points is None or ranges.nulls or ranges.nans:  # A literal has no key for null or NaN.
+        if ranges.points is None or ranges.nulls or ranges.nans:  # A query has no keys for null and NaN.
             return None
         lists.append(ranges.points)
     if prod(map(len, lists)) > (KEYS_MAX if len(lists) == 1 else COMBINATIONS_MAX):  # The literal 0.0 has two keys.
@@ -82,7 +80,7 @@ def list_point_keys(ranges_of_terms: Sequence[KeyRanges]) -> list[Keys] | None:
 
 
 def _encode_literal_keys(keys: Sequence[Key], kind: str) -> Keys:
-    """Return the literals in the form of a column."""
+    """Return the keys of literals in the form of a column."""
     if has_codes(kind):
         return Keys(kind, len(keys), np.array(keys, dtype=np.uint64), None, None, None, None)
     spelled = [key for key in keys if isinstance(key, bytes)]

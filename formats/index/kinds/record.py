@@ -1,19 +1,18 @@
 """The record index: maps the 128-bit hash of a key to its rows, each a data file and a position.
 
-A blob is one sorted run: pages of 4,096 bytes with 170 entries of 24 bytes each and a checksum per page,
-then the *fences* (the high half of each page's first hash), the number of entries of each data file, and
-a trailer. A merge therefore writes the blob sequentially and keeps only a few pages in memory. A lookup
-in memory starts at the position of a uniformly distributed hash, and finds its entry within two or three
-cache lines. A remote lookup has the fences in memory and reads one page.
+A blob is one sorted run. It consists of pages of 4,096 bytes, with 170 entries of 24 bytes each and a checksum per
+page; then the *fences* (the high half of each page's first hash), the number of entries of each data file, and a
+trailer. A merge therefore writes the blob sequentially and keeps only a few pages in memory. A lookup in memory starts
+at the position of a uniformly distributed hash, and finds its entry within two or three cache lines. A remote lookup
+has the fences in memory and reads one page.
 
-Every row has an entry, including rows with nulls in the key (`hash_rows` encodes null and NaN). Therefore
-a file has the same number of entries and rows, and an audit can compare the counts. A lookup returns
-every row of a key in every file; the caller removes rows that are not in the snapshot or are deleted. If
-two keys have the same hash, the lookup returns the rows of both: with 2^32 rows that happens in one of
-10^19 tables.
+Every row has an entry, including rows with nulls in the key (`hash_rows` encodes null and NaN). Therefore a file has as
+many entries as rows, and an audit can compare the counts. A lookup returns every row of a key in every file. The caller
+removes rows that are not in the snapshot or are deleted. If two keys have the same hash, the lookup returns the rows of
+both. With 2^32 rows, that happens in one of 10^19 tables.
 
-Encoding and lookups are pure; heavy work runs in C without the GIL (`_record.pyx`). Damage raises
-ValueError. `docs/reference/index-format.md` specifies every byte.
+Encoding and lookups have no side effects. Heavy work runs in C without the GIL (`_record.pyx`). If a blob is damaged,
+ValueError is raised. `docs/reference/index-format.md` specifies every byte.
 """
 
 from __future__ import annotations
@@ -48,10 +47,10 @@ Ints = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 RowPositions = tuple[Longs, Ints, Longs]
-"""The rows that match, as arrays (query, file, position), ordered by query, file, position."""
+"""The rows that match, as arrays (query, file, position), in the order of query, file and position."""
 
 ROWS_MAX = (1 << 32) - 1
-"""The maximum number of rows of a data file: positions are uint32."""
+"""The maximum number of rows of a data file. Positions are uint32."""
 FILES_MAX = (1 << 31) - 1
 TRAILER_BYTES = 64
 COLUMNS_MAX = 32
@@ -70,7 +69,7 @@ _PAGES_PER_READ_MAX = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileRecords:
-    """The entries of one data file.
+    """The entries of a data file.
 
     Attributes:
         run: uint8[24 * rows], the entries in ascending order.
@@ -84,7 +83,7 @@ class FileRecords:
 
 
 def build(columns: Sequence[Keys]) -> FileRecords:
-    """Build the entries from the key columns of one data file, in the order of the definition.
+    """Build the entries of a data file from its key columns, in the order of the definition.
 
     Raises:
         ValueError: The file has more than ROWS_MAX rows.
@@ -108,7 +107,7 @@ def merge(parts: Sequence[tuple[RecordBlob, Mask]]) -> Iterator[Part]:
     The result has the kept files of each blob, in order.
 
     Args:
-        parts: For each part, (its blob, the files to keep as bool[files]).
+        parts: The blobs, each with the files to keep as bool[files].
 
     Raises:
         ValueError: A page is damaged.
@@ -116,7 +115,9 @@ def merge(parts: Sequence[tuple[RecordBlob, Mask]]) -> Iterator[Part]:
     runs, files = [], 0
     for record, keep in parts:
         if len(keep) != record.files:
-            raise ValueError(f"there are {len(keep)} flags for {record.files} data files")
+            raise ValueError(
+                f"the mask of the files to keep has {len(keep)} items, but the index has {record.files} data files"
+            )
         numbers = np.full(record.files, DROPPED_FILE, np.uint32)
         kept_files = int(np.count_nonzero(keep))
         numbers[np.asarray(keep, dtype=np.bool_)] = np.arange(files, files + kept_files, dtype=np.uint32)
@@ -146,9 +147,7 @@ def _write_parts(merger: Merger, files: int) -> Iterator[Part]:
 
 
 class Fences:
-    """The directory of a run, in memory. A remote lookup needs only this before it reads pages.
-
-    The object is immutable.
+    """The directory of a run in memory, which is all that a remote lookup needs before it reads pages. It is immutable.
 
     Attributes:
         first: The high half of each page's first hash, uint64[pages].
@@ -178,7 +177,9 @@ class Fences:
         self.entries = entries
         self.files = files
         if int(self.counts.sum()) != entries or (self.first[1:] < self.first[:-1]).any():
-            raise ValueError("the directory's fences are out of order, or its counts do not add up")
+            raise ValueError(
+                "the fences of the directory are out of order, or its counts do not match the number of entries"
+            )
 
     @staticmethod
     def compute_directory_bytes(tail: Part, blob_bytes: int) -> int:
@@ -192,22 +193,24 @@ class Fences:
         return 8 * (pages + files) + TRAILER_BYTES
 
     def list_page_ranges(self, hi: Words, lo: Words) -> list[tuple[int, int]]:
-        """Return (offset, length) in the blob of all pages that may contain one of the hashes, ascending.
+        """Return the offsets and lengths in the blob of all pages that may contain one of the hashes, ascending.
 
-        Adjacent pages are joined. For one hash this is one page, or two pages if its entries may cross the
+        Adjacent pages are joined. For one hash, this is one page, or two pages if its entries may cross a page
         boundary. Only a key of hundreds of rows needs more pages.
         """
         return [(start * PAGE_BYTES, (end - start) * PAGE_BYTES) for start, end in self._find_page_spans(hi).tolist()]
 
     def _find_page_spans(self, hi: Words) -> Longs:
-        """Return (the first page, the page after the last) of each range of pages, int64[n, 2]."""
+        """Return the first page of each range of pages, and the page after its last, int64[n, 2]."""
         return stretches(self.first, np.sort(hi))
 
     def look_up_in_pages(self, hi: Words, lo: Words, pages: Sequence[Part]) -> RowPositions:
-        """Return the result of `Record.lookup` from pages that were read before.
+        """Return the result of `RecordBlob.lookup` from pages that were already read.
 
         Args:
-            pages: The bytes of `list_page_ranges` for the same hashes, in the same order.
+            hi: The high halves of the hashes.
+            lo: The low halves of the hashes.
+            pages: The bytes of the ranges that `list_page_ranges` returns for the same hashes, in the same order.
         """
         spans = self._find_page_spans(hi)
         if len(pages) != len(spans):
@@ -220,9 +223,9 @@ class Fences:
 
 
 def _read_trailer(tail: Part, blob_bytes: int) -> tuple[int, int, int, int]:
-    """Return (entries, pages, files, checksum of the directory)."""
+    """Return the numbers of entries, pages and files, and the checksum of the directory."""
     if len(tail) < TRAILER_BYTES or blob_bytes < TRAILER_BYTES:
-        raise ValueError(f"{min(len(tail), blob_bytes)} bytes are not a record index")
+        raise ValueError(f"a record index cannot have only {min(len(tail), blob_bytes)} bytes")
     trailer = memoryview(tail)[len(tail) - TRAILER_BYTES :]
     if _SUM.unpack_from(trailer, _TRAILER.size)[0] != compute_checksum(trailer[: _TRAILER.size]):
         raise ValueError("the trailer does not match its checksum")
@@ -238,11 +241,11 @@ def _read_trailer(tail: Part, blob_bytes: int) -> tuple[int, int, int, int]:
 
 
 class RecordBlob:
-    """An opened blob, which may be a memory-mapped file. The object keeps the memory alive, and is thread-safe.
+    """An opened blob, which can be a memory-mapped file. Several threads can use it.
 
     Raises:
-        ValueError: The blob is damaged. The constructor checks the directory, and the first read of a page
-            checks the page.
+        ValueError: The blob is damaged. The constructor checks the directory, and the first read of a page checks the
+            page.
     """
 
     def __init__(self, blob: memoryview) -> None:
@@ -266,26 +269,26 @@ class RecordBlob:
         return self.fences.counts
 
     def lookup(self, hi: Words, lo: Words) -> RowPositions:
-        """Return the rows with these hashes (`hash_halves`).
+        """Return the rows with some hashes (`hash_halves`).
 
         Args:
             hi: The high halves of the hashes, uint64[n].
             lo: The low halves of the hashes, uint64[n].
 
         Returns:
-            (query int64[m], file int32[m], position int64[m]), ordered by query, file, position.
+            (query int64[m], file int32[m], position int64[m]), in the order of query, file and position.
         """
         return self._pages.lookup(hi, lo)
 
     def find(self, hi: int, lo: int) -> list[tuple[int, int]]:
-        """Return (file, position) of each row with one hash. The result is that of `lookup`, without arrays."""
+        """Return the file and the position of each row with one hash, like `lookup` but without arrays."""
         return self._pages.find(hi, lo)
 
     def verify(self) -> None:
-        """Read the whole blob, and check checksums, order, and the number of entries of each file.
+        """Read the complete blob, and check checksums, order, and the number of entries of each file.
 
         Raises:
-            ValueError: The blob is damaged; the message describes the damage.
+            ValueError: The blob is damaged. The message describes the damage.
         """
         counts = np.zeros(self.files, np.uint64)
         if self._pages.check(counts) != self.count or (counts != self.counts).any():
@@ -293,7 +296,7 @@ class RecordBlob:
 
 
 def mark_files(rows: RowPositions, files: int) -> Flags:
-    """Return uint8[files]: 1 if a file has a row in `rows`."""
+    """Return 1 for each file with a row in `rows`, otherwise 0, as uint8[files]."""
     flags = np.zeros(files, dtype=np.uint8)
     flags[rows[1]] = 1
     return flags
@@ -301,14 +304,14 @@ def mark_files(rows: RowPositions, files: int) -> Flags:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordQuery:
-    """Selects files with a row that has one of the hashes, which are given as halves (seeds 0 and 1)."""
+    """A query for files with a row that has one of the hashes, which are given as halves (seeds 0 and 1)."""
 
     high: Hashes
     low: Hashes
 
     @staticmethod
     def from_keys(columns: Sequence[Keys]) -> RecordQuery:
-        """Return the query for keys in rows; each part of the key is a column."""
+        """Return the query for some keys. Each part of the key is a column."""
         return RecordQuery(*hash_halves(columns))
 
     def mark_files(self, index: RecordBlob) -> Flags:
@@ -317,7 +320,7 @@ class RecordQuery:
 
 
 class RemoteRecord:
-    """A remote blob. Its directory is in memory; pages are read from storage."""
+    """A remote blob. Its directory is in memory, and pages are read from the storage."""
 
     is_full = False
 
@@ -331,7 +334,7 @@ class RemoteRecord:
         return None if matches is None else mark_files(matches, self.data_files)
 
     async def look_up_rows(self, high: Hashes, low: Hashes) -> RowPositions | None:
-        """Look up hashes as `Record.lookup` does. Return None if the lookup would take too many reads."""
+        """Look up hashes like `RecordBlob.lookup`, or return None if the lookup needs too many reads."""
         pages = await self._blob.read_all(self._fences.list_page_ranges(high, low))
         return None if pages is None else self._fences.look_up_in_pages(high, low, pages)
 
@@ -339,7 +342,7 @@ class RemoteRecord:
 class RecordKind(IndexKind[FileRecords, RecordBlob]):
     name = "record"
     alignment = PAGE_BYTES
-    """The alignment with which the pages of the index are aligned to pages of the disk."""
+    """The alignment of the blob in bytes, so that the pages of the index are aligned to pages of the disk."""
     columns_max = COLUMNS_MAX
     answers_keys = True
 
@@ -370,19 +373,21 @@ class RecordKind(IndexKind[FileRecords, RecordBlob]):
         return None if len(keys) > KEYS_MAX else RecordQuery.from_keys([keys.keys])
 
     def check_rows(self, index: RecordBlob, rows: int) -> str | None:
-        return None if index.count == rows else f"the index has {index.count} entries for {rows} rows"
+        return (
+            None if index.count == rows else f"the index has {index.count} entries, but the data files have {rows} rows"
+        )
 
     def compare(self, index: RecordBlob, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:
         """Compare all rows, not only the sampled rows."""
         rows = columns[0].rows
         if int(index.counts[number]) != rows:
-            yield f"the index has {int(index.counts[number])} entries; there are {rows} rows"
+            yield f"the index has {int(index.counts[number])} entries, but the data file has {rows} rows"
         queries, files, positions = index.lookup(*hash_halves(columns))
         is_found = np.zeros(rows, dtype=np.bool_)
         correct = (files == number) & (positions == queries)
         is_found[queries[correct]] = True
         if not is_found.all():
-            yield f"the index does not find the key of row {int(np.flatnonzero(~is_found)[0])} where it is"
+            yield f"the index does not return the key of row {int(np.flatnonzero(~is_found)[0])} at its position"
 
 
 RECORD = RecordKind()

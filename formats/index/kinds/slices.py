@@ -1,15 +1,15 @@
-"""A section: the rows of one data file by value, as an ordered dictionary and the bits of each row's rank.
+"""A section: the rows of a data file by value, as an ordered dictionary and the bits of each row's rank.
 
 A row's value is stored as its rank in the file's dictionary. Slice i has bit i of all ranks, so that
-ceil(log2(cardinality)) slices represent the column. A comparison is an interval of ranks, and reads each
-slice once. If most rows have one value and few rows have other values, a bitmap per value is smaller and
-is stored instead. In all other cases compressed slices are equally small (measured). Null and NaN have
-separate bitmaps, because those rows have the rank 0, too. The functions have no side effects.
+ceil(log2(cardinality)) slices represent the column. A comparison is an interval of ranks, and reads each slice once. If
+most rows have one value and few rows have other values, a bitmap per value is smaller and is stored instead. In all
+other cases, compressed slices are equally small (measured). Null and NaN have separate bitmaps, because their rows have
+the rank 0 too. The functions have no side effects.
 
-A section is stored in the form of `pieces.py`: the numbers of rows and of distinct values, the form of
-the keys, layout SLICES or EQUALITY, flags NULLS, NANS and CLIPPED, and the pieces. The pieces are the
-dictionary, the null rows, the NaN rows, and then the slices, the lowest first, or the bitmaps by rank.
-Values are clipped to 1,024 bytes: the result for a longer bound may contain more rows.
+A section is stored in the form of `pieces.py`: the numbers of rows and of distinct values, the form of the keys, the
+layout SLICES or EQUALITY, the flags NULLS, NANS and CLIPPED, and the pieces. The pieces are the dictionary, the null
+rows, the NaN rows, and then the slices, the lowest first, or the bitmaps by rank. Values are truncated to 1,024 bytes,
+so the result for a longer bound can contain more rows.
 """
 
 from __future__ import annotations
@@ -32,23 +32,24 @@ SLICES, EQUALITY = 0, 1
 NULLS, NANS, CLIPPED = 1, 2, 4
 """Flags."""
 DICTIONARY, NULL_ROWS, NAN_ROWS, FIRST = 0, 1, 2, 3
-"""The numbers of the pieces."""
+"""The indexes of the pieces."""
 
 EQUALITY_MAX = 64
-"""The maximum number of distinct values of a column that may be stored as one bitmap per value."""
+"""The maximum number of distinct values of a column that can be stored as one bitmap per value."""
 _CHANGE_BYTES = 2
-"""The minimum number of bytes for a row whose value differs from the value before. Containers of a roaring
-bitmap also have headers.
+"""The minimum number of bytes for a row whose value differs from the value before, without the headers of containers.
 """
 _CONTAINER_BYTES = 14
 SECTION_PIECES_MAX = FIRST + EQUALITY_MAX
 DECODED_MAX_BYTES = 256 << 20
-"""The maximum size of the compressed slices of one section. A writer stores longer slices flat, and they are
-read in place.
+"""The maximum size of the compressed slices of a section after decompression, in bytes.
+
+A writer stores longer slices without compression, and they are read without copying them.
 """
 COMPARED_MAX: Final = 128
-"""The maximum number of bounds that are compared. For more bounds, it is faster to assemble each row's rank
-and to look it up (measured).
+"""The maximum number of bounds that are compared.
+
+For more bounds, it is faster to assemble each row's rank and to look it up (measured).
 """
 
 
@@ -58,7 +59,7 @@ def slice_count(cardinality: int) -> int:
 
 
 def build_section(keys: Keys) -> bytes:
-    """Return the section of one data file.
+    """Encode the section of a data file.
 
     Raises:
         ValueError: The file has too many rows, or its dictionary is too long.
@@ -83,7 +84,7 @@ def _find_present(nulls: Bits, nans: Bits, rows: int) -> Bits:
 
 
 def _choose_layout(ranks: Ranks, cardinality: int, present: Bits) -> tuple[int, list[Piece]]:
-    """Return the layout with the smaller size, and its bitmaps."""
+    """Return the smaller layout, and its bitmaps."""
     rows = len(ranks)
     words_of_slices = _bitmap.slice_ranks(ranks, slice_count(cardinality))
     slices = [bits.encode(words, rows) for words in words_of_slices]
@@ -102,15 +103,15 @@ def _choose_layout(ranks: Ranks, cardinality: int, present: Bits) -> tuple[int, 
 
 
 def _count_decoded_bytes(codings: Iterable[int], rows: int) -> int:
-    """Return the memory that bitmaps of these codings need in addition to the stored bytes."""
+    """Return the memory in bytes that bitmaps of these codings need in addition to the stored bytes."""
     return 8 * bits.count_words(rows) * sum(coding in (Coding.ZSTD, Coding.ROARING) for coding in codings)
 
 
 class Section:
-    """A file's section, read in place.
+    """The section of a file, which is read without copying it.
 
     Raises:
-        ValueError: A length or a checksum is wrong; the error is raised when the part is first read.
+        ValueError: A length or a checksum is wrong. The error is raised when the part is first read.
     """
 
     def __init__(self, memory: memoryview) -> None:
@@ -128,13 +129,13 @@ class Section:
         ):
             raise ValueError(f"a section cannot have {self._pieces.count} pieces and {self.cardinality} values")
         self.bitmaps = bitmaps
-        """The number of stored bitmaps: slices, or one per value."""
+        """The number of stored bitmaps: slices, or bitmaps of values."""
         self._dictionary: _ordered.Numbers | _ordered.Strings | None = None
         self.ready: tuple[_ordered.Numbers, _bitmap.Slices, Bits | None] | None = None
-        """Dictionary, slices and `keyless`. Frequent callers cache them here if the cache needs no memory."""
+        """The dictionary, the slices and `keyless`. Frequent callers cache them here if they need no memory."""
 
     def verify(self) -> None:
-        """Read the whole section.
+        """Read the complete section.
 
         Raises:
             ValueError: Some bytes differ from the bytes that were written.
@@ -154,7 +155,7 @@ class Section:
 
     @property
     def dictionary_spot(self) -> tuple[int, int]:
-        """Return (offset, length) of the dictionary in the section."""
+        """Return the offset and the length of the dictionary in the section."""
         return self._pieces.spot(DICTIONARY)
 
     @property
@@ -168,9 +169,10 @@ class Section:
         """Return the rows whose key is within the bounds.
 
         Args:
+            bounds: The bounds.
             nulls: Whether null rows are also returned.
             nans: Whether NaN rows are also returned.
-            slices: Returns the first result of `decode_slices`, which may be cached.
+            slices: A function that returns the first result of `decode_slices`, which may be cached.
         """
         rows = self._select_ranks(self.find_intervals(bounds), slices)
         null_rows = self._read_marks(NULL_ROWS, NULLS)
@@ -184,9 +186,9 @@ class Section:
         """Return the rows whose rank is marked. Null and NaN rows are not returned.
 
         Args:
-            marks: uint8[cardinality]: 1 for a marked rank.
+            marks: 1 for each marked rank, otherwise 0, as uint8[cardinality].
             among: The rows to search, or None for all rows.
-            slices: Returns the first result of `decode_slices`, which may be cached.
+            slices: A function that returns the first result of `decode_slices`, which may be cached.
         """
         rows, keyless = bits.make_full_bits(self.rows) if among is None else among, self.keyless
         if keyless is not None:
@@ -203,7 +205,7 @@ class Section:
 
     @property
     def is_flat(self) -> bool:
-        """Whether the slices are read in place, without decoding, and every row has a key."""
+        """Whether the slices are read without decoding or copying them, and every row has a key."""
         codings = {self._pieces.get_coding(FIRST + number) for number in range(self.bitmaps)}
         return not self.flags & (NULLS | NANS) and codings <= {Coding.FLAT, Coding.ZEROS, Coding.ONES}
 
@@ -231,7 +233,9 @@ class Section:
         return bits.decode(piece, self.rows)
 
     def decode_slices(self) -> tuple[_bitmap.Slices, int]:
-        """Return the slices, ready for comparisons, and their memory in bytes in addition to the stored section."""
+        """Return the slices, ready for comparisons, and the memory in bytes that they need in addition to the stored
+        section.
+        """
         inflated = _count_decoded_bytes(
             (self._pieces.get_coding(FIRST + number) for number in range(self.bitmaps)), self.rows
         )
@@ -250,7 +254,7 @@ class Section:
     def _select_ranks(self, intervals: Intervals, slices: Callable[[], _bitmap.Slices]) -> Bits:
         """Return the rows with a rank in the intervals.
 
-        Rows without a key have rank 0; the result for them is undefined.
+        Rows without a key have the rank 0. The result for them is undefined.
         """
         begins, ends = intervals
         if not len(begins):
@@ -262,9 +266,9 @@ class Section:
         return find_rows(slices(), intervals, self.cardinality)
 
     def _union_bitmaps(self, begins: Sequence[int], ends: Sequence[int]) -> Bits:
-        """Return the union of the bitmaps of the ranks.
+        """Return the union of the bitmaps of some ranks.
 
-        If fewer bitmaps are read that way, the complement of the union of the other ranks is computed instead.
+        If the other ranks are fewer, the complement of the union of their bitmaps is computed instead.
         """
         ranks = [rank for begin, end in zip(begins, ends, strict=True) for rank in range(begin, end)]
         inverted = 2 * len(ranks) > self.cardinality
@@ -275,7 +279,7 @@ class Section:
 
 
 def find_rows(slices: _bitmap.Slices, intervals: Intervals, cardinality: int) -> Bits:
-    """Return the rows whose rank is in one of the intervals. There is at least one interval."""
+    """Return the rows whose rank is in one of the intervals. There must be at least one interval."""
     begins, ends = intervals
     if len(begins) == 1:
         return _find_rows_in_interval(slices, int(begins[0]), int(ends[0]), cardinality)

@@ -7,26 +7,26 @@ from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator
 
 Range = tuple[int, int]
-"""A range of a blob: (offset in the blob, length in bytes)."""
+"""A range of a blob: the offset in the blob, and the length in bytes."""
 
 
 class SparseMemory:
-    """A blob's memory, filled for the ranges that have been read.
+    """The memory of a blob that contains only the ranges that have been read.
 
-    All other bytes are zero and take no memory. A filled range is never written again, so a checksum has to
-    be compared only once.
+    All other bytes are zero and take no memory. A range is never written again, so a checksum has to be compared only
+    once.
     """
 
     def __init__(self, length: int) -> None:
         self._map = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.memory = memoryview(self._map)
         self._filled: list[Range] = []
-        """(start, end) of each filled range, ascending; ranges neither overlap nor touch."""
+        """The start and the end of each range that has been read, ascending. Ranges neither overlap nor touch."""
         self.filled_bytes = 0
-        """The bytes that have been filled, plus a memory page per range."""
+        """The number of bytes that have been read, plus a memory page for each range."""
 
     def list_missing(self, ranges: Iterable[Range]) -> list[Range]:
-        """Return (offset, length) of the parts of `ranges` that have not been read, ascending.
+        """Return the offsets and lengths of the parts of `ranges` that have not been read, ascending.
 
         Adjacent parts are joined.
         """
@@ -46,7 +46,7 @@ class SparseMemory:
             self.filled_bytes += end - start + mmap.PAGESIZE
 
     def _find_gaps(self, start: int, end: int) -> Iterator[Range]:
-        """Yield (start, end) of the unfilled parts between `start` and `end`."""
+        """Yield the start and the end of each part between `start` and `end` that has not been read."""
         index = max(0, bisect_right(self._filled, (start, len(self.memory))) - 1)
         for filled_start, filled_end in self._filled[index:]:
             if filled_start >= end:
@@ -58,7 +58,7 @@ class SparseMemory:
             yield start, end
 
     def _add(self, start: int, end: int) -> None:
-        """Record a gap as filled, and join it with the ranges that it touches."""
+        """Record that a gap has been read, and join it with the ranges that it touches."""
         index = bisect_right(self._filled, (start, end))
         if index < len(self._filled) and self._filled[index][0] == end:
             end = self._filled.pop(index)[1]

@@ -302,7 +302,7 @@ def test_fields_without_ids_are_found_by_standard_names() -> None:
 
 def test_partition_fields_without_any_id_are_rejected() -> None:
     schema = files.build_manifest_schema(2, [("day", ["null", "int"])], ids=False)
-    with pytest.raises(Corrupt, match=r"m\.avro: .*partition fields have no ids"):
+    with pytest.raises(Corrupt, match=r"m\.avro: .*partition fields have ids neither"):
         decode_manifest(build_manifest(schema, build_entry(schema)), "m.avro")
 
 

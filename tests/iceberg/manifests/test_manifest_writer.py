@@ -336,7 +336,7 @@ def test_manifest_header_equals_that_of_javas_writers() -> None:
 @pytest.mark.parametrize(
     ("version", "entry", "content", "message"),
     [
-        (1, build_added_entry(build_data_file()), 0, "requires a snapshot id"),
+        (1, build_added_entry(build_data_file()), 0, "needs a snapshot id"),
         (1, build_added_entry(build_data_file(content=1), snapshot_id=1), 1, "no delete files"),
         (2, build_added_entry(build_data_file()), 1, "content of .* differs from the manifest"),
         (2, build_added_entry(build_data_file(content=1)), 0, "content of .* differs from the manifest"),
@@ -427,7 +427,7 @@ def test_files_inherit_first_row_ids_in_the_order_of_their_manifest() -> None:
 def test_manifest_list_requires_the_fields_of_its_version() -> None:
     described = encode_entries(build_case(3), []).to_manifest_file("m", snapshot_id=5, sequence_number=2)
     options: dict[str, Any] = {"snapshot_id": 5, "parent_snapshot_id": 4, "sequence_number": 2}
-    with pytest.raises(ValueError, match="m: no first row id"):
+    with pytest.raises(ValueError, match="m: the data manifest has no first row id"):
         write_manifest_list([described], format_version=3, **options)
     with pytest.raises(ValueError, match="has no delete manifests"):
         write_manifest_list([msgspec.structs.replace(described, content=1)], format_version=1, **options)
@@ -502,7 +502,7 @@ def test_manifest_that_differs_from_its_list_is_corrupt_and_named() -> None:
     entries = encode_entries(case, [build_added_entry(build_data_file((1,)))])
     manifest = entries.to_manifest_file("m.avro", snapshot_id=5, sequence_number=2)
     for data, changed_fields, expected_change in [
-        (entries.data[:-1], {}, "bytes; the manifest list states"),
+        (entries.data[:-1], {}, "bytes, but the manifest list states"),
         (entries.data, {"partition_spec_id": 7}, "has the partition spec 7"),
         (entries.data, {"content": 1}, "has content 0"),
         (b"x" * len(entries.data), {}, "does not start with Avro's magic bytes"),
@@ -545,7 +545,7 @@ def test_path_that_is_not_text_is_corrupt() -> None:
     row = {"status": ADDED, "data_file": file | {"file_size_in_bytes": 1}}
     row |= dict.fromkeys(("snapshot_id", "sequence_number", "file_sequence_number"))
     data = manifest_files.build_container(schema, [[manifest_files.encode(schema, row)]])
-    with pytest.raises(Corrupt, match=r"^m: an entry's file_path is not text"):
+    with pytest.raises(Corrupt, match=r"^m: file_path of an entry is not UTF-8 text"):
         read_entries(data, ManifestFile("m", len(data), 0, 0, 5, 5, 1), build_case(2).metadata)
 
 
