@@ -1,21 +1,18 @@
-"""A memory tier with admission.
+"""A memory tier that stores an entry only if it is requested more often than the entries that it would replace.
 
-An entry is kept only if it is requested more often than the entries that it would replace.
+In an LRU cache, a scan evicts the frequently used entries. In this cache, a new entry starts in a small window (LRU).
+When it leaves the window, it competes with the entries that would be evicted for it: the sum of their frequencies
+(`frequency.py`) must be less than its own frequency. The main part is a segmented LRU: an entry that is requested again
+moves from probation to the protected segment. Pinned entries are in a separate segment, from which only pinned entries
+can take space.
 
-A scan evicts the hot entries of an LRU cache. In this cache, a new entry starts in a small window (LRU). When
-it leaves the window, it competes with the entries that would be evicted for it: the sum of their
-frequencies (`frequency.py`) must be less than its own frequency. The main part is a segmented LRU: an entry
-that is requested again moves from probation to the protected segment. Pinned entries are in a separate
-segment, from which only pinned entries can take space.
+A holder, such as a tenant, can use at most its share of the budget. At this limit, a new entry competes with other
+entries of the same holder. The holder has the same share of the pinned part, where its own pinned entries are evicted.
+Otherwise a holder that pins many entries would evict the pinned entries of all other holders.
 
-A holder, such as a tenant, can use at most its share of the budget. At this limit, a new entry competes
-with other entries of the same holder. The holder has the same share of the pinned part, where its own
-pinned entries are evicted. Otherwise a holder that pins many entries would evict the pinned entries of all other
-holders.
-
-Like `MemoryCache`, this cache is single-threaded and never exceeds its budget. Source: Einziger, Friedman,
-Manes, "TinyLFU: a highly efficient cache admission policy", 2017; the sum of frequencies: Einziger and
-others, "Lightweight robust size aware cache management", 2021.
+Like `MemoryCache`, this cache is single-threaded and never exceeds its budget. Sources: Einziger, Friedman, Manes,
+"TinyLFU: a highly efficient cache admission policy", 2017; for the sum of frequencies, Einziger and others,
+"Lightweight robust size aware cache management", 2021.
 """
 
 from __future__ import annotations
@@ -47,7 +44,7 @@ class _Entry(Generic[V]):
 
 
 class _KeyList(Generic[K]):
-    """Keys, the least recently used first, with the total bytes of their entries."""
+    """Keys in the order of their last use, least recent first, and the total bytes of their entries."""
 
     def __init__(self) -> None:
         self.keys: OrderedDict[K, None] = OrderedDict()
@@ -66,10 +63,13 @@ class AdmittingCache(BudgetedCache[K, V]):
     """A cache that stores up to `budget_bytes`, or nothing if the budget is 0.
 
     Args:
-        sketch: Counts the requests of each `identify(key)`; several tiers can share a sketch.
+        budget_bytes: The maximum size.
+        sketch: Counts the requests of each `identify(key)`. Several tiers can share a sketch.
         pinned_bytes: The part of the budget that pinned entries can use.
-        holder_bytes: The part of the budget that each holder can use. Each holder can use the same share of the
-            pinned part.
+        holder_bytes: The part of the budget that each holder can use. Each holder can use the same share of the pinned
+            part.
+        identify: Returns the object that the sketch counts for a key.
+        name: See `BudgetedCache`.
 
     Raises:
         ValueError: The budget is negative, or `pinned_bytes` is not between 0 and the budget.
@@ -116,8 +116,9 @@ class AdmittingCache(BudgetedCache[K, V]):
         """Return the value, or None if it is not in the cache.
 
         Args:
-            counted: False if the call continues an earlier request, such as the next small read of a sequential
-                reader in the same block. Such calls do not make the block popular.
+            key: The key.
+            counted: False if the call continues an earlier request, such as the next small read of a sequential reader
+                in the same block. These calls do not make the block popular.
         """
         if counted:
             self._sketch.count(self._identify(key))
@@ -133,8 +134,8 @@ class AdmittingCache(BudgetedCache[K, V]):
     def put(self, key: K, value: V, size_bytes: int, holder: str = "", *, pinned: bool = False) -> bool:
         """Store a value, and return whether it is in the cache now.
 
-        The previous value of the key is removed in any case. If a pinned value is too large for the holder's share
-        of the pinned part, it is stored without the pin.
+        The previous value of the key is removed in any case. If a pinned value is too large for the holder's share of
+        the pinned part, it is stored without the pin.
         """
         charged = self._replace(key, size_bytes, min(self._budget_bytes, self._holder_bytes))
         if charged is None:
@@ -198,7 +199,7 @@ class AdmittingCache(BudgetedCache[K, V]):
     def _shrink_to_budget(self) -> None:
         """Move entries from the window to the main part, and evict entries to keep the budget.
 
-        Entries leave the window until it has its share; the cache evicts entries until all are within the budget.
+        Entries leave the window until it is within its share. Entries are evicted until all are within the budget.
         """
         window = self._segments["window"]
         window_bytes = (self._budget_bytes - self._segments["pinned"].used_bytes) * _WINDOW_FRACTION
@@ -226,7 +227,7 @@ class AdmittingCache(BudgetedCache[K, V]):
     def _find_victims(self, need_bytes: int) -> list[K]:
         """Return the entries of the main part that would be evicted to free `need_bytes`.
 
-        The list is shorter if the main part has too few entries.
+        If the main part has too few entries, the list is shorter.
         """
         victims: list[K] = []
         for segment in ("probation", "protected"):
@@ -271,9 +272,10 @@ class AdmittingCache(BudgetedCache[K, V]):
         self._evictions += 1
 
     def check_invariants(self) -> None:
-        """Raise AssertionError if the sizes do not add up.
+        """Check that the sizes match the entries. The time is linear in the number of entries, so only tests call this.
 
-        Only tests call this: the time is linear in the number of entries.
+        Raises:
+            AssertionError: A size does not match.
         """
         self._check_account([entry.charged for entry in self._entries.values()])
         for name, keys in self._segments.items():

@@ -1,8 +1,7 @@
 """Reused memory for values of one size that are read and soon released, such as the values of a disk tier.
 
-The kernel clears each page that a process gets, and takes the page back when a large buffer is freed. Clearing and
-taking back together take longer than reading a file that the kernel has in memory. Therefore the buffers are
-reused.
+The kernel clears each page that a process gets, and takes the page back when a large buffer is freed. Both together
+take longer than reading a file that the kernel has in memory. Therefore the buffers are reused.
 """
 
 from __future__ import annotations
@@ -15,17 +14,14 @@ import numpy.typing as npt
 
 
 class Buffers:
-    """A pool of buffers that keeps at most `kept_bytes` of unused buffers.
-
-    Any thread may use it.
-    """
+    """A pool of buffers that keeps at most `kept_bytes` of unused buffers. Every thread can use it."""
 
     def __init__(self, size_bytes: int, kept_bytes: int) -> None:
         self.size_bytes = size_bytes
         self._free: deque[npt.NDArray[np.uint8]] = deque(maxlen=kept_bytes // max(1, size_bytes))
 
     def take(self, size_bytes: int) -> memoryview:
-        """Return writable memory, which may contain bytes of earlier uses.
+        """Return writable memory, which can contain bytes of earlier uses.
 
         The memory returns to the pool when no view of it exists.
         """

@@ -1,15 +1,13 @@
-"""Claims: only one process of this machine fetches a key at a time.
+"""Claims, which ensure that only one process of this machine fetches a key at a time.
 
-The other processes wait until the key is in the disk cache.
+The other processes wait until the key is in the disk cache. Without claims, each of N workers that access a new table
+would fetch and decode all of it.
 
-Without claims, each of N workers that access a new table would fetch and decode all of it. The rule: a
-claim is advisory. A claim ends when its process ends, even after a crash. A process that has waited too long
-fetches without a claim. If locks do not work, every claim is granted. In the worst case data are fetched
-twice.
+The rule: a claim is advisory. A claim ends when its process ends, even after a crash. A process that has waited too
+long fetches without a claim. If locks do not work, every claim is granted. In the worst case, data are fetched twice.
 
-A claim is a lock on one byte of one file. The byte's offset is derived from the key, so that no file per
-key exists and nothing has to be cleaned up. Two keys very rarely share a byte. Then they only wait for each
-other.
+A claim is a lock on one byte of one file. The offset of the byte is derived from the key, so that there is no file per
+key and nothing has to be cleaned up. In the rare case that two keys have the same byte, they only wait for each other.
 """
 
 from __future__ import annotations
@@ -22,9 +20,9 @@ from seamark.cache.envelope import compute_key_digest
 
 
 class Claims:
-    """The claims of one process, used by one event loop or thread.
+    """The claims of a process, used by one event loop or thread.
 
-    Create one instance per file and process: POSIX releases a process's locks on a file when the process closes
+    Create one instance per file and process, because POSIX releases a process's locks on a file when the process closes
     any descriptor of it.
     """
 
@@ -37,7 +35,7 @@ class Claims:
             self._file = -1
 
     def take(self, key: str) -> bool:
-        """Try to take the claim, and return whether it was granted.
+        """Try to take the claim for a key, and return whether it was granted.
 
         The method never waits. The claim is refused while another task or process has it.
         """
@@ -55,7 +53,7 @@ class Claims:
         return True
 
     def release(self, key: str) -> None:
-        """Release the claim, if this instance has it."""
+        """Release the claim for a key, if this instance has it."""
         offset = _hash_to_offset(key)
         if offset in self._held:
             self._held.discard(offset)
@@ -65,7 +63,7 @@ class Claims:
     def close(self) -> None:
         """Release all claims. Later claims are granted without a lock.
 
-        The method is idempotent.
+        The method can be called several times.
         """
         self._held.clear()
         if self._file >= 0:

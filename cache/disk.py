@@ -1,15 +1,14 @@
-"""The disk tier: payloads as files of one folder, which all processes of a machine share.
+"""The disk tier: payloads as files of one folder, which all processes of a machine share. Large files are
+memory-mapped.
 
-Large payloads are memory-mapped.
+The rule: a hit returns the complete payload that was put, and any damage to the folder is a miss. An envelope in each
+file proves that the payload is complete (`envelope.py`); it is checked once per mapping. diskcache accounts for the
+files and evicts them (`ledger.py`).
 
-The rule: a hit returns the complete payload that was put; any damage to the folder is a miss. An envelope
-in each file proves that the payload is complete (`envelope.py`); it is checked once per mapping. diskcache
-accounts for the files and evicts them (`ledger.py`).
-
-A mapping outlives its file: an evicted file stays readable while it is in use, and its disk space is freed
-with the last view. Therefore the disk may contain more than the budget: also the evicted files that the
-processes still use. If another program truncates a file while it is mapped, its readers are killed
-(SIGBUS), as with all mapped files. This module never truncates a file.
+A mapping outlives its file: an evicted file stays readable while it is in use, and its disk space is freed with the
+last view. Therefore the disk can contain more than the budget, because it also contains the evicted files that
+processes still use. If another program truncates a file while it is mapped, its readers are killed (SIGBUS), as with
+all mapped files. This module never truncates a file.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from seamark.cache.region import Region, map_file
 from seamark.cache.tier import Payload, TierStats, split_payload
 
 MAP_BYTES_MIN = 64 * 1024
-"""The minimum size of a file that is mapped.
+"""The minimum size of a mapped file in bytes.
 
 A smaller file is read, because a mapping needs one more system call, and its own pages.
 """
 _TOUCHES_MAX = 1024
 _BUFFER_POOL_BYTES = 8 << 20
-"""The size of the buffers that are kept for the next reads. It is enough for an answer of 32 blocks."""
+"""The size in bytes of the buffers that are kept for the next reads. It is enough for an answer of 32 blocks."""
 _NOWAIT_FLAG: int | None = getattr(os, "RWF_NOWAIT", None)
 """The flag of `preadv` on Linux that makes a read fail instead of waiting for the disk."""
 
@@ -44,22 +43,22 @@ _NOWAIT_FLAG: int | None = getattr(os, "RWF_NOWAIT", None)
 class DiskTier:
     """A disk tier that uses at most `budget_bytes` of disk, including SQLite's file and the directories.
 
-    The values survive a restart. The constructor audits the folder, which takes about a millisecond per
-    thousand files.
+    The values survive a restart. The constructor audits the folder, which takes about a millisecond per thousand files.
 
     Args:
-        mapped_max: The maximum number of mappings that are kept for repeated gets. A mapping uses address space
-            but no descriptor.
-        map_bytes_min: The size from which files are mapped; smaller files are read.
-        should_replace: Decides which values are stored in a full folder: a value is stored only if
-            `should_replace(its key, the key of the entry to evict)` is true. The keys are those that `account_key`
-            returns. If it is None, every value is stored.
-        holder_bytes: The budget of each holder of values. At this limit, the holder's own entries are evicted. If it
-            is None, holders have no budget.
-        check_mapped: Whether the checksum of a mapped payload is compared when its file is opened, which reads
-            the whole file. If False, the payload must contain its own checksums.
-        reused_bytes: The size of the values whose memory `get_resident` reuses, if most values have the same
-            size.
+        folder: The folder of the files.
+        budget_bytes: The maximum size.
+        mapped_max: The maximum number of mappings that are kept for repeated gets. A mapping uses address space but no
+            descriptor.
+        map_bytes_min: The size from which files are mapped. Smaller files are read.
+        should_replace: Decides which values are stored in a full folder: a value is stored only if `should_replace(its
+            key, the key of the entry to evict)` is true. The keys are those that `account_key` returns. If it is None,
+            every value is stored.
+        holder_bytes: The budget of each holder of values. At this limit, the holder's own entries are evicted. If it is
+            None, holders have no budget.
+        check_mapped: Whether the checksum of a mapped payload is compared when its file is opened, which reads the
+            whole file. If False, the payload must contain its own checksums.
+        reused_bytes: The size of the values whose memory `get_resident` reuses, if most values have the same size.
 
     Raises:
         ValueError: The budget is less than 1 MiB, or `mapped_max` is negative.
@@ -83,7 +82,7 @@ class DiskTier:
             raise ValueError(f"mapped_max is {mapped_max}; it must be 0 or more")
         self._folder = folder.absolute()
         self._folder_text = str(self._folder)
-        """The folder as text. Reads of blocks use it: joining Paths takes longer than a system call."""
+        """The folder as text. Reads of blocks use it, because joining Paths takes longer than a system call."""
         self._budget_bytes = budget_bytes
         self._mapped_max = mapped_max
         self._map_bytes_min = map_bytes_min
@@ -93,10 +92,12 @@ class DiskTier:
         self._buffers = Buffers(HEADER_BYTES + reused_bytes, _BUFFER_POOL_BYTES if reused_bytes else 0)
         self._mapped: OrderedDict[str, memoryview] = OrderedDict()
         self._recent_uses: dict[str, None] = {}
-        """Keys used since the last update of the account, in order of first use; written in batches, so that a get
-        writes nothing."""
+        """The keys that were used since the last update of the account, in order of first use.
+
+        They are written in batches, so that a get writes nothing.
+        """
         self._lock = threading.Lock()
-        """Protects all state except the ledger, which has its own lock. No system call runs under it."""
+        """The lock for all state except the ledger, which has its own lock. No system call runs under it."""
         self._hits = self._misses = self._puts = self._refused = self._damaged = self._errors = 0
         self._last_error = ""
         self._closed = False
@@ -119,8 +120,8 @@ class DiskTier:
     def get_resident(self, key: str) -> memoryview | None:
         """Return the value if the kernel has its pages in memory, so that the read does not wait for the disk.
 
-        Otherwise return None, and count nothing, because the value may be on the disk. Use this method only for
-        values that are never mapped.
+        Otherwise return None, and count nothing, because the value may be on the disk. Use this method only for values
+        that are never mapped.
         """
         if self._closed or _NOWAIT_FLAG is None:
             return None
@@ -142,7 +143,7 @@ class DiskTier:
     def may_have(self, key: str) -> bool:
         """Return whether a file for the key exists.
 
-        The check is cheap and not counted as a use. The file may still be damaged.
+        The check is cheap and does not count as a use. The file may still be damaged.
         """
         if self._closed:
             return False
@@ -155,16 +156,16 @@ class DiskTier:
         return True
 
     def put(self, key: str, payload: Payload, holder: str = "") -> bool:
-        """Store a value, as `Tier.put` does.
+        """Store a value, like `Tier.put`.
 
-        The size counts for `holder`. Any text can be a holder.
+        The size counts for `holder`. Every text can be a holder.
         """
         return self.put_many([(key, payload, holder)])[0]
 
     def put_many(self, values: Sequence[tuple[str, Payload, str]]) -> list[bool]:
-        """Put several values (key, payload, holder) with one transaction of the account.
+        """Store several values (key, payload, holder) with one transaction of the account.
 
-        For small values this takes a third of the time of separate calls.
+        For small values, this takes a third of the time of separate calls.
         """
         files = [_File.of(self._folder, key, payload, holder) for key, payload, holder in values]
         with self._lock:
@@ -185,7 +186,7 @@ class DiskTier:
                 for file in missing:
                     room = self._make_room(cache, file.digest[:16], charge(file.size), file.holder)
                     if room:
-                        # The row precedes the file, so that a crash leaves no file without an account.
+                        # Write the row before the file, so that a crash leaves no file without an account.
                         tag = None if self._holder_bytes is None else file.holder
                         cache.set(file.digest[:16], charge(file.size), tag=tag)
                     outcomes.append(room)
@@ -233,7 +234,7 @@ class DiskTier:
     def map_over(self, key: str, region: Region) -> bool:
         """Replace the memory of a region, which has the payload of `key`, by the mapped file.
 
-        Return False, and leave the region unchanged, if the file is too small to be mapped, is gone or is damaged.
+        If the file is too small to be mapped, is gone or is damaged, return False and leave the region unchanged.
         """
         if region.size_bytes < self._map_bytes_min:
             return False
@@ -254,8 +255,8 @@ class DiskTier:
             self._recent_uses.pop(key, None)
         name = compute_key_digest(key)[:16]
         try:
-            # Delete the file before the lock is taken: a discarded file must not stay because the folder is busy or
-            # full.
+            # Delete the file before taking the lock, because a discarded file must be deleted even if the folder is
+            # busy or full.
             (self._folder / make_file_name(name)).unlink(missing_ok=True)
             self._ledger.run(lambda cache: cache.delete(name))
         except (OSError, LedgerUnavailable) as error:
@@ -318,7 +319,7 @@ class DiskTier:
         with self._lock:
             self._hits += 1
             if self.is_mapped(payload) and not self._closed:
-                # If two threads have mapped the file at the same time, only one mapping is kept.
+                # If two threads have mapped the file at the same time, keep only one mapping.
                 payload = self._mapped.setdefault(key, payload)
                 while len(self._mapped) > self._mapped_max:
                     self._mapped.popitem(last=False)
@@ -380,14 +381,14 @@ class _File:
 
 
 def account_key(key: str) -> bytes:
-    """Return the name of a key in the account of the folder; `should_replace` receives these names."""
+    """Return the name of a key in the account of the folder. `should_replace` receives these names."""
     return compute_key_digest(key)[:16]
 
 
 def _read(path: Path, map_bytes_min: int) -> memoryview:
     """Return a read-only view of the bytes of the file.
 
-    A large file is mapped and shared; no descriptor stays open.
+    A large file is mapped and shared. No descriptor stays open.
 
     Raises:
         OSError: The file cannot be read.
@@ -413,7 +414,7 @@ def _read_resident(path: str, flags: int, buffers: Buffers) -> memoryview | None
 
 
 def _is_stored(path: Path, header: bytes, file_bytes: int) -> bool:
-    """Return whether a file with this header exists: another worker may have stored the payload before."""
+    """Return whether a file with this header exists, because another worker may have stored the payload before."""
     try:
         with path.open("rb") as file:
             return os.fstat(file.fileno()).st_size == file_bytes and file.read(HEADER_BYTES) == header

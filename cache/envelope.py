@@ -1,7 +1,7 @@
 """The envelope of a stored value: a read returns exactly the value that was put under the key, or is refused.
 
-The rule: a reader trusts only the envelope, and not the file's name, its length or the account. Files may
-therefore be torn, swapped, corrupted or left over from a crash, and nothing is synced to the disk.
+The rule: a reader trusts only the envelope, and not the file's name, its length or the account. Files may therefore be
+torn, swapped, corrupted or left over from a crash, and nothing is synced to the disk.
 
     bytes  0–7   magic, with a line end that a transfer in text mode would break
     bytes  8–11  version of this layout
@@ -10,12 +10,12 @@ therefore be torn, swapped, corrupted or left over from a crash, and nothing is 
     bytes 24–55  BLAKE2b-256 of the key
     bytes 56–59  CRC-32 of the payload
     bytes 60–63  CRC-32 of bytes 0–59
-    bytes 64–    payload; all numbers little-endian
+    bytes 64–    payload
 
-The header has 64 bytes so that arrays inside a mapped payload are aligned to cache lines. CRC-32 by isal
-runs at 12 GB/s (zlib: 3.7; measured at 0.4 and 40 MB), is already a dependency for inflating, and releases
-the GIL. The checksum protects against accidents, not against an attacker with write access to the folder.
-The functions have no side effects, and do not access files.
+All numbers are little-endian. The header has 64 bytes so that arrays inside a mapped payload are aligned to cache
+lines. CRC-32 by isal runs at 12 GB/s (zlib: 3.7; measured at 0.4 and 40 MB), is already a dependency for inflating, and
+releases the GIL. The checksum protects against accidents, not against an attacker with write access to the folder. The
+functions have no side effects, and do not access files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CHECK = struct.Struct("<I")
 
 
 class Damaged(Exception):
-    """The bytes are not a complete envelope for this key; the message names the cause."""
+    """The bytes are not a complete envelope for this key. The message names the cause."""
 
 
 def compute_key_digest(key: str) -> bytes:
@@ -45,7 +45,7 @@ def compute_key_digest(key: str) -> bytes:
 def seal(digest: bytes, parts: Sequence[memoryview]) -> bytes:
     """Return the header (64 bytes) of a payload.
 
-    The payload is the concatenation of `parts`; each part has itemsize 1.
+    The payload is the concatenation of `parts`, each of which has itemsize 1.
     """
     checksum = 0
     for part in parts:
@@ -55,16 +55,16 @@ def seal(digest: bytes, parts: Sequence[memoryview]) -> bytes:
 
 
 def unseal(digest: bytes, data: memoryview, *, check_payload: bool = True) -> memoryview:
-    """Return the payload, a slice of `data` that keeps `data` alive.
+    """Return the payload, a slice of `data`, after checking its envelope.
 
-    If `check_payload` is False, only the header is read, which contains the key and the length. In this case,
-    the payload must have its own checksums.
+    If `check_payload` is False, only the header is read, which contains the key and the length. In this case, the
+    payload must have its own checksums.
 
     Raises:
-        Damaged: The data differ from an envelope that `seal` has made for this key.
+        Damaged: The data differ from the envelope that `seal` has made for this key.
     """
     if len(data) < HEADER_BYTES:
-        raise Damaged(f"{len(data)} bytes are too short for a header")
+        raise Damaged(f"the file has {len(data)} bytes, which are too few for a header")
     head = data[: _LAYOUT.size]
     if _CHECK.unpack_from(data, _LAYOUT.size)[0] != isal_zlib.crc32(head):
         raise Damaged("the header's checksum does not match")
@@ -75,7 +75,7 @@ def unseal(digest: bytes, data: memoryview, *, check_payload: bool = True) -> me
         raise Damaged("the entry belongs to another key")
     payload = data[HEADER_BYTES:]
     if len(payload) != length:
-        raise Damaged(f"the payload has {len(payload)} bytes; the header says {length}")
+        raise Damaged(f"the payload has {len(payload)} bytes, but the header states {length}")
     if check_payload and isal_zlib.crc32(payload) != checksum:
         raise Damaged("the payload's checksum does not match")
     return payload

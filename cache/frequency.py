@@ -1,10 +1,10 @@
 """Recent request frequencies of keys, estimated in a few bytes per key: a count-min sketch with a doorkeeper.
 
-The sketch has four rows of counters from 0 to 15. The estimate is the lowest of a key's four counters, so
-that it is never less than the true count since the last ageing, up to 16. The doorkeeper, a Bloom filter,
-records the first request of each key, so that keys that are requested once use no counters. After ten
-requests per expected key, all counters are halved and the doorkeeper is cleared: old popularity fades.
-Source: Einziger, Friedman, Manes, "TinyLFU: a highly efficient cache admission policy", 2017.
+The sketch has four rows of counters from 0 to 15. The estimate is the lowest of a key's four counters. So it is never
+less than the true count since the last ageing, up to 16. The doorkeeper, a Bloom filter, records the first request of
+each key, so that keys that are requested once use no counters. After ten requests per expected key, all counters are
+halved and the doorkeeper is cleared, so that old requests lose their weight. Source: Einziger, Friedman, Manes,
+"TinyLFU: a highly efficient cache admission policy", 2017.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ COUNT_MAX = 15
 _SAMPLE_PER_ENTRY = 10
 _MASK64 = (1 << 64) - 1
 _FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93)
-"""Odd constants of known mixing functions. They give a key a different position in each row of counters."""
+"""Odd constants of known mixing functions, which give a key a different position in each row of counters."""
 _HALVED = bytes(count // 2 for count in range(256))
 
 
 class FrequencySketch:
-    """Estimates how often keys were requested recently. It belongs to one thread.
+    """An estimator of how often keys were requested recently. It belongs to one thread.
 
-    The sketch uses 5 to 10 bytes for each of `keys_expected`, the number of keys whose frequencies matter, such
-    as the entries of a cache.
+    The sketch uses 5 to 10 bytes for each of `keys_expected`, the number of keys whose frequencies matter, such as the
+    entries of a cache.
     """
 
     def __init__(self, keys_expected: int) -> None:
@@ -38,7 +38,7 @@ class FrequencySketch:
         self._shift = 64 - bits
         self._rows = tuple(bytearray(1 << bits) for _ in _FACTORS)
         self._doorkeeper = bytearray(1 << bits)
-        """A Bloom filter with eight bits for each expected key; a key sets two of them."""
+        """A Bloom filter with eight bits for each expected key. A key sets two of them."""
         self._sample = _SAMPLE_PER_ENTRY * keys_expected
         self._counted = 0
 
@@ -52,7 +52,7 @@ class FrequencySketch:
         rows = self._rows
         minimum = min(row[slot] for row, slot in zip(rows, slots, strict=True))
         if minimum < COUNT_MAX:
-            # Only the lowest counters are increased, because the others also count keys that are more frequent.
+            # Increase only the lowest counters, because the other counters also count keys that are more frequent.
             for row, slot in zip(rows, slots, strict=True):
                 if row[slot] == minimum:
                     row[slot] = minimum + 1
@@ -76,7 +76,7 @@ class FrequencySketch:
         )
 
     def _add_to_doorkeeper(self, slots: tuple[int, int, int, int]) -> bool:
-        """Add a key to the doorkeeper, and return whether it was there before."""
+        """Add a key to the doorkeeper, and return whether it was already in it."""
         had = self._is_inside(slots)
         for slot, bit in ((slots[0], slots[1] & 7), (slots[2], slots[3] & 7)):
             self._doorkeeper[slot] |= 1 << bit

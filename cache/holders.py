@@ -1,4 +1,4 @@
-"""The entries of each holder of a cache, such as a tenant: the order of their last use, and their bytes."""
+"""The entries of each holder of a cache, such as a tenant, in the order of their last use, and their bytes."""
 
 from __future__ import annotations
 
@@ -28,20 +28,23 @@ class Holders(Generic[K]):
             del self._keys[holder], self._bytes[holder]
 
     def use(self, holder: str, key: K) -> None:
-        """Make the key the most recently used."""
+        """Make a key the most recently used key of its holder."""
         self._keys[holder].move_to_end(key)
 
     def get_used_bytes(self, holder: str) -> int:
         return self._bytes.get(holder, 0)
 
     def iter_oldest(self, holder: str) -> Iterator[K]:
-        """Return the keys, the least recently used first."""
+        """Return the keys of a holder, least recently used first."""
         return iter(self._keys.get(holder, ()))
 
     def check_invariants(self, charged: dict[tuple[str, K], int], limit_bytes: int) -> None:
-        """Raise AssertionError unless the entries are exactly those of `charged`, and each holder is within the limit.
+        """Check that the entries are exactly those of `charged`, and that each holder is within the limit.
 
         Only tests call this.
+
+        Raises:
+            AssertionError: The entries differ, or a holder exceeds the limit.
         """
         assert {(holder, key) for holder, keys in self._keys.items() for key in keys} == set(charged)
         sums: dict[str, int] = {}

@@ -1,19 +1,17 @@
-"""The account of a folder of cached files: their names, sizes and last uses.
+"""The account of a folder of cached files (names, sizes and last uses), which evicts the least recently used files.
 
-It evicts the least recently used files.
+diskcache keeps the account in a SQLite file and evicts files according to it. Three rules make this safe and cheap:
 
-diskcache keeps the account in a SQLite file and evicts by it. Three rules make that safe and cheap:
+- All changes of the folder run under one lock file, one process and one thread at a time. Space is freed before a file
+  is written, so that the folder is always within its budget, with any number of processes.
+- Readers use neither the lock nor SQLite: a file's name is derived from its key, and its envelope proves its content. A
+  locked, slow or corrupt account costs no hit.
+- The account is disposable. It is audited when it is opened, and a corrupt account is deleted with its files. It is
+  never synced. It uses a rollback journal instead of a write-ahead log, because a journal is not mapped, so that a
+  truncated file causes an error and not a SIGBUS.
 
-- All changes of the folder run under one lock file, one process and one thread at a time. Space is freed
-  before a file is written, so that the folder is always within its budget, with any number of processes.
-- Readers use neither the lock nor SQLite: a file's name is derived from its key, and its envelope proves
-  its content. A locked, slow or corrupt account costs no hit.
-- The account is disposable. It is audited when it is opened, and a corrupt account is deleted with its
-  files. It is never synced. It uses a rollback journal instead of a write-ahead log: a journal is not
-  mapped, so that a truncated file causes an error and not a SIGBUS.
-
-diskcache opens a connection per thread, and other threads cannot close it. A tier uses one SQLite
-connection instead; the lock admits one thread at a time anyway.
+diskcache opens a connection per thread, and other threads cannot close it. A tier uses one SQLite connection instead,
+because the lock admits only one thread at a time anyway.
 """
 
 from __future__ import annotations
@@ -34,18 +32,18 @@ from diskcache.core import MODE_BINARY
 T = TypeVar("T")
 
 BLOCK_BYTES = 4096
-"""The allocation unit of file systems. The account rounds the size of a file up to whole blocks."""
+"""The allocation unit of file systems in bytes. The account rounds the size of a file up to whole blocks."""
 RESERVE_BYTES = 512 * 1024
-"""The part of the budget for directories, SQLite's journal and the pages of one more row."""
+"""The part of the budget in bytes for directories, SQLite's journal and the pages of one more row."""
 BUDGET_BYTES_MIN = 2 * RESERVE_BYTES
 LEDGER_SHARDS = 16
 SUFFIX = ".block"
 LOCK_WAIT_S = 2.0
 _LOCK_POLL_S = 0.005
 _SQLITE_TIMEOUT_S = 1.0
-"""The time for which SQLite waits for other programs that open the file.
+"""The time in seconds for which SQLite waits for other programs that open the file.
 
-Seamark's processes wait for the lock file.
+Seamark's processes wait for the lock file instead.
 """
 _DATABASE = "cache.db"
 _POLICY = "seamark"
@@ -53,8 +51,7 @@ _POLICY = "seamark"
 EVICTION_POLICY[_POLICY] = {
     "init": EVICTION_POLICY["least-recently-used"]["init"],
     "get": EVICTION_POLICY["least-recently-used"]["get"],
-    # diskcache evicts ten entries at a time. For large entries, this is too much, so they are evicted one by
-    # one.
+    # diskcache evicts ten entries at a time. If entries are large, this is too much, so evict them one by one.
     "cull": "SELECT {fields} FROM Cache ORDER BY access_time, rowid LIMIT CASE WHEN (SELECT MAX(size) FROM"
     " (SELECT size FROM Cache ORDER BY access_time, rowid LIMIT 10)) < 65536 THEN ? ELSE 1 END",
 }
@@ -74,7 +71,7 @@ _HOLDER_TRIGGERS_SQL = (
     "DELETE FROM Holders",
     "INSERT INTO Holders SELECT tag, SUM(size) FROM Cache WHERE tag IS NOT NULL GROUP BY tag",
 )
-"""SQL that keeps the bytes of each holder: triggers update them, and opening the account adds them up."""
+"""The SQL that counts the bytes of each holder: triggers update the sums, and opening the account computes them."""
 
 _TRANSIENT_ERRORS = {
     sqlite3.SQLITE_BUSY,
@@ -86,11 +83,11 @@ _TRANSIENT_ERRORS = {
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_IOERR,
 }
-"""Errors of SQLite that do not mean that the file is corrupt."""
+"""The errors of SQLite that do not mean that the file is corrupt."""
 
 
 class LedgerUnavailable(Exception):
-    """The account cannot be used now; the message names the cause."""
+    """The account cannot be used now. The message names the cause."""
 
 
 class _Corrupt(Exception):
@@ -98,15 +95,16 @@ class _Corrupt(Exception):
 
 
 _FAILURES = (sqlite3.Error, Timeout, OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
-"""The exceptions that diskcache raises if its file is busy, truncated, corrupt or missing. Its rows may then contain
-anything.
+"""The exceptions that diskcache raises if its file is busy, truncated, corrupt or missing.
+
+The rows of a corrupt file can contain anything.
 """
 
 
 class _Files(Disk):  # type: ignore[misc]  # diskcache has no types
     """The files as diskcache sees them.
 
-    Their names are derived from keys, and diskcache does not read or write them.
+    Their names are derived from keys. diskcache does not read or write them.
     """
 
     def store(self, value: int, read: bool, key: bytes = b"") -> tuple[int, int, str, None]:
@@ -151,7 +149,7 @@ class _Account(Cache):  # type: ignore[misc]  # diskcache has no types
 def make_file_name(key: bytes) -> str:
     """Return the path of a key's file, relative to the folder.
 
-    The key may have any bytes; long keys are truncated.
+    The key can contain any bytes. Long keys are truncated.
     """
     name = key[:16].hex()
     return f"{name[0]}/{name}{SUFFIX}"
@@ -165,13 +163,15 @@ def charge(file_bytes: int) -> int:
 class Ledger:
     """The account of a folder.
 
-    The constructor never raises: if the folder cannot be used, each `run` tries again.
+    The constructor never raises an error: if the folder cannot be used, each `run` tries again.
     """
 
     def __init__(self, folder: Path, budget_bytes: int, *, holders: bool = False) -> None:
         """Open the account, if possible.
 
         Args:
+            folder: The folder of the files.
+            budget_bytes: The maximum size of the folder.
             holders: Whether the account also counts the bytes of each holder. The tag of a row names the holder.
         """
         self._folder = folder
@@ -190,7 +190,7 @@ class Ledger:
         If the account is corrupt, it is replaced by an empty account, and the action runs again.
 
         Raises:
-            LedgerUnavailable: The lock is held for longer than `wait_s`, or the disk is full, read-only or gone.
+            LedgerUnavailable: The lock is not free within `wait_s`, or the disk is full, read-only or gone.
         """
         with self._lock(wait_s):
             try:
@@ -233,14 +233,14 @@ class Ledger:
     ) -> bool:
         """Evict entries of the holder until `need_bytes` more are within its limit, and return whether they fit.
 
-        `admits` receives the key of an entry, and returns whether the entry may be evicted.
+        `admits` receives the key of an entry, and returns whether the entry can be evicted.
         """
         if need_bytes > limit_bytes:
             return False
         while self.get_held_bytes(cache, holder) + need_bytes > limit_bytes:
             rows = cache._sql("SELECT key FROM Cache WHERE tag = ? ORDER BY access_time LIMIT 1", (holder,)).fetchall()
             if not rows:
-                raise _Corrupt("the account's sizes of the holders do not add up")
+                raise _Corrupt("the sums of the holders in the account do not match the sizes of their files")
             if not admits(bytes(rows[0][0])):
                 return False
             self.evictions += bool(cache.delete(bytes(rows[0][0])))
@@ -251,9 +251,9 @@ class Ledger:
         return int(rows[0][0]) if rows else 0
 
     def touch(self, cache: Any, keys: Iterable[bytes]) -> None:
-        """Mark the keys as the most recently used.
+        """Mark some keys as the most recently used.
 
-        The caller has a transaction open.
+        The caller must have opened a transaction.
         """
         for key in keys:
             cache.get(key)
@@ -270,7 +270,7 @@ class Ledger:
             raise
 
     def close(self) -> None:
-        """Close SQLite's file; a later `run` opens it again."""
+        """Close SQLite's file. A later `run` opens it again."""
         with self._mutex:
             self._forget()
 
@@ -285,7 +285,8 @@ class Ledger:
         if self._cache is None or _read_inode(path) != self._inode:
             self._forget()
             with closing(sqlite3.connect(path, timeout=_SQLITE_TIMEOUT_S, isolation_level=None)) as connection:
-                # This statement detects a foreign lock within a second; the later statements would take a minute.
+                # This statement detects another program's lock within a second. The later statements would take a
+                # minute.
                 connection.execute("BEGIN IMMEDIATE")
             cache = _Account(
                 str(self._folder),
@@ -311,7 +312,7 @@ class Ledger:
         return self._cache
 
     def _audit(self, cache: Any) -> None:
-        """Remove rows without files and files without rows, which a crash leaves behind.
+        """Remove rows without files and files without rows, which a crash can leave.
 
         Raises:
             _Corrupt: The rows contradict each other.
@@ -323,7 +324,7 @@ class Ledger:
                 "SELECT MAX(value) FILTER (WHERE key = 'size'), MAX(value) FILTER (WHERE key = 'count') FROM Settings"
             ).fetchall()
         if verdict != "ok" or (size, count) != (sum(row[1] for row in rows), len(rows)):
-            raise _Corrupt("the sizes of the cached files in the account do not add up")
+            raise _Corrupt("the total size in the account differs from the sum of the sizes of the cached files")
         if any(row[1] < BLOCK_BYTES or row[2] != make_file_name(row[0]) for row in rows):
             raise _Corrupt("the account of the cached files contains file names that are not derived from the keys")
         files = set(self._list_files())
@@ -345,7 +346,7 @@ class Ledger:
             yield from (f"{shard:x}/{name}" for name in names)
 
     def _rebuild(self) -> None:
-        """Start again with an empty folder.
+        """Delete the files, and start with an empty account.
 
         Without an account, files could not be evicted, and the folder would exceed its budget.
         """
@@ -358,7 +359,7 @@ class Ledger:
     @contextmanager
     def _lock(self, wait_s: float) -> Iterator[None]:
         if not self._mutex.acquire(timeout=wait_s):
-            raise LedgerUnavailable("another thread holds the lock of the cache folder for too long")
+            raise LedgerUnavailable("another thread holds the lock of the cache folder for too long; try again later")
         try:
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
@@ -373,19 +374,22 @@ class Ledger:
                     except OSError:
                         time.sleep(_LOCK_POLL_S)
                 else:
-                    raise LedgerUnavailable("another process holds the lock of the cache folder for too long")
+                    raise LedgerUnavailable(
+                        "another process holds the lock of the cache folder for too long; try again later"
+                    )
                 yield
             finally:
-                # The lock is released explicitly, because a forked child may have a copy of this descriptor.
+                # Release the lock explicitly, because a forked child may have a copy of this descriptor.
                 fcntl.flock(lock, fcntl.LOCK_UN)
                 os.close(lock)
         finally:
             self._mutex.release()
 
     def check_invariants(self) -> None:
-        """Raise AssertionError if rows, files and budget disagree.
+        """Check that rows, files and budget match. The time is linear in the number of files, so only tests call this.
 
-        Only tests call this: the time is linear in the number of files.
+        Raises:
+            AssertionError: They do not match.
         """
 
         def check(cache: Any) -> None:
@@ -413,7 +417,7 @@ def _read_inode(path: Path) -> int:
 def _is_corruption(error: BaseException) -> bool:
     """Return whether the first error of SQLite means corruption.
 
-    On a full disk, diskcache's ROLLBACK also fails; that later error means nothing.
+    On a full disk, diskcache's ROLLBACK also fails, and this later error has no meaning.
     """
     first = _find_cause(error)
     if isinstance(first, sqlite3.Error):

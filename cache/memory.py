@@ -1,11 +1,11 @@
 """The memory tier: an LRU cache of values by hashable keys, within a budget of bytes.
 
-The rule: `used_bytes` is the sum of the sizes that callers declared, and never exceeds the budget: space is
-freed before an entry is added. A value that is larger than the whole budget is refused and evicts nothing.
-The caller passes the size, because only the caller can measure a decoded object.
+The rule: `used_bytes` is the sum of the sizes that callers declared, and never exceeds the budget, because space is
+freed before an entry is added. A value that is larger than the whole budget is refused and evicts nothing. The caller
+passes the size, because only the caller can measure a decoded object.
 
-The cache is single-threaded, like the event loop that owns it. No method awaits, so that no caller sees an
-incomplete operation.
+The cache is single-threaded, like the event loop that owns it. No method awaits, so that no caller sees an incomplete
+operation.
 """
 
 from __future__ import annotations
@@ -24,15 +24,23 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 ENTRY_OVERHEAD_BYTES = 200
-"""The memory that is added to each size: two dict slots, a list node, a tuple and a typical key in CPython 3.11."""
+"""The memory in bytes that is added to each size: two dict slots, a list node, a tuple and a typical key in CPython
+3.11.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """Counts since the start, and the current contents.
+    """The counts of a cache since the start, and its current contents.
 
     Attributes:
+        hits: The number of gets that found a value.
+        misses: The number of gets that found no value.
+        evictions: The number of evicted values.
         refused: The number of values that were refused because they were larger than the budget.
+        entries: The current number of values.
+        used_bytes: Their current size.
+        budget_bytes: The maximum size.
     """
 
     hits: int
@@ -51,8 +59,9 @@ class BudgetedCache(ABC, Generic[K, V]):
 
     Args:
         budget_bytes: The maximum size. If it is 0, nothing is stored.
-        name: The name under which `measure_named_caches` reports the used bytes. Several caches may have the same
-            name. The name is empty if the owner reports its memory itself.
+        entries: The dictionary in which the subclass stores the entries.
+        name: The name under which `measure_named_caches` reports the used bytes. Several caches can have the same name.
+            The name is empty if the owner reports its memory itself.
 
     Raises:
         ValueError: The budget is negative.
@@ -74,12 +83,12 @@ class BudgetedCache(ABC, Generic[K, V]):
         return len(self._entries)
 
     def __contains__(self, key: object) -> bool:
-        """Return whether the key is in the cache. The call counts neither as a use nor as a hit."""
+        """Return whether the key is in the cache. The call is neither a use nor a hit."""
         return key in self._entries
 
     @property
     def used_bytes(self) -> int:
-        """The number of used bytes, without the cost of `stats`."""
+        """The number of used bytes, without computing all of the stats."""
         return self._used_bytes
 
     @abstractmethod
@@ -89,7 +98,7 @@ class BudgetedCache(ABC, Generic[K, V]):
     def _replace(self, key: K, size_bytes: int, limit_bytes: int) -> int | None:
         """Remove the key, and return the bytes to charge for its new value.
 
-        Return None, and count a refusal, if the charge exceeds the limit.
+        If the charge exceeds the limit, count a refusal and return None.
 
         Raises:
             ValueError: The size is negative.
@@ -121,8 +130,12 @@ class BudgetedCache(ABC, Generic[K, V]):
             AssertionError: The sum differs.
         """
         assert len(charged) == len(self._entries)
-        assert self._used_bytes == sum(charged), f"{self._used_bytes} bytes on the account, {sum(charged)} held"
-        assert self._used_bytes <= self._budget_bytes, f"{self._used_bytes} bytes over a budget of {self._budget_bytes}"
+        assert self._used_bytes == sum(charged), (
+            f"the account has {self._used_bytes} bytes, but the entries have {sum(charged)}"
+        )
+        assert self._used_bytes <= self._budget_bytes, (
+            f"{self._used_bytes} used bytes exceed the budget of {self._budget_bytes}"
+        )
         assert all(size >= ENTRY_OVERHEAD_BYTES for size in charged), "an entry was charged less than its overhead"
 
 
@@ -172,9 +185,10 @@ class MemoryCache(BudgetedCache[K, V]):
         self._used_bytes = 0
 
     def check_invariants(self) -> None:
-        """Raise AssertionError if the sizes do not add up.
+        """Check that the sizes match the entries. The time is linear in the number of entries, so only tests call this.
 
-        Only tests call this: the time is linear in the number of entries.
+        Raises:
+            AssertionError: A size does not match.
         """
         self._check_account([charged for _, charged in self._entries.values()])
 
@@ -232,9 +246,10 @@ class SharedCache(BudgetedCache[K, V]):
         self._evictions += 1
 
     def check_invariants(self) -> None:
-        """Raise AssertionError if the sizes do not add up.
+        """Check that the sizes match the entries. The time is linear in the number of entries, so only tests call this.
 
-        Only tests call this: the time is linear in the number of entries.
+        Raises:
+            AssertionError: A size does not match.
         """
         self._check_account([charged for _, charged, _ in self._entries.values()])
         charged = {(holder, key): size for key, (_, size, holder) in self._entries.items()}
@@ -243,11 +258,11 @@ class SharedCache(BudgetedCache[K, V]):
 
 _named: WeakSet[BudgetedCache[Any, Any]] = WeakSet()
 _NAME_LOCK = Lock()
-"""Protects `_named`. Caches belong to the event loop, but some caches are created in threads."""
+"""The lock for `_named`. Caches belong to the event loop, but some caches are created in threads."""
 
 
 def measure_named_caches() -> dict[str, int]:
-    """Return the used bytes of the named caches of this process, by name; the metrics show them."""
+    """Return the used bytes of the named caches of this process, by name, for the metrics."""
     with _NAME_LOCK:
         caches = list(_named)
     used: dict[str, int] = {}

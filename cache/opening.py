@@ -1,8 +1,6 @@
-"""Opens a cache stack with its dependencies.
+"""Open a cache stack with its dependencies: a folder that the processes of a machine share, claims, and threads.
 
-These are a folder that the processes of a machine share, claims, and threads.
-
-All are closed together: first the stack, which still writes to the disk, then its threads.
+All are closed together: first the stack, which still writes to the disk, and then its threads.
 """
 
 from __future__ import annotations
@@ -38,15 +36,15 @@ async def open_stack(
 ) -> AsyncIterator[Stack[V]]:
     """Open a stack, and close it at the end of the context.
 
-    The file of the claims is next to `folder`. Only values in use keep mappings, so that the memory tier
-    accounts for all memory.
+    The file of the claims is next to `folder`. Only values in use keep mappings, so that the memory tier accounts for
+    all memory.
 
     Args:
         memory: The memory tier.
         weigh, weigh_mapped, pending_bytes_max, on_mapped: See `Stack`.
         folder: The folder of the disk tier.
-        disk_bytes: The maximum size of the values in `folder`; 0 disables the disk tier.
-        threads: The number of threads that do the work on the disk.
+        disk_bytes: The maximum size of the values in `folder`. With 0, there is no disk tier.
+        threads: The number of threads that work on the disk.
         name: The name of these threads.
         check_mapped: See `DiskTier`.
     """

@@ -1,15 +1,13 @@
-"""Mapped files, and memory for a payload that a mapped file can replace in place.
+"""Mapped files, and memory for a payload that a mapped file can replace at the same address.
 
-A value that was just computed is in private memory, and its file on the disk has the same bytes. The file
-is then mapped over the memory. Addresses in it stay valid, and the private pages are freed. After that only
-pages of the file that are read again use memory, and processes share them.
+A value that was just computed is in private memory, and its file on the disk has the same bytes. The file is then
+mapped over the memory. Addresses in it stay valid, and the private pages are freed. After that, only pages of the file
+that are read again use memory, and processes share them.
 
-The kernel replaces the mapping in one step: a thread that reads at that moment waits, and then reads the
-same bytes.
+The kernel replaces the mapping in one step: a thread that reads at that moment waits, and then reads the same bytes.
 
-Files are mapped over existing memory, because CPython before 3.13 keeps a descriptor open for each mapping,
-and there are thousands of mappings. Arrow's mappings have no descriptor either, but Arrow cannot advise the
-kernel about them.
+Files are mapped over existing memory, because CPython before 3.13 keeps a descriptor open for each mapping, and there
+are thousands of mappings. Arrow's mappings have no descriptor either, but Arrow cannot advise the kernel about them.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_
 
 
 class Region:
-    """Memory with a copy of `parts`, at the same place in the page as in a file: after the envelope's header."""
+    """Memory with a copy of `parts`, at the same position in its page as in a file: after the envelope's header."""
 
     __slots__ = ("_pages", "payload", "size_bytes")
 
@@ -45,7 +43,7 @@ class Region:
             start, end = end, end + len(part)
             whole[start:end] = part
         self.payload = whole[HEADER_BYTES:].toreadonly()
-        """The copy of the parts, without the header; the view keeps the memory alive."""
+        """The copy of the parts, without the header. The view keeps the memory alive."""
 
     def map_over(self, descriptor: int) -> None:
         """Replace the memory by a mapped file that has the same payload.
@@ -54,14 +52,14 @@ class Region:
             OSError: The file cannot be opened or mapped.
         """
         if os.fstat(descriptor).st_size != self.size_bytes:
-            raise OSError("the size of the file is not the size of the region")
+            raise OSError("the file and the region have different sizes")
         _map_over(self._pages, descriptor)
 
 
 def map_file(descriptor: int) -> memoryview:
     """Return a read-only view of the bytes of a file that is not empty.
 
-    The view keeps the mapping alive; the caller may close the descriptor.
+    The view keeps the mapping alive, so the caller can close the descriptor.
 
     Raises:
         OSError: The file cannot be mapped.
@@ -74,12 +72,11 @@ def map_file(descriptor: int) -> memoryview:
 def _map_over(pages: mmap.mmap, descriptor: int) -> None:
     address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
     flags = mmap.MAP_SHARED | _MAP_FIXED
-    # After a failure the old pages may be gone, but the kernel checks for errors before it replaces them,
-    # where possible.
+    # After a failure, the old pages may be gone. The kernel checks for most errors before it replaces them.
     if _libc.mmap(address, len(pages), mmap.PROT_READ, flags, descriptor, 0) == _FAILED:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     if _SMALL_PAGES is not None:
-        # Without this advice a read of one page may map 2 MiB of the file, and a column is a small part of that.
+        # Without this advice, a read of one page can map 2 MiB of the file, of which a column is a small part.
         with contextlib.suppress(OSError):  # The kernel has no huge pages.
             pages.madvise(_SMALL_PAGES)

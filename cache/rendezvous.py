@@ -1,11 +1,11 @@
-"""Weighted rendezvous hashing: decides which of several nodes owns a key, without a table of assignments.
+"""Weighted rendezvous hashing, which decides which of several nodes owns a key, without a table of assignments.
 
-Each node has a score for a key: a weighted hash of both. The node with the highest score owns the key, and
-the next node is its substitute. A node that joins takes keys only from their former owners, in proportion
-to its weight. The keys of a node that leaves go to their substitutes. No other key moves.
+Each node has a score for a key: a weighted hash of both. The node with the highest score owns the key, and the next
+node is its substitute. If a node joins, it takes keys only from their former owners, in proportion to its weight. If a
+node leaves, its keys go to their substitutes. No other key moves.
 
-Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998). With h uniform in
-(0, 1), the score -weight / ln(h) gives each node a share in proportion to its weight. This module is pure.
+Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998). With h uniform in (0, 1), the
+score -weight / ln(h) gives each node a share in proportion to its weight. This module has no side effects.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ _HASHES = 1 << 8 * _HASH_BYTES
 
 
 class Rendezvous:
-    """The nodes with their weights; `weights` maps the name of a node to its weight.
+    """Some nodes with weights. A node whose weight is 0 or less owns nothing.
 
-    A node whose weight is 0 or less owns nothing.
+    Args:
+        weights: The weight of each node, by its name.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
@@ -33,7 +34,7 @@ class Rendezvous:
         ]
 
     def rank(self, key: str, count: int = 2) -> list[str]:
-        """Return the `count` nodes with the highest scores for the key, the owner first."""
+        """Return the `count` nodes with the highest scores for the key. The owner is first."""
         data = b"\x00" + key.encode("utf-8", "surrogatepass")
         scores = []
         for name, weight, state in self._nodes:

@@ -1,8 +1,7 @@
 """Single flight: concurrent requests for a key share one fetch and its result or error.
 
-The rule: cancelling a waiter cancels only that waiter. The fetch runs in a separate task, which is
-cancelled when its last waiter is cancelled. Results are not stored: storing is the task of a cache, and
-errors are never stored.
+The rule: cancelling a waiter cancels only that waiter. The fetch runs in a separate task, which is cancelled when its
+last waiter is cancelled. Results are not stored, because storing is the task of a cache, and errors are never stored.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class _Flight(Generic[V]):
 
 
 class SingleFlight(Generic[K, V]):
-    """The running fetches by key. It belongs to one event loop."""
+    """The running fetches by key. An instance belongs to one event loop."""
 
     def __init__(self) -> None:
         self._flights: dict[K, _Flight[V]] = {}
@@ -34,7 +33,7 @@ class SingleFlight(Generic[K, V]):
         return len(self._flights)
 
     async def run(self, key: K, fetch: Callable[[], Awaitable[V]]) -> V:
-        """Return the result of the running fetch for this key; start `fetch` if no fetch runs.
+        """Return the result of the running fetch for this key. If no fetch runs, start `fetch`.
 
         An error of the fetch is raised for all its waiters.
 
@@ -53,7 +52,7 @@ class SingleFlight(Generic[K, V]):
                 # Later callers must not join a flight that is being cancelled.
                 self._forget(key, flight)
                 flight.task.cancel()
-            # The traceback of an error references this frame, and the task references the error. This breaks the cycle.
+            # The traceback of an error references this frame, and the task references the error. Break this cycle.
             del flight
 
     def _start(self, key: K, fetch: Callable[[], Awaitable[V]]) -> _Flight[V]:
@@ -75,9 +74,10 @@ class SingleFlight(Generic[K, V]):
             del self._flights[key]
 
     def check_invariants(self) -> None:
-        """Raise AssertionError if a finished or abandoned fetch is still listed.
+        """Check that no finished or abandoned fetch is still listed. Only tests call this.
 
-        Only tests call this.
+        Raises:
+            AssertionError: A finished or abandoned fetch is listed.
         """
         for key, flight in self._flights.items():
             assert not flight.task.cancelled(), f"the flight for {key!r} was cancelled and is still listed"

@@ -1,8 +1,8 @@
 """The memory of decoded values, for caches whose entries CPython allocates object by object.
 
-`measure_object_bytes` adds up the sizes of an object and of all objects that it references. `sys.getsizeof` returns
-the size that the allocator provided. An object that occurs several times counts once. In a long sequence
-only a sample is measured, because a manifest list may have 100,000 entries of the same shape.
+`measure_object_bytes` adds up the sizes of an object and of all objects that it references. `sys.getsizeof` returns the
+size that the allocator provided. An object that occurs several times counts once. Of a long sequence, only a sample is
+measured, because a manifest list can have 100,000 entries of the same shape.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FLAT = frozenset((str, bytes, int, float, bytearray))
 def measure_object_bytes(value: object) -> int:
     """Return the memory of a value and of all objects that it references.
 
-    The result is right within a few percent if the elements of long sequences have similar sizes.
+    If the elements of long sequences have similar sizes, the error is a few percent.
     """
     return _measure(value, set())
 

@@ -1,17 +1,14 @@
-"""The read-through stack: memory, then disk, then `fetch`.
+"""The read-through stack: memory, then disk, then `fetch`. A fetched value is stored in memory and on the disk.
 
-A fetched value is stored in memory and on the disk.
-
-The rules: concurrent requests for a key share one fetch in this event loop (single flight) and, with
-claims, on this machine. A tier that fails counts as a miss, so that only a fetch or its decoding can fail a
-`get`. A get never waits for a put: fetched values are written to the disk in the background, through a
-queue that drops values when it is full.
+The rules: concurrent requests for a key share one fetch in this event loop (single flight) and, with claims, on this
+machine. A tier that fails counts as a miss, so that only a fetch or its decoding can fail a `get`. A get never waits
+for a put: fetched values are written to the disk in the background, through a queue that drops values when it is full.
 
 The memory tier contains decoded values (V), and the disk tier contains bytes. `open` converts bytes to values. It
-should use the bytes in place and copy nothing. Then a V over a mapped file uses no memory of this process, and N
-workers share the pages. For the same reason a fetched value, whose bytes are private, is replaced by a value over
-the mapped file when the file is on the disk. If `on_mapped` is set, the value stays, and the file is mapped over
-its bytes (`region.py`).
+should use the bytes without copying them. Then a V over a mapped file uses no memory of this process, and N workers
+share the pages. For the same reason, a fetched value, whose bytes are private, is replaced by a value over the mapped
+file when the file is on the disk. If `on_mapped` is set, the value stays, and the file is mapped over its bytes
+(`region.py`).
 """
 
 from __future__ import annotations
@@ -42,10 +39,11 @@ class StackStats:
     """Counts since the start.
 
     Attributes:
+        memory: The counts of the memory tier.
         disk: The counts of the disk tier, or None if there is no disk tier.
         fetches: The number of fetches that were started.
         waits: The number of waits for another process that was fetching the same key.
-        timed_out_waits: The number of waits that timed out. After such a wait, this process fetched.
+        timed_out_waits: The number of waits that timed out. After such a timeout, this process fetched.
         dropped: The number of values that were not written to the disk because the queue was full.
         unreadable: The number of values from the disk that `open` refused.
         pending_bytes: The number of bytes that are in the queue now.
@@ -72,14 +70,17 @@ class _Put(Generic[V]):
 
 
 class Stack(Generic[V]):
-    """A stack of tiers for one event loop. It owns the tiers: `close` closes them.
+    """A stack of tiers for one event loop. It owns the tiers, and `close` closes them.
 
     Args:
+        memory: The memory tier.
+        disk: The disk tier, or None.
         weigh: Returns the size of a value for the memory tier, in bytes.
         weigh_mapped: Returns the size of a value over a mapped file. If it is None, `weigh` is used.
         pending_bytes_max: The maximum size of the queue for the disk.
+        claims: The claims on this machine, or None.
         claim_wait_s: The longest wait for another process that fetches the same key.
-        on_mapped: Receives the values whose bytes are a mapped file now. It may be called in any thread.
+        on_mapped: Receives the values whose bytes are now a mapped file. It can be called in any thread.
         executor: Runs the work on the disk, and `open` of its bytes. If it is None, the loop's default executor is
             used.
     """
@@ -114,14 +115,14 @@ class Stack(Generic[V]):
         self._fetches = self._waits = self._timed_out_waits = self._dropped = self._unreadable = 0
 
     def get_cached(self, key: str) -> V | None:
-        """Return the value if it is in memory. Unlike `get`, the method does not await."""
+        """Return the value if it is in memory, otherwise None. Unlike `get`, the method does not await."""
         return self._memory.get(key)
 
     async def get(self, key: str, fetch: Callable[[], Awaitable[Payload]], open: Callable[[memoryview], V]) -> V:
         """Return the value of `key` from memory, or call `open` with the bytes from the disk or from `fetch`.
 
-        `fetch` includes the decoding, and runs its work in threads. If `fetch` fails, or `open` after it, all
-        waiters get the error and nothing is stored. If `open` refuses bytes from the disk, for example bytes of an
+        `fetch` includes the decoding, and runs its work in threads. If `fetch` or the following `open` fails, all
+        waiters get the error and nothing is stored. If `open` refuses bytes from the disk, for example those of an
         older program, they are fetched again.
         """
         value = self._memory.get(key)
@@ -165,6 +166,8 @@ class Stack(Generic[V]):
         """Store a value that the caller has computed, in memory and on the disk.
 
         Args:
+            key: The key of the value.
+            value: The value.
             payload: The bytes of the value. If the queue for the disk is full, they are not stored.
             open: Returns the value of these bytes.
         """
@@ -218,9 +221,9 @@ class Stack(Generic[V]):
         return value
 
     def _read(self, key: str, open: Callable[[memoryview], V]) -> tuple[V, Callable[[V], int]] | None:
-        """Return the value and the function that weighs it.
+        """Return the value and the function that weighs it, or None.
 
-        The method runs in a thread. It never raises, because a failed cache must not fail a query.
+        The method runs in a thread. It never raises an error, because a failed cache must not fail a query.
         """
         assert self._disk is not None
         payload = self._disk.get(key)
@@ -241,7 +244,7 @@ class Stack(Generic[V]):
     async def _claim(self, key: str) -> bool:
         """Wait for the claim, and return whether this process has it.
 
-        Return False if the wait timed out, or if the value may be on the disk now.
+        If the wait timed out, or if the value may be on the disk now, the result is False.
         """
         assert self._claims is not None
         if self._claims.take(key):
@@ -320,13 +323,16 @@ class Stack(Generic[V]):
             await self._run_in_thread(self._disk.close)
 
     def check_invariants(self) -> None:
-        """Raise AssertionError if the counts do not add up.
+        """Check that the counts match. Only tests call this, while no fetch is running.
 
-        Only tests call this, while no fetch is running.
+        Raises:
+            AssertionError: The counts do not match.
         """
         self._memory.check_invariants()
         self._flights.check_invariants()
-        assert self._queue.empty() == (self._pending_bytes == 0), f"{self._pending_bytes} bytes wait to be put"
+        assert self._queue.empty() == (self._pending_bytes == 0), (
+            f"{self._pending_bytes} bytes are pending, which contradicts the queue"
+        )
 
 
 def _to_flat_view(payload: Payload) -> memoryview:

@@ -1,14 +1,13 @@
 """The contract of a cache tier for bytes. `tests/cache/contract.py` checks all tiers.
 
-The rules: a key is immutable, which means that its value never changes, so that nothing has to be invalidated. A
-tier may remove anything at any time. A tier that fails counts as a miss. No method raises because of a disk, a
-network or a damaged entry: `get` returns None, `put` returns False, and the stats contain the number of errors and
-the last reason.
+The rules: a key is immutable, which means that its value never changes, so that nothing has to be invalidated. A tier
+can remove anything at any time. A tier that fails counts as a miss. No method raises an error because of a disk, a
+network or a damaged entry: `get` returns None, `put` returns False, and the stats contain the number of errors and the
+last reason.
 
-`Stack` queries the tiers in order of cost: memory, then disk. A peer tier (blocks of the worker that owns a
-key by rendezvous hashing, over HTTP) would be between disk and fetch, with this contract. The objects
-gateway's cache has its own order of tiers (`metaserver/gateway/caching/`), because it answers parts of blocks while
-they arrive.
+`Stack` queries the tiers in order of cost: memory, then disk. A peer tier (blocks of the worker that owns a key by
+rendezvous hashing, over HTTP) would be between disk and fetch, with this contract. The objects gateway's cache has its
+own order of tiers (`metaserver/gateway/caching/`), because it answers parts of blocks while they arrive.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from seamark.cache.region import Region
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 Payload: TypeAlias = Bytes | Sequence[Bytes]
-"""One buffer, or several buffers that are concatenated. They are C-contiguous and have any item size."""
+"""One buffer, or several buffers that are concatenated. They are C-contiguous and can have any item size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,8 @@ class TierStats:
     Attributes:
         refused: The number of values that can never fit.
         damaged: The number of damaged entries, which are removed. These entries also count as misses.
-        errors: The number of failed operations. `last_error` is the reason of the last failure, or "".
+        errors: The number of failed operations.
+        last_error: The reason of the last failure, or an empty text.
     """
 
     hits: int
@@ -50,7 +50,7 @@ class TierStats:
 
 
 class Tier(Protocol):
-    """A cache tier. Its methods block; several threads may call them concurrently."""
+    """A cache tier. Its methods block, and several threads can call them concurrently."""
 
     def get(self, key: str) -> memoryview | None:
         """Return the payload as a read-only, flat view of format "B", or None if the tier does not have the key.
@@ -61,7 +61,7 @@ class Tier(Protocol):
     def may_have(self, key: str) -> bool:
         """Return False if `get` would certainly return None.
 
-        The check is cheap and not counted as a use. True does not prove that there is a value.
+        The check is cheap and does not count as a use. True does not prove that there is a value.
         """
 
     def is_mapped(self, payload: memoryview) -> bool:
@@ -80,7 +80,8 @@ class Tier(Protocol):
     def map_over(self, key: str, region: Region) -> bool:
         """Map the file of a stored value over the memory of `region`, which has the payload of `key`.
 
-        Return whether the memory is the mapped file now.
+        Returns:
+            Whether the memory is now the mapped file.
         """
 
     def discard(self, key: str) -> None:
@@ -89,15 +90,16 @@ class Tier(Protocol):
     def read_stats(self) -> TierStats: ...
 
     def close(self) -> None:
-        """Release the resources; payloads that were returned stay valid.
+        """Release the resources. Payloads that were returned stay valid.
 
-        Afterwards every get is a miss. The method is idempotent.
+        Afterwards, every get is a miss. The method can be called several times.
         """
 
     def check_invariants(self) -> None:
-        """Raise AssertionError if the counts do not add up.
+        """Check that the counts match. Only tests call this, while nothing else uses the tier.
 
-        Only tests call this, while nothing else uses the tier.
+        Raises:
+            AssertionError: The counts do not match.
         """
 
 

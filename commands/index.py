@@ -112,7 +112,7 @@ def create(
 ) -> None:
     """Define an index on TABLE.
 
-    Plans use an index file as soon as it is registered.
+    Plans use an index file when it is registered.
     """
     try:
         terms = tuple(part.strip() for column in columns for part in split_arguments(column))

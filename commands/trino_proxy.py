@@ -100,7 +100,7 @@ def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Comman
 @click.option(
     "--trust-forwarded",
     is_flag=True,
-    help="Trust X-Forwarded-* headers, because another proxy is in front of this one. Default: remove these headers.",
+    help="Trust X-Forwarded-* headers, because another proxy is in front. Default: remove these headers.",
 )
 @click.option(
     "--budget-ms",
@@ -200,7 +200,7 @@ def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Comman
     "Seconds after which the proxy closes a connection whose client does not read an answer.",
     least=0.1,
 )
-@_limit("body_bytes", "Maximum size in bytes of a request body, as it is sent.")
+@_limit("body_bytes", "Maximum size in bytes of a request body before decompression.")
 @_limit(
     "body_timeout_s", "Seconds in which a request body must arrive, plus one second for each 64 KiB of it.", least=0.1
 )

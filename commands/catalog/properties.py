@@ -1,7 +1,7 @@
 """Check properties before a command sets them.
 
 The commands refuse a name or a value that table services cannot read. The server accepts every property, because
-engines set their own properties, and ignores unknown ones.
+engines set their own properties, and ignores unknown properties.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ def set_properties(
 def undrop(client: IndexClient, table: str | None, entry_id: str | None, to: str | None, as_json: bool) -> None:
     """Restore the dropped table or view TABLE. Without TABLE, list the entries that can be restored.
 
-    If several dropped entries had the name, restore the one that was dropped last.
+    If several dropped entries had the name, restore the entry that was dropped last.
     """
     if table is None and entry_id is None:
         _show_dropped(list(list_dropped_entries(client)), as_json=as_json)

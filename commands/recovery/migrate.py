@@ -1,4 +1,4 @@
-"""`seamark migrate`: copies the database to another one, and compares the copy with the source."""
+"""`seamark migrate`: copies the database to a new database, and compares the copy with the source."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def migrate(target: str, overwrite: bool, as_json: bool, config: Path | None, **
     async def work(settings: Settings) -> dict[str, TableDigest]:
         source = settings.make_database_url()
         if source == target:
-            raise ConfigError("The target is the same database; set --to to another one")
+            raise ConfigError("The target is the same database; set --to to another database")
         moved = dataclasses.replace(settings, database=target)
         # The server's own database is copied last, so that the copy lists only warehouses whose databases are already
         # copied.

@@ -144,7 +144,7 @@ async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
 def _make_path(parts: tuple[str, ...], default: list[str]) -> tuple[str, ...]:
     """Return the levels of the namespace and the name of the table.
 
-    If `parts` has three items, the first one is a catalog and is omitted.
+    If `parts` has three items, the first item is a catalog and is omitted.
     """
     namespace = parts[-2].split(".") if len(parts) > 1 else default
     if not namespace:

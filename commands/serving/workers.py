@@ -1,4 +1,4 @@
-"""Run several workers on one port, with a supervisor that starts them, restarts crashed ones and forwards signals.
+"""Run several workers on one port, with a supervisor that starts them, restarts crashed workers and forwards signals.
 
 Each worker is a new process that binds the same port with SO_REUSEPORT. The process is spawned and not forked, because
 threads and event loops do not survive a fork. The supervisor also binds the port, but does not listen. So no other

@@ -1,4 +1,4 @@
-"""Collects the query history of all tables: sums over the statements of each shape, by hour.
+"""Collection of the query history of all tables: sums over the statements of each shape, by hour.
 
 A statement is counted in memory, without I/O. A task of the server records the counts once a minute, so a plan never
 waits for the history. If a server is killed, its unrecorded counts are lost.
@@ -43,46 +43,47 @@ from seamark.metaserver.store.port import PointerStore
 
 FLUSH_S = 60.0
 SAMPLES_PER_SHAPE_MAX = 4
-"""The maximum number of samples that a server takes from the statements of one shape between two flushes."""
+"""The maximum number of samples that a server takes from the statements of a shape between two flushes."""
 APPLIED_MAX = 100
-"""The number of applied proposals that the database keeps for a table."""
+"""The maximum number of applied proposals that the database keeps for a table."""
 _OWNER_BUDGET_DIVISOR = 4
-"""One principal can be the first user of at most one in this number of a table's shapes."""
+"""The divisor of a table's maximum number of shapes: one principal can be the first user of this fraction of them."""
 _RECORDS_MAX = 200
-"""The maximum number of shapes in one transaction."""
+"""The maximum number of shapes in a transaction."""
 _FAILURES_MAX = 10
-"""A flush stops after this number of failed transactions in a row, because the database does not answer."""
+"""The number of consecutive failed transactions after which a flush stops, because the database does not answer."""
 _FILES_MAX, _BYTES_MAX = 1 << 40, 1 << 50
-"""The files and bytes of a statement that are counted at most. Clients state these numbers, so they may be wrong."""
+"""The maximum files and bytes that are counted for a statement. Clients state these numbers, so they may be wrong."""
 _SAMPLERS_BYTES_MAX = 64 << 20
-"""The memory that the filters and files of samplers may use between two flushes."""
+"""The maximum memory in bytes for the filters and files of samplers between two flushes."""
 _LITERALS_MAX = 64
-"""The number of statements of a shape whose filters are compared with each other between two flushes."""
+"""The maximum number of statements of a shape whose filters are compared with each other between two flushes."""
 RUN_S_MAX = 1e6
-"""The seconds of a statement that are counted at most. Clients state this number, so it may be wrong."""
+"""The maximum seconds that are counted for a statement. Clients state this number, so it may be wrong."""
 _LISTED_MAX = 2000
 _LISTED_AFTER_MS = 5000
-"""The maximum age of unrecorded counts when all tables are listed. Older counts are recorded before the listing."""
+"""The maximum age in milliseconds of unrecorded counts when all tables are listed. Older counts are recorded first."""
 _CHANGED_ROWS_MAX = 1000
 """The maximum number of rows that a transaction merges or removes."""
 DAY_HOURS, WEEK_HOURS = 24, 168
 MERGED_PERIODS = ((DAY_HOURS, 48), (WEEK_HOURS, 14 * DAY_HOURS))
-"""The periods into which older rows are merged: the hours of the period, and the age in hours of its end."""
+"""The periods into which older rows are merged: the hours of the period, and the age in hours at which it ends."""
 HOUR_MS = 3_600_000
 _log = structlog.get_logger("seamark.server")
 
 
 class StatementRead(NamedTuple):
-    """A count of the files and bytes that a statement read of one table.
+    """The files and bytes that a statement read of a table.
 
     Attributes:
         uuid: The UUID of the table.
+        shape: The shape of the statement.
         files_in: The number of files of the snapshot.
         files_left: The number of files that remained after pruning.
-        bytes_in: The bytes of the snapshot, or -1 if the bytes are unknown.
-        bytes_left: The bytes that remained after pruning, or -1 if the bytes are unknown.
-        literals: A hash of the filter, which stays in memory. It shows whether statements repeat their literals. 0 if
-            the filter is unknown.
+        bytes_in: The bytes of the snapshot, or -1 if they are unknown.
+        bytes_left: The bytes that remained after pruning, or -1 if they are unknown.
+        literals: A hash of the filter, or 0 if the filter is unknown. It stays in memory, and shows whether statements
+            repeat their literals.
     """
 
     uuid: str
@@ -95,11 +96,11 @@ class StatementRead(NamedTuple):
 
 
 class StatementSample(NamedTuple):
-    """A sample of one statement. Only some statements of a shape have a sample, because sampling takes time.
+    """A sample of a statement. Only some statements of a shape have a sample, because sampling takes time.
 
     Attributes:
         filter: A sample of the filter's values, or None if the statement has no filter.
-        bytes_in: See `StatementRead`. -1 if the bytes of the statement are unknown, or are counted already.
+        bytes_in: See `StatementRead`. It is -1 if the bytes of the statement are unknown, or are already counted.
         bytes_left: See `StatementRead`.
     """
 
@@ -112,7 +113,7 @@ StatementSampler = Callable[[], StatementSample | None]
 
 
 class StatementTime(NamedTuple):
-    """The time that an engine took for a statement, and the files and bytes that it read of one table."""
+    """The time that an engine took for a statement, and the files and bytes that it read of a table."""
 
     run_s: float
     files: int
@@ -126,7 +127,7 @@ class _Key(NamedTuple):
 
 
 class _Counts:
-    """The sums of one shape since the last flush. The class has slots, because each plan changes an instance."""
+    """The sums of a shape since the last flush. The class has slots, because each plan changes an instance."""
 
     __slots__ = (
         "bytes_in",
@@ -147,7 +148,7 @@ class _Counts:
         self.literals: list[int] = []
 
     def add_sizes(self, bytes_in: int, bytes_left: int) -> None:
-        """Add the bytes before and after pruning of one statement, if both are known."""
+        """Add the bytes of a statement before and after pruning, if both are known."""
         if bytes_left >= 0 <= bytes_in:
             self.sized += 1
             self.bytes_in += min(bytes_in, _BYTES_MAX)
@@ -166,7 +167,7 @@ class _Counts:
 
 
 class QueryHistory:
-    """Counts statements. An instance belongs to one event loop."""
+    """The counts of statements that are not recorded yet. An instance belongs to one event loop."""
 
     def __init__(self, settings: Settings, store: PointerStore, clock: Clock) -> None:
         self._store = store
@@ -175,11 +176,11 @@ class QueryHistory:
         self._shapes_max = settings.query_history_shapes
         self._counts: dict[_Key, _Counts] = {}
         self._used: Counter[str | None] = Counter()
-        """The used part of the limit, by principal."""
+        """The used part of the memory limit, by principal."""
         self._times: dict[tuple[str, str], QuerySums] = {}
         """The sums of reported times, by the UUID of the table and the fingerprint of the shape."""
         self._times_used: Counter[str | None] = Counter()
-        """The number of `_times` that each principal has reported first."""
+        """The number of entries of `_times` that each principal has reported first."""
         self._is_full = False
         self._samplers_bytes = 0
         self._flushed_ms = 0
@@ -189,7 +190,7 @@ class QueryHistory:
 
     @property
     def hour(self) -> int:
-        """Return the current hour, in hours since the epoch."""
+        """The current hour, in hours since the epoch."""
         return self._clock.now_ms() // HOUR_MS
 
     def add(
@@ -202,12 +203,12 @@ class QueryHistory:
 
         Args:
             read: The files and bytes that the statement read.
-            principal: The principal that reads. None if the server has no logins; then it may use the whole limit.
+            principal: The principal that reads. If the server has no logins, it is None and can use the whole limit.
             plan_s: The duration of planning.
 
         Returns:
-            The functions that sample statements of the shape, if there are few of them. The caller may add a function.
-            A thread calls it before the counts are recorded.
+            The functions that sample statements of the shape, if there are few of them. The caller can append a
+                function, which a thread calls before the counts are recorded.
         """
         key = _Key(read.uuid, principal, read.shape)
         counts = self._counts.get(key)
@@ -225,8 +226,8 @@ class QueryHistory:
     def add_time(self, uuid: str, fingerprint: str, principal: str | None, time: StatementTime) -> None:
         """Add the time that an engine took for a statement.
 
-        The time is lost if the history does not have the shape when the counts are recorded, or if too many other
-        times wait. As with shapes, one principal can use half of the limit.
+        The time is lost if the history does not have the shape when the counts are recorded, or if too many other times
+        wait. As with shapes, one principal can use half of the limit.
 
         Args:
             uuid: The UUID of the table.
@@ -251,10 +252,10 @@ class QueryHistory:
         self._times[key] = new if sums is None else add_sums([sums, new])
 
     def reserve(self, size: int) -> bool:
-        """Reserve memory for the data that a sampler keeps until the next flush.
+        """Reserve memory in bytes for the data that a sampler keeps until the next flush.
 
         Returns:
-            Whether there is room. Without room, the sampler keeps nothing.
+            Whether there is room. If not, the sampler must keep nothing.
         """
         if self._samplers_bytes + size > _SAMPLERS_BYTES_MAX:
             return False
@@ -288,10 +289,11 @@ class QueryHistory:
             await self.flush()
 
     async def flush(self) -> None:
-        """Record the counted statements, except those that the database refuses for a table.
+        """Record the counted statements. Statements that the database refuses for a table are skipped.
 
         Raises:
-            SeamarkError: The database refuses `_FAILURES_MAX` transactions in a row. The remaining statements are lost.
+            SeamarkError: The database refuses `_FAILURES_MAX` consecutive transactions. The remaining statements are
+                lost.
         """
         if not self._counts and not self._times:
             return
@@ -306,7 +308,7 @@ class QueryHistory:
                 owned_max = self._shapes_max if all(not record.owner for record in part) else self._owner_shapes_max
                 try:
                     await self._store.transact([AddQueryRecords(uuid, hour, part, self._shapes_max, owned_max)])
-                except NoSuchTable:  # The table was dropped in the meantime.
+                except NoSuchTable:  # The table was dropped after the statements were counted.
                     break
                 except SeamarkError as error:
                     _log.warning("statements are not recorded", uuid=uuid, error=error.message)
@@ -326,7 +328,7 @@ class QueryHistory:
         return await self._store.query_shapes(uuid, self._compute_first_hour(days), _LISTED_MAX)
 
     async def list_shapes_since(self, uuid: str, since_ms: int) -> list[QueryShapeSums]:
-        """Return the history of a table in the hours that began after a time, or in the hour of the time itself.
+        """Return the history of a table in the hours that began after a time, and in the hour of the time.
 
         Statements that this server has not recorded yet are included.
         """
@@ -344,7 +346,7 @@ class QueryHistory:
         """Return the sums of each table, for the tables with the most statements first.
 
         Args:
-            days: The days of the history. Statements of the last seconds may be missing.
+            days: The number of days of the history. Statements of the last seconds may be missing.
             limit: The maximum number of tables.
             within: The namespaces of the tables, or None for all tables.
         """
@@ -367,7 +369,7 @@ class QueryHistory:
         await self._store.transact([SaveAppliedAdvice(advice, APPLIED_MAX)])
 
     async def change_applied(self, advice: AppliedAdvice, expected: str | None) -> None:
-        """Save an applied proposal, if the stored text is `expected`. None means that there is no stored text.
+        """Save an applied proposal if the stored text is `expected`. None means that there is no stored text.
 
         Raises:
             CommitConflict: Another request has changed the proposal.
@@ -383,7 +385,7 @@ class QueryHistory:
             The number of merged and removed rows.
 
         Raises:
-            SeamarkError: The database refuses one of the changes.
+            SeamarkError: The database refuses a change.
         """
         clock_look = await look_at_clock(self._store, self._clock)
 
@@ -396,7 +398,7 @@ class QueryHistory:
             partial(self._store.merge_query_hours, find_hour(age_hours, hours), _CHANGED_ROWS_MAX, hours)
             for hours, age_hours in MERGED_PERIODS
         ]
-        # A row of an older day or week has the first hour of its period, so whole periods are removed.
+        # A row of an older day or week has the first hour of its period, so remove whole periods.
         kept_hours = self.days * DAY_HOURS
         before_hour = find_hour(kept_hours, _find_period(kept_hours))
         changes.append(partial(self._store.prune_queries, before_hour, _CHANGED_ROWS_MAX))
@@ -418,7 +420,7 @@ def _find_period(age_hours: int) -> int:
 
 
 async def _repeat_until_done(change: Callable[[], Awaitable[int]]) -> int:
-    """Repeat a change until it finds fewer rows than its limit, and return the number of changed rows."""
+    """Repeat a change until it affects fewer rows than its limit, and return the total number of changed rows."""
     changed = 0
     while count := await change():
         changed += count
@@ -449,14 +451,14 @@ def _group_records_by_table(
             text = msgspec.json.encode(samples).decode() if samples else ""
             record = QueryRecord(shape.fingerprint, owner, shape.text, text, counted.compute_sums())
         tables[key.uuid].append(record)
-    # A record of times has no shape. It is after the record with its shape.
+    # A record of times has no shape. It must follow the record with its shape.
     for (uuid, fingerprint), sums in times.items():
         tables[uuid].append(QueryRecord(fingerprint, "", "", "", sums))
     return {uuid: tuple(records) for uuid, records in tables.items()}
 
 
 def _take_sample(sampler: StatementSampler, uuid: str) -> StatementSample | None:
-    """Return a sample, or None if the statement has no sample. A failure loses the sample, but not the counts."""
+    """Return a sample, or None if the statement has no sample. After a failure, the counts are still recorded."""
     try:
         return sampler()
     except Exception:  # noqa: BLE001  a sampler computes with the values of any client
@@ -465,7 +467,9 @@ def _take_sample(sampler: StatementSampler, uuid: str) -> StatementSample | None
 
 
 def digest_owner(uuid: str, principal: str) -> str:
-    """Return a digest of a principal, different for each table. The history does not say who sent a statement."""
+    """Return a digest of a principal that is different for each table, so that the history does not say who sent a
+    statement.
+    """
     return hashlib.sha256(f"{uuid}\n{principal}".encode()).hexdigest()[:16]
 
 

@@ -1,10 +1,10 @@
 """Samples of the values that statements compare, in the form that the setting `query_history_literals` allows.
 
-`dropped`: a sample has no value. For each column with a range, it has the width of the range as a share of the distance
-between the column's smallest and largest value. `round_share` rounds it. The sample does not show where a range with
-two limits is. For a range with one limit, the width shows roughly where this limit is. `hashed`: a sample also has a
-keyed hash of the literals, which shows whether statements repeat them. `kept`: a sample also has the filter with its
-literals.
+With `dropped`, a sample has no value. For each column with a range, it has the width of the range as a fraction of the
+distance between the column's smallest and largest value. `round_share` rounds it. The sample does not show where a
+range with two limits is. For a range with one limit, the width shows roughly where this limit is. With `hashed`, a
+sample also has a keyed hash of the literals, which shows whether statements repeat them. With `kept`, a sample also has
+the filter with its literals.
 """
 
 from __future__ import annotations
@@ -22,21 +22,24 @@ from seamark.metaserver.history.shapes import drop_nan
 DROPPED, HASHED, KEPT = "dropped", "hashed", "kept"
 LITERALS = (DROPPED, HASHED, KEPT)
 FILTER_CHARACTERS_MAX = 2000
-"""The maximum length of a filter that is kept with its literals."""
+"""The maximum number of characters of a filter that is kept with its literals."""
 REPEATS_STATEMENTS_MIN = 8
 _SHARE_MIN = 2**-30
 _ALL_DIGITS_MIN_FRACTION = 0.999
-"""A share above this number keeps all its digits, because the digits after the nines distinguish it from 1."""
+"""The fraction above which all digits are kept, because the digits after the nines distinguish it from 1."""
 LOW, HIGH, BOTH = "low", "high", "both"
-"""The side of a column's values in which a range lies: it has no lower limit, no upper limit, or both limits."""
+"""The side of a column's values in which a range lies: LOW has no lower limit, HIGH no upper limit, BOTH has both
+limits.
+"""
 
 
 class RangeWidth(msgspec.Struct, frozen=True, array_like=True):
     """The width of a range.
 
     Attributes:
+        column_id: The field id of the column.
         side: LOW, HIGH or BOTH.
-        share: The width divided by the distance of the column's smallest and largest value, rounded.
+        share: The width divided by the distance between the column's smallest and largest value, rounded.
     """
 
     column_id: int
@@ -45,13 +48,13 @@ class RangeWidth(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FilterSample(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A sample of one filter.
+    """A sample of a filter.
 
     Attributes:
-        widths: The widths of its ranges.
-        digest: The keyed hash of its literals, or empty.
-        filter: The filter as JSON of the REST specification, or empty.
-        repeats: The share of the pairs of statements that have the same literals, rounded. -1 if it is unknown.
+        widths: The widths of the filter's ranges.
+        digest: The keyed hash of the filter's literals, or an empty text.
+        filter: The filter as JSON of the REST specification, or an empty text.
+        repeats: The fraction of the pairs of statements that have the same literals, rounded, or -1 if it is unknown.
     """
 
     widths: tuple[RangeWidth, ...] = ()
@@ -61,9 +64,9 @@ class FilterSample(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def compute_repeats(literals: Sequence[int]) -> float:
-    """Return the share of the pairs of statements that have the same literals, or -1 for few statements.
+    """Return the fraction of the pairs of statements that have the same literals, or -1 for few statements.
 
-    The share shows whether statements compare frequent values. It does not show a value.
+    It shows whether statements compare frequent values, but not the values.
 
     Args:
         literals: A hash of the literals of each statement.
@@ -115,11 +118,11 @@ def list_column_conjuncts(bound: Expression) -> Iterable[Bound]:
 
 
 def round_share(share: float) -> float:
-    """Round a share, because an exact width would show the literals.
+    """Round a fraction, because an exact width would show the literals.
 
-    The odds, share / (1 - share), are rounded to a quarter of a power of two. So a narrow range and a wide range have
-    the same relative precision. In a skewed column, few rows may be in the upper nine tenths of the values. The result
-    has few digits, because the history stores it as text.
+    The odds, share / (1 - share), are rounded to a quarter of a power of two. So narrow and wide ranges have the same
+    relative precision. In a skewed column, few rows may be in the upper nine tenths of the values. The result has few
+    digits, because the history stores it as text.
     """
     if not _SHARE_MIN < share < 1 - _SHARE_MIN:
         return float(share > 0.5)

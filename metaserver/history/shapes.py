@@ -1,6 +1,4 @@
-"""Shapes of statements.
-
-A shape has the columns, conditions and aggregates of a statement on one table, without the compared values.
+"""Shapes of statements: the columns, conditions and aggregates of a statement on a table, without the compared values.
 
 Statements that differ only in their literals have the same shape. A shape contains ids of columns, never names, and
 names of operators. So a shape contains no text of a client, except the name of the engine, which is one of `ENGINES`.
@@ -26,9 +24,9 @@ AGGREGATE_FUNCTIONS = frozenset(("count", "sum", "min", "max", "avg"))
 OTHER_FUNCTION = "other"
 """The name in a shape of an aggregate function that is not one of `AGGREGATE_FUNCTIONS`."""
 CONJUNCTS_MAX, TERMS_MAX = 24, 12
-"""The maximum numbers of conjuncts of a shape, and of terms of a conjunct. Further conjuncts and terms are left out."""
+"""The maximum numbers of conjuncts in a shape, and of terms in a conjunct. Further conjuncts and terms are omitted."""
 COLUMNS_MAX = 64
-"""The maximum number of columns in a list of a shape. With more columns, the list is empty."""
+"""The maximum number of columns in a list of a shape. A list with more columns is stored as an empty list."""
 _OTHER_TRANSFORM = "other"
 _TRANSFORMS = frozenset(("identity", "bucket", "truncate", "year", "month", "day", "hour", "void"))
 _NEGATIONS = {
@@ -44,9 +42,11 @@ _NEGATED = {**_NEGATIONS, **{negated: op for op, negated in _NEGATIONS.items()}}
 
 
 class ShapeTerm(msgspec.Struct, frozen=True, array_like=True, order=True, cache_hash=True):
-    """A comparison of a column. The hash is cached, because the instances are shared by all shapes.
+    """A comparison of a column. The hash is cached, because all shapes share the instances.
 
     Attributes:
+        column_id: The field id of the column.
+        op: The name of the operator.
         transform: The name of the transform or function, without its parameter.
         values: The number of values that the column is compared with, rounded up to a power of ten.
     """
@@ -62,18 +62,18 @@ Conjunct = tuple[ShapeTerm, ...]
 
 
 class Aggregate(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """An aggregate function of a column. The column is 0 if the argument is not a column, as in `count(*)`."""
+    """An aggregate function of a column. If the argument is not a column, as in `count(*)`, `column_id` is 0."""
 
     function: str
     column_id: int = 0
 
 
 class QueryShape(msgspec.Struct, frozen=True, cache_hash=True):
-    """The shape of statements that read one table. The hash is cached, because each plan looks up a shape.
+    """The shape of statements that read a table. The hash is cached, because each plan looks up a shape.
 
     Attributes:
         engine: One of `ENGINES`.
-        columns: The ids of the columns that the statement reads, sorted; empty if they are unknown.
+        columns: The ids of the columns that the statement reads, sorted. It is empty if they are unknown.
         conjuncts: The conditions on the table, sorted.
         joins: The ids of the table's columns that the statement joins, sorted.
         grouping: The ids of the table's columns by which the statement groups, sorted.
@@ -104,7 +104,7 @@ class QueryShape(msgspec.Struct, frozen=True, cache_hash=True):
 
     @staticmethod
     def parse(text: str) -> QueryShape | None:
-        """Return the shape of a stored text, or None if a different version of the server wrote the text."""
+        """Parse a stored shape. If a different version of the server wrote the text, the result is None."""
         try:
             return convert_json(text, QueryShape)
         except msgspec.MsgspecError:
@@ -129,7 +129,7 @@ def list_conjuncts(
 
     Args:
         expression: The filter. It is bound, or its columns are found by `find_column`.
-        find_column: Returns the id of a column by its name. Terms of columns without an id are left out.
+        find_column: A function that returns the id of a column by its name. Terms of columns without an id are omitted.
     """
     conjuncts: set[Conjunct] = set()
     for part in _list_conjuncts(expression):
@@ -142,7 +142,7 @@ def list_conjuncts(
 
 
 def _list_conjuncts(expression: Expression) -> list[tuple[Expression, bool]]:
-    """Return the first `CONJUNCTS_MAX` conjuncts of an expression. Each has a flag that is True if it is negated."""
+    """Return the first `CONJUNCTS_MAX` conjuncts of an expression, each with a flag that is True if it is negated."""
     if isinstance(expression, Bound):
         return [(expression, False)]
     conjuncts: list[tuple[Expression, bool]] = []
@@ -162,7 +162,9 @@ def _list_conjuncts(expression: Expression) -> list[tuple[Expression, bool]]:
 
 
 def drop_nan(part: Expression) -> Expression:
-    """Return a comparison without the alternative NaN, which the server adds for engines that order NaN above all."""
+    """Return a comparison without the alternative NaN, which the server adds for engines that order NaN above all
+    numbers.
+    """
     if isinstance(part, Or) and len(part.children) == 2:
         first, second = part.children
         for predicate, other in ((first, second), (second, first)):

@@ -1,1 +1,1 @@
-"""The peer tier: each immutable file is read from the storage once, and shared by all replicas."""
+"""The peer tier, in which each immutable file is read from the storage once and shared by all replicas."""

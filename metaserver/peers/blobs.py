@@ -24,9 +24,9 @@ from seamark.metaserver.settings.settings import Settings
 DIGEST_BYTES = 32
 _THREADS = 2
 _INLINE_BYTES = 128 << 10
-"""The maximum size of data whose digest is computed without a thread. Switching threads would take longer."""
+"""The maximum number of bytes whose digest is computed without a thread. Switching threads would take longer."""
 _MAPPED_SIZE_DIVISOR = 8
-"""The fraction of a mapped file's size that counts. Its pages belong to the kernel, which can reclaim them."""
+"""The divisor of a mapped file's size for the memory budget. Its pages belong to the kernel, which can reclaim them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,10 +40,7 @@ class StoredFile:
 
 
 class FileCache:
-    """The cache of this replica's files.
-
-    An instance belongs to one event loop.
-    """
+    """The cache of the files that this replica keeps for all replicas. An instance belongs to one event loop."""
 
     def __init__(self, stored: ObjectStore, stack: Stack[StoredFile], *, limit_bytes: int) -> None:
         self._stored = stored
@@ -57,16 +54,16 @@ class FileCache:
     async def get(self, location: str, *, is_checked: bool = True) -> StoredFile:
         """Return a file from memory, the disk, or the storage.
 
-        If `is_checked` is False, the content may not match its digest. If it does not, call the method again with
-        True.
+        If `is_checked` is False, the content may not match its digest. If it does not, call the method again with True.
 
         Raises:
-            TooLarge: The file exceeds `limit_bytes`. Errors of `ObjectStore.read` are not converted.
+            TooLarge: The file exceeds `limit_bytes`.
+            SeamarkError: `ObjectStore.read` failed.
         """
         file = await self._load(location)
         if not is_checked or await is_intact(file):
             return file
-        # A mapped file was changed on disk. The disk tier checks the file when it is opened again.
+        # A mapped file was changed on the disk. The disk tier checks the file when it is opened again.
         self.damaged += 1
         self._stack.discard(_make_key(location))
         file = await self._load(location)
@@ -102,7 +99,7 @@ def _make_key(location: str) -> str:
 
 def _open(payload: memoryview) -> StoredFile:
     if len(payload) < DIGEST_BYTES:
-        raise ValueError("the value is shorter than a digest")
+        raise ValueError("the cached value is shorter than a digest")
     return StoredFile(bytes(payload[:DIGEST_BYTES]), payload[DIGEST_BYTES:])
 
 

@@ -30,19 +30,21 @@ _READ_BYTES = 512 << 10
 
 
 class PeerFailed(Exception):
-    """The replica did not answer with the content. The message has the reason."""
+    """The replica did not answer with the content. The message contains the reason."""
 
 
 class PeerDamaged(PeerFailed):
-    """The answer was changed in transit, or is not from a replica."""
+    """The answer was changed in transit, or does not come from a replica."""
 
 
 @dataclass(slots=True)
 class PendingRequest:
     """A request that is in progress.
 
-    `acknowledged` is set when the first bytes of the answer arrive. `from_cache` states whether the replica
-    already has the file.
+    Attributes:
+        answer: The task that receives the answer.
+        acknowledged: Set when the first bytes of the answer arrive.
+        from_cache: Whether the replica already has the file.
     """
 
     answer: asyncio.Task[bytes]
@@ -51,9 +53,9 @@ class PendingRequest:
 
 
 class PeerClient:
-    """Sends requests to other replicas.
+    """A client that requests files from other replicas.
 
-    An instance belongs to one event loop. It is opened by `open_peer_client`.
+    An instance belongs to one event loop, and is opened by `open_peer_client`.
     """
 
     def __init__(self, session: aiohttp.ClientSession, tickets: PeerTickets, *, scheme: str) -> None:
@@ -64,7 +66,7 @@ class PeerClient:
         """The number of answers whose content did not match the digest."""
 
     def request_file(self, address: str, location: str, limit_bytes: int | None) -> PendingRequest:
-        """Send a request in a task.
+        """Send a request in a task, and return it.
 
         Raises:
             PeerFailed: Raised when the answer is awaited, unless it is the intact content with at most `limit_bytes`.
@@ -85,8 +87,7 @@ class PeerClient:
         try:
             return await self._read(address, location, limit_bytes, acknowledge, {})
         except PeerDamaged:
-            # The replica's cached copy may be damaged. The replica discards the copy when it compares the digest
-            # itself.
+            # The replica's cached copy may be damaged. If the replica compares the digest itself, it discards the copy.
             return await self._read(address, location, limit_bytes, acknowledge, {CHECK_HEADER: "1"})
 
     async def _read(
@@ -108,7 +109,7 @@ class PeerClient:
                 if head.outcome is not Outcome.FOUND:
                     raise PeerFailed(head.outcome.name.lower())
                 if limit_bytes is not None and head.length > limit_bytes:
-                    raise PeerFailed(f"the file has {head.length} bytes; at most {limit_bytes} are read")
+                    raise PeerFailed(f"the file has {head.length} bytes, but at most {limit_bytes} are read")
                 content, sha256 = await _read_content(answer.content, head.length)
         except BadAnswer as error:
             self.damaged += 1
@@ -122,7 +123,7 @@ class PeerClient:
 
 
 async def _read_content(stream: aiohttp.StreamReader, length: int) -> tuple[bytes, bytes]:
-    """Return (content, its SHA-256). The digest is computed while the content arrives.
+    """Return the content and its SHA-256. The digest is computed while the content arrives.
 
     Raises:
         PeerFailed: The content does not have this length.
@@ -142,7 +143,7 @@ async def _read_content(stream: aiohttp.StreamReader, length: int) -> tuple[byte
 async def open_peer_client(settings: Settings, tickets: PeerTickets) -> AsyncIterator[PeerClient]:
     """Open a client. It uses https if the server has a certificate, because all replicas have the same settings.
 
-    It trusts the certificate authorities of the system and those in SEAMARK_CA.
+    The client trusts the certificate authorities of the system and those in SEAMARK_CA.
     """
     try:
         trusted = build_client_context() if settings.tls_cert else None

@@ -1,16 +1,14 @@
-"""The object storage for the rest of the server: whole immutable files are read through the replicas.
+"""The object storage for the rest of the server, which reads complete immutable files through the replicas.
 
-Each file has an owner among the replicas (`membership.py`), which reads it from the storage and caches
-it. The other replicas request the file from the owner. There are two rules. A peer that is slow, unavailable, full or
-wrong never fails a read, because then the storage is read. Content is used only if its digest and its
-signature match.
+Each file has an owner among the replicas (`membership.py`), which reads it from the storage and caches it. The other
+replicas request the file from the owner. There are two rules. A peer that is slow, unavailable, full or wrong never
+fails a read, because then the storage is read. Content is used only if its digest and its signature match.
 
-An owner is slow if it takes longer than about 95 % of earlier answers, until it begins to answer or until the answer
-is complete. Then the storage is read at the same time, and the first result is used (a hedged read). After some
-consecutive failures the owner is not used for a while, and its substitute reads the file for all replicas.
+An owner is slow if it takes longer than about 95 % of earlier answers, until it begins to answer or until the answer is
+complete. Then the storage is read at the same time, and the first result is used (a hedged read). After some
+consecutive failures, the owner is not used for a while, and its substitute reads the file for all replicas.
 
-All other requests (ranges, writes, listings, deletes, files whose names can be used again) go to the
-storage.
+All other requests (ranges, writes, listings, deletes, files whose names can be used again) go to the storage.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ _BREAKERS_MAX = 1024
 
 @dataclass(slots=True)
 class PeerCounts:
-    """Counts of reads of immutable files by this process since its start."""
+    """The numbers of reads of immutable files by this process since its start."""
 
     own: int = 0
     """Reads from the cache of this replica, because it owns the file."""
@@ -99,7 +97,7 @@ class PeerObjects(ForwardingObjects):
         return await self._flights.run((checked, limit_bytes), lambda: self._read_from(owner, checked, limit_bytes))
 
     def _choose_owner(self, ranked: list[str]) -> str | None:
-        """Return the owner, or its substitute while the owner fails. Return None if both fail."""
+        """Return the owner, or its substitute while the owner fails, or None if both fail."""
         for rank, address in enumerate(ranked):
             if address == self._membership.address or self._get_breaker(address).allows(self._clock.monotonic()):
                 self.counts.skipped += rank
@@ -122,7 +120,7 @@ class PeerObjects(ForwardingObjects):
             return await self._stored.read(location, limit_bytes=limit_bytes)
         self.counts.own += 1
         if limit_bytes is not None and len(file.content) > limit_bytes:
-            raise TooLarge(f"{location!r} has {len(file.content)} bytes; at most {limit_bytes} are read")
+            raise TooLarge(f"{location!r} has {len(file.content)} bytes, but at most {limit_bytes} are read")
         return bytes(file.content)
 
     async def _read_from(self, owner: str, location: str, limit_bytes: int | None) -> bytes:

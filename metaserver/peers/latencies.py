@@ -1,4 +1,4 @@
-"""Decides how long to wait for a replica before the storage is also read, and which replicas are not used for a while.
+"""Decisions about slow and failing replicas: how long to wait before the storage is read, and which replicas to skip.
 
 Callers pass the time. The module does no I/O.
 """
@@ -35,8 +35,8 @@ class Percentile:
 class CircuitBreaker:
     """A circuit breaker, which is closed at first.
 
-    After `failures_max` consecutive failures it opens for `pause_s`, which doubles up to `pause_max_s` with
-    each further failure. After the pause, one request is allowed as a trial.
+    After `failures_max` consecutive failures, it opens for `pause_s`, which doubles up to `pause_max_s` with each
+    further failure. After the pause, one request is allowed as a trial.
     """
 
     def __init__(self, *, failures_max: int = 3, pause_s: float = 1.0, pause_max_s: float = 30.0) -> None:
@@ -53,7 +53,7 @@ class CircuitBreaker:
         return self._is_open
 
     def allows(self, now_s: float) -> bool:
-        """Return whether to send a request now. If the request is a trial, it counts as sent."""
+        """Return whether a request can be sent now. A trial request then counts as sent."""
         if not self._is_open:
             return True
         if now_s < self._until_s:

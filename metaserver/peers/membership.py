@@ -1,8 +1,7 @@
 """The replicas of the catalog, from their leases in the database, and the owner of each file.
 
-The rule: the list is only a hint. If a replica has another list, it requests the file from another
-replica, which also answers. A replica that has stopped is skipped (`files.py`). So if the database does
-not answer, the last list is used.
+The rule: the list is only a hint. If a replica has another list, it requests the file from another replica, which also
+answers. A replica that has stopped is skipped (`files.py`). So if the database does not answer, the last list is used.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Membership:
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
-        """The replicas at the last renewal."""
+        """The replicas at the last renewal of the lease."""
         return self._replicas
 
     @property
@@ -47,7 +46,8 @@ class Membership:
         return self.replica.address
 
     def rank_replicas(self, location: str) -> list[str]:
-        """Return the address of the replica that reads the file for all replicas, then the address of its substitute.
+        """Return the address of the replica that reads the file for all replicas, and then the address of its
+        substitute.
 
         The result is empty before the first renewal, and if this replica is alone.
         """
@@ -60,7 +60,7 @@ class Membership:
             await asyncio.sleep(self._lease_s / 3 * (0.75 + self._clock.draw_bytes(1)[0] / 510))
 
     async def renew(self) -> None:
-        """Renew the lease and read the list. Errors of the database are not raised."""
+        """Renew the lease and read the list. Errors of the database are logged, but not raised."""
         try:
             (live_replicas,) = await self._store.transact([RenewReplica(self.replica, int(self._lease_s * 1000))])
         except SeamarkError as error:
@@ -71,9 +71,9 @@ class Membership:
         self.replace(live_replicas)
 
     async def leave(self) -> None:
-        """End the lease, so that the other replicas do not have to wait for its end.
+        """End the lease, so that the other replicas do not have to wait until it expires.
 
-        Errors of the database are not raised.
+        Errors of the database are logged, but not raised.
         """
         self.replace(())
         try:
@@ -82,9 +82,9 @@ class Membership:
             _log.warning("the lease of this replica is not removed; it will expire", error=error.message)
 
     def replace(self, live_replicas: Sequence[Replica]) -> None:
-        """Use this list of replicas.
+        """Use a new list of replicas.
 
-        Replicas with another protocol are left out, because they cannot answer.
+        Replicas with another protocol are omitted, because they cannot answer.
         """
         compatible = tuple(
             live_replica for live_replica in live_replicas if live_replica.protocol == self.replica.protocol

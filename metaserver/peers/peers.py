@@ -1,4 +1,4 @@
-"""Opens the peer tier of a worker: membership, cache, client, and the server for the other replicas."""
+"""Open the peer tier of a worker: membership, cache, client, and the server for the other replicas."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def bind_peer_socket(settings: Settings) -> socket.socket:
     except OSError as error:
         sock.close()
         raise ConfigError(
-            f"Cannot bind {name} {setting!r}: {error.strerror}; set an address of this machine, and a free port"
+            f"Cannot bind {name} {setting!r}: {error.strerror}; use an address of this machine, and a free port"
         ) from None
     return sock
 
@@ -78,7 +78,7 @@ class Peers:
         self.client = client
 
     def counts(self) -> dict[str, int]:
-        """Return the counts of reads since the start, by source."""
+        """Return the numbers of reads since the start, by source."""
         damaged = self.client.damaged + self.cache.damaged
         return {**self.objects.counts.as_dict(), "damaged": damaged}
 
@@ -118,8 +118,8 @@ def _open_used_tickets(settings: Settings, clock: Clock) -> UsedTickets:
         return UsedTickets(path, clock.now_ms())
     except OSError as error:
         raise ConfigError(
-            f"Cannot open {path}, the record of the requests of other replicas: {error.strerror}; delete it, or choose "
-            "another home folder with --home"
+            f"Cannot open {path}, the record of the requests of other replicas: {error.strerror}; delete the file, or "
+            "choose another home folder with --home"
         ) from None
 
 

@@ -48,7 +48,7 @@ LOCATION_HEADER, TICKET_HEADER, SOURCE_HEADER = "Seamark-Peer-Location", "Seamar
 CHECK_HEADER = "Seamark-Peer-Check"
 FROM_CACHE, FROM_STORAGE = "cache", "storage"
 TICKET_S = 10.0
-"""The time for which a request is valid, in addition to the allowed difference of clocks."""
+"""The time in seconds for which a request is valid, in addition to the allowed clock difference."""
 HEAD_BYTES = 80
 _PURPOSE = "peer"
 _MAC_BYTES = 32
@@ -72,25 +72,28 @@ class AnswerHead(msgspec.Struct, frozen=True):
 
 
 class BadAnswer(Exception):
-    """The answer is not from a replica: it is truncated, changed, or for another request."""
+    """The answer does not come from a replica: it is truncated, changed, or belongs to another request."""
 
 
 def is_immutable(location: str) -> bool:
-    """Return whether no other file can ever have this location: its name contains a UUID.
+    """Return whether no other file can ever have this location, because its name contains a UUID.
 
-    Replicas keep files across restarts, and do not check whether they have changed.
+    Replicas keep immutable files across restarts, and do not check whether they have changed.
     """
     return _UUID.search(location.rpartition("/")[2]) is not None
 
 
 class PeerTickets:
-    """Signs and verifies requests and answers with the keyring of all replicas."""
+    """A signer and verifier of requests and answers with the keyring of all replicas."""
 
     def __init__(self, keyring: Keyring, clock: Clock, used: TicketRecord, *, leeway_s: int) -> None:
         """Create the tickets of this replica.
 
         Args:
-            used: The tickets that this replica has accepted.
+            keyring: The keyring of all replicas.
+            clock: The clock.
+            used: The tickets that this replica has already accepted.
+            leeway_s: The allowed clock difference.
         """
         self._keyring = keyring
         self._clock = clock
@@ -98,7 +101,7 @@ class PeerTickets:
         self._leeway_ms = leeway_s * 1000
 
     def issue(self, address: str, location: str) -> tuple[dict[str, str], bytes]:
-        """Return (headers, HMAC) of a request to the replica at `address`."""
+        """Return the headers and the HMAC of a request to the replica at `address`."""
         key_id, key = self._keyring.find_signing_key(_PURPOSE)
         expires_ms = self._clock.now_ms() + int(TICKET_S * 1000)
         nonce = self._clock.draw_bytes(NONCE_BYTES)
@@ -107,10 +110,10 @@ class PeerTickets:
         return {LOCATION_HEADER: quote(location, safe="/:"), TICKET_HEADER: ticket}, key_id + mac
 
     def open(self, address: str, location: str, ticket: str) -> tuple[str, bytes]:
-        """Return (location, HMAC) of a request to this replica, from its headers.
+        """Return the location and the HMAC of a request to this replica, from its headers.
 
         Raises:
-            Unauthenticated: The ticket is invalid, or was accepted before.
+            Unauthenticated: The ticket is invalid, or was already accepted.
         """
         try:
             if len(ticket) != _TICKET_CHARS:
@@ -129,11 +132,11 @@ class PeerTickets:
             raise Unauthenticated("The request of the replica has expired; compare the clocks of the machines")
         issued_ms, until_ms = expires_ms - int(TICKET_S * 1000), expires_ms + self._leeway_ms
         if not self._used.accept(nonce, issued_ms, until_ms, now_ms):
-            raise Unauthenticated("The request of the replica was sent before, or is older than this replica")
+            raise Unauthenticated("The request of the replica was already sent before, or is older than this replica")
         return decoded, key_id + mac
 
     def seal(self, request: bytes, head: AnswerHead) -> bytes:
-        """Return the head of an answer to a request with this HMAC, `HEAD_BYTES` long."""
+        """Return the head of an answer to a request with this HMAC. It has `HEAD_BYTES` bytes."""
         packed = _HEAD.pack(head.outcome, head.length, head.sha256)
         return packed + self._answer_mac(request, packed)
 
@@ -144,20 +147,20 @@ class PeerTickets:
             BadAnswer: The data are not the head of an answer to this request.
         """
         if len(data) != HEAD_BYTES:
-            raise BadAnswer(f"the head has {len(data)} bytes")
+            raise BadAnswer(f"the head of the answer has {len(data)} bytes instead of {HEAD_BYTES}")
         packed, mac = data[: _HEAD.size], data[_HEAD.size :]
         if not hmac.compare_digest(mac, self._answer_mac(request, packed)):
-            raise BadAnswer("the head has another signature")
+            raise BadAnswer("the signature of the answer's head does not match")
         outcome, length, sha256 = _HEAD.unpack(packed)
         try:
             return AnswerHead(Outcome(outcome), length, sha256)
         except ValueError:
-            raise BadAnswer(f"the outcome is {outcome}") from None
+            raise BadAnswer(f"the outcome {outcome} of the answer is unknown") from None
 
     def _answer_mac(self, request: bytes, packed: bytes) -> bytes:
         key = self._keyring.verifying_key(_PURPOSE, request[:ID_BYTES])
         if key is None:
-            raise BadAnswer("the key was retired in the meantime")
+            raise BadAnswer("the key of the request was retired before the answer")
         return hmac.digest(key, b"answer\x00" + packed + request, hashlib.sha256)
 
 

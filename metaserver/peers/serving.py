@@ -1,7 +1,7 @@
-"""Answers other replicas on a separate port: one route, one file per answer, for requests with a valid ticket.
+"""The server for other replicas, on a separate port: one route, one file per answer, for requests with a valid ticket.
 
-The steps are: wait for a slot, verify the ticket, check the location against the warehouse and the
-allowed locations. After these steps, the cache or the storage is read.
+For each request, it waits for a slot, verifies the ticket, and checks the location against the warehouse and the
+allowed locations. After that, it reads the cache or the storage.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from seamark.metaserver.peers.protocol import (
 )
 
 OPERATION = "peerFile"
-"""The operation under which requests of replicas are counted."""
+"""The operation name in the metrics of requests from other replicas."""
 _CACHE_WAIT_S = 0.003
-"""The time within which an answer must be ready to count as an answer from the cache.
+"""The time in seconds within which an answer must be ready to count as an answer from the cache.
 
-A mapped file takes less than 1 ms.
+Reading a mapped file takes less than 1 ms.
 """
 _PIECE_BYTES = 256 << 10
 _NOTHING = bytes(32)
@@ -50,13 +50,13 @@ _log = structlog.get_logger("seamark.peers")
 
 
 class RequestObserver(Protocol):
-    """Receives the data for metrics."""
+    """The port that receives the data for metrics."""
 
     def observe(self, operation: str, status: int, seconds: float, error: BaseException | None) -> None: ...
 
 
 class PeerServer:
-    """Handles requests of other replicas.
+    """The handler of requests from other replicas.
 
     At most `limit` requests run at the same time. Further requests are refused with 503.
     """
@@ -98,7 +98,7 @@ class PeerServer:
             )
             checked = str(self._warehouse.parse(location))
             if not is_immutable(checked):
-                raise BadRequest(f"The name of {checked!r} can be used again; replicas do not cache such a file")
+                raise BadRequest(f"The name of {checked!r} can be used again, so replicas do not cache the file")
             response = await self._answer(request, checked, mac)
         except Unauthenticated:
             return self._refuse(401, began_s)
@@ -117,7 +117,7 @@ class PeerServer:
         return web.Response(status=status)
 
     async def _answer(self, request: web.Request, location: str, mac: bytes) -> web.StreamResponse:
-        # The read continues if the other replica disconnects, so that the next request finds the file here.
+        # Continue the read if the other replica disconnects, so that the next request finds the file here.
         is_checked = CHECK_HEADER in request.headers
         reading = asyncio.get_running_loop().create_task(
             self._cache.get(location, is_checked=is_checked), name="peer-file"
@@ -131,7 +131,7 @@ class PeerServer:
         )
         result = self._await_result(reading) if reading.done() else None
         if result is not None:
-            # With a known length, the content needs no framing in chunks, which would copy it on both sides.
+            # With a known length, the content is not split into chunks, which would copy it on both sides.
             response.content_length = HEAD_BYTES + len(result[1])
         # This call sends the headers.
         await response.prepare(request)
@@ -148,7 +148,8 @@ class PeerServer:
     def _finish(self, reading: asyncio.Task[StoredFile]) -> None:
         self._reading.discard(reading)
         if not reading.cancelled():
-            reading.exception()  # The requester may have disconnected, and no other request retrieves the error.
+            # Retrieve the error: the requester may have disconnected, and no other request does it.
+            reading.exception()
 
     def _await_result(self, reading: asyncio.Task[StoredFile]) -> tuple[AnswerHead, memoryview]:
         try:
@@ -179,7 +180,7 @@ async def serve_peers(
     idle_timeout_s: float,
     shutdown_timeout_s: float,
 ) -> AsyncIterator[None]:
-    """Answer on `sock`, a bound socket, while the context is active."""
+    """Answer requests on `sock`, a bound socket, while the context is active."""
     runner = ConnectionRunner(
         server.build_app(),
         limits,

@@ -1,9 +1,9 @@
-"""The tickets that a replica has accepted. It accepts each ticket once.
+"""The tickets that a replica has accepted, because it accepts each ticket only once.
 
-The tickets are in a file that the workers of a machine share, and that survives a restart. A ticket is kept
-until it has ended. The file has a fixed size. If there is no room for a ticket, the ticket is refused,
-and the other replica then reads the storage. Tickets that are older than the file are also refused,
-because it is unknown which tickets the replica accepted before it had the file.
+The tickets are in a file that the workers of a machine share, and that survives a restart. A ticket is kept until it
+has ended. The file has a fixed size. If there is no room for a ticket, the ticket is refused, and the other replica
+then reads the storage. Tickets that are older than the file are also refused, because it is unknown which tickets the
+replica accepted before it had the file.
 """
 
 from __future__ import annotations
@@ -18,30 +18,36 @@ from typing import Protocol
 
 NONCE_BYTES = 16
 _GROUPS, _GROUP = 8192, 16
-"""A nonce, which is random, has a place in one group: 131,072 tickets at a time, about 3 MB."""
+"""The number of groups, and of places in a group. They are enough for 131,072 tickets at a time, in about 3 MB.
+
+A nonce, which is random, has its place in one group.
+"""
 _PLACE = struct.Struct(f">{NONCE_BYTES}sQ")
-"""The nonce, and the end of its ticket in milliseconds; 0 for a free place."""
+"""The layout of a place: the nonce, and the end of its ticket in milliseconds, or 0 for a free place."""
 _HEAD = struct.Struct(">Q")
 _FILE_BYTES = _HEAD.size + _GROUPS * _GROUP * _PLACE.size
 
 
 class TicketRecord(Protocol):
     def accept(self, nonce: bytes, issued_ms: int, until_ms: int, now_ms: int) -> bool:
-        """Return whether the ticket is used for the first time, and record that it is used.
+        """Record that a ticket is used, and return whether it was unused.
 
         Args:
+            nonce: The nonce of the ticket.
+            issued_ms: The time at which the ticket was issued.
             until_ms: The time from which the ticket is refused because of its age.
+            now_ms: The current time.
         """
 
 
 class UsedTickets:
     """A `TicketRecord` in a file.
 
-    An instance belongs to one thread; processes share the file.
+    An instance belongs to one thread. Processes share the file.
     """
 
     def __init__(self, path: Path, now_ms: int) -> None:
-        """Open the record. A file of another size is replaced by an empty file.
+        """Open the record. A file with another size is replaced by an empty file.
 
         Raises:
             OSError: The file cannot be opened.
@@ -67,7 +73,7 @@ class UsedTickets:
             return False
         group = int.from_bytes(nonce[:4], "big") % _GROUPS
         first = _HEAD.size + group * _GROUP * _PLACE.size
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # Another worker holds the lock for microseconds.
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # Another worker holds this lock only for microseconds.
         try:
             free = None
             for place in range(first, first + _GROUP * _PLACE.size, _PLACE.size):

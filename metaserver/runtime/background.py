@@ -1,4 +1,4 @@
-"""Background work of a server. It runs until its context ends, and starts again after a failure."""
+"""Background work of a server, which runs until its context ends, and restarts after a failure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import structlog
 from seamark.formats.runtime.errors import SeamarkError
 
 RESTART_S = 5.0
-"""The time between a failure of the work and its restart."""
+"""The time in seconds between a failure of the work and its restart."""
 _log = structlog.get_logger("seamark.server")
 
 
 def report(log: Callable[..., object], event: str, **fields: Any) -> None:
     """Call `log`, and ignore its errors.
 
-    Loops that must continue use this function, because logging may fail, for example on a full disk.
+    Loops that must continue use this function, because logging can fail, for example on a full disk.
     """
     with contextlib.suppress(Exception):
         log(event, **fields)

@@ -1,7 +1,7 @@
 """Extensions that the program adds to the server that it starts.
 
-The server does not import the connector. Packages above the server contain the routes that need the
-connector, and the processes that run jobs and statements as clients of the server.
+The server does not import the connector. Packages above the server contain the routes that need the connector, and the
+processes that run jobs and statements as clients of the server.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Extensions:
     """
 
     routes: tuple[ModuleType, ...]
-    """Modules with endpoints, which are served in addition to the server's own endpoints."""
+    """The modules with endpoints that are served in addition to the server's own endpoints."""
     job_worker: str
     """The module that runs jobs of table services: `python -m MODULE <memory limit in bytes>`."""
     spark_driver: str

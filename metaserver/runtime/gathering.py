@@ -1,4 +1,4 @@
-"""Runs awaitables concurrently. The first error cancels the others."""
+"""Run awaitables concurrently. The first error cancels the others."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ T = TypeVar("T")
 
 
 async def gather(work: Sequence[Callable[[], Awaitable[T]]], concurrent_max: int = 0) -> list[T]:
-    """Return the results in the order of `work`, with at most `concurrent_max` running at the same time (0: no limit).
+    """Return the results in the order of `work`, with at most `concurrent_max` running at the same time.
 
-    If one fails, the others are cancelled, and then its error is raised.
+    If `concurrent_max` is 0, there is no limit. If an awaitable fails, the others are cancelled, and then its error is
+    raised.
     """
     slots: AbstractAsyncContextManager[None] = asyncio.Semaphore(concurrent_max) if concurrent_max else nullcontext()
 

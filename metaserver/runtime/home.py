@@ -1,13 +1,12 @@
-"""The server's home folder: private to the account that runs the server, and used by one server at a time.
+"""The server's home folder, which is private to the server's account, and used by one server at a time.
 
-The home contains secrets: the database, the key that protects the signing keys, and caches with values of
-rows. So the folder has mode 0700 and its files 0600 from their creation, and `prepare_home` corrects
-wider modes. Some states cannot be corrected and are refused: a folder or file of another account, or a
-symbolic link in place of one of the server's files. The owner of either could read or replace the
-server's data.
+The home contains secrets: the database, the key that protects the signing keys, and caches with values of rows. So the
+folder has mode 0700 and its files 0600 from their creation, and `prepare_home` corrects wider modes. Some states cannot
+be corrected and are refused: a folder or file of another account, or a symbolic link instead of a file of the server.
+The owner of either could read or replace the server's data.
 
-A warehouse inside the home is not visited: the home's mode protects it, and it may have millions of
-files. Engines of other users therefore need a warehouse outside the home.
+A warehouse inside the home is not checked, because the home's mode protects it, and it may have millions of files.
+Engines of other users therefore need a warehouse outside the home.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ SERVER_FILE_NAME = "server.json"
 _OWN_FOLDERS = frozenset(("cache", "metrics", "logs"))
 """The folders of the home that contain only files of the server."""
 _SECRET_SUFFIXES = (".db", ".db-wal", ".db-shm", ".db-journal", ".key", ".json", ".lock")
-"""The suffixes of names at the top of the home that must not be symbolic links."""
+"""The suffixes of names directly in the home that must not be symbolic links."""
 _SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal")
 
 
@@ -58,7 +57,7 @@ def prepare_home(settings: Settings) -> list[Path]:
         pass
     except OSError as error:
         raise ConfigError(
-            f"Cannot create the home folder {home}: {error.strerror}; choose another with --home"
+            f"Cannot create the home folder {home}: {error.strerror}; choose another folder with --home"
         ) from None
     return make_private(settings)
 
@@ -66,7 +65,7 @@ def prepare_home(settings: Settings) -> list[Path]:
 def make_private(settings: Settings) -> list[Path]:
     """Make the home folder and the server's files private, and return the paths that were not private.
 
-    The function is like `prepare_home`, but creates nothing.
+    The function works like `prepare_home`, but creates nothing.
     """
     repaired: list[Path] = []
     try:
@@ -93,21 +92,26 @@ def _check_home(home: Path) -> None:
     status = home.lstat()
     if stat.S_ISLNK(status.st_mode):
         raise ConfigError(
-            f"The home folder {home} is a symbolic link, whose owner can change its target; "
-            f"use the folder itself: --home {os.path.realpath(home)}"
+            f"The home folder {home} is a symbolic link, whose owner can change its target; use the folder itself: "
+            f"--home {os.path.realpath(home)}"
         )
     if not stat.S_ISDIR(status.st_mode):
-        raise ConfigError(f"Cannot create the home folder {home}: a file has this name; choose another with --home")
+        raise ConfigError(
+            f"Cannot create the home folder {home}, because a file has this name; choose another folder with --home"
+        )
     if status.st_mode & stat.S_ISVTX or home.resolve() == Path("/"):
-        raise ConfigError(f"The home folder {home} is shared with other programs; name a folder inside it with --home")
+        raise ConfigError(
+            f"The home folder {home} is shared with other programs; choose a folder inside it with --home"
+        )
     _check_owner(home, status)
 
 
 def _check_owner(path: Path, status: os.stat_result) -> None:
     if status.st_uid != os.geteuid():
         raise ConfigError(
-            f"{path} belongs to {_account(status.st_uid)}, but this process runs as {_account(os.geteuid())}: "
-            "the owner could read and replace the server's data there. Run as its owner, or change it with chown"
+            f"{path} belongs to {_account(status.st_uid)}, but this process runs as {_account(os.geteuid())}. The "
+            "owner could read and replace the server's data there. Run the server as the owner, or change the owner "
+            "with chown"
         )
 
 
@@ -164,8 +168,11 @@ def _tighten_file(path: Path) -> list[Path]:
 
 
 def _tighten(path: Path) -> list[Path]:
-    """Remove all permissions of group and others. Return [path] if the path had any of them, otherwise []."""
-    # Use a path, not a descriptor: closing a descriptor of a database would release SQLite's locks in this process.
+    """Remove all permissions of group and others. Return the path in a list if it had any of them, otherwise an empty
+    list.
+    """
+    # Use a path, not a descriptor, because closing a descriptor of a database would release SQLite's locks in this
+    # process.
     try:
         mode = path.lstat().st_mode
         if stat.S_ISLNK(mode) or not mode & _GROUP_AND_OTHERS_MODE:
@@ -189,7 +196,7 @@ def is_in_home(settings: Settings, path: str) -> bool:
 
 
 def create_private(path: Path, data: bytes) -> None:
-    """Create a file with mode 0600. It is on disk when the function returns.
+    """Create a file with mode 0600. It is on the disk when the function returns.
 
     Raises:
         FileExistsError: The file exists.
@@ -215,10 +222,10 @@ def write_server_file(settings: Settings, url: str, port: int) -> Path:
 def lock_home(settings: Settings) -> Iterator[None]:
     """Hold the exclusive lock of the home while the context is active.
 
-    The kernel releases the lock (flock) when a server is killed.
+    When a server is killed, the kernel releases the lock (flock).
 
     Raises:
-        ConfigError: Another server holds the lock; the message has the address of this server.
+        ConfigError: Another server holds the lock. The message contains the address of this server.
     """
     path = settings.home / LOCK_NAME
     try:
@@ -243,7 +250,7 @@ def lock_home(settings: Settings) -> Iterator[None]:
 
 
 def _describe_server(settings: Settings, lock: int) -> str:
-    """Return the process id and URL of the server that holds the lock, as far as the server has written them."""
+    """Return the process id and URL of the server that holds the lock, if the server has written them."""
     pid = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
     url = "still starting"
     with suppress(OSError, msgspec.DecodeError):

@@ -1,9 +1,9 @@
 """The staleness that a request allows: answers from earlier reads while the database or the storage does not answer.
 
-A client sends `Cache-Control: stale-if-error=<seconds>` (RFC 5861, 4; `max-stale` of RFC 9111, 5.2.1.2 is
-also accepted). The middleware puts a `Staleness` into the context of a request that reads. Before code
-answers from an earlier read, it checks this object, and records the age there. The age becomes the
-answer's header `Age` (RFC 9111, 5.1).
+A client sends `Cache-Control: stale-if-error=<seconds>` (RFC 5861, 4; `max-stale` of RFC 9111, 5.2.1.2 is also
+accepted). The middleware puts a `Staleness` into the context of a request that reads. Before code answers from an
+earlier read, it checks this object, and records the age there. The age becomes the answer's header `Age` (RFC 9111,
+5.1).
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ _HEADER_CHARS_MAX = 1000
 
 
 class Staleness:
-    """The staleness that one request allows.
+    """The staleness that a request allows.
 
-    `wait_s` is the time for which to wait for a current value before an earlier value is used.
+    Args:
+        limit_s: The maximum age of an earlier value in seconds.
+        wait_s: The time in seconds to wait for a current value before an earlier value is used.
     """
 
     __slots__ = ("age_s", "limit_s", "wait_s")
@@ -29,7 +31,7 @@ class Staleness:
         self.limit_s = limit_s
         self.wait_s = wait_s
         self.age_s = 0.0
-        """The age of the oldest value that was used instead of a current one."""
+        """The age of the oldest value that was used instead of a current value."""
 
     def allows(self, age_s: float) -> bool:
         return age_s <= self.limit_s
@@ -57,9 +59,9 @@ def allow_staleness(staleness: Staleness | None) -> Iterator[None]:
 
 
 def parse_staleness_s(cache_control: str) -> int | None:
-    """Return the seconds that a Cache-Control header allows, or None if it has no such directive.
+    """Return the seconds that a Cache-Control header allows, or None if it has neither of the directives.
 
-    If there are several directives, the smallest number is returned.
+    If there are several directives, the result is the smallest number.
     """
     directives = _DIRECTIVE.findall(cache_control[:_HEADER_CHARS_MAX])
     return min(map(int, directives)) if directives else None

@@ -128,7 +128,7 @@ class TenantSettings:
     namespace_entries_limit: int = setting(
         1_000_000,
         "Maximum number of namespaces, tables, views and functions in a top-level namespace and all namespaces below "
-        "it, including dropped ones. A request that exceeds it gets 403.",
+        "it, including dropped entries. A request that exceeds it gets 403.",
         minimum=1,
     )
     namespace_properties_limit: int = setting(

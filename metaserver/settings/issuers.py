@@ -1,4 +1,4 @@
-"""OIDC issuers: the one that the settings `oidc_…` define, and those of `oidc_issuers_file`."""
+"""OIDC issuers, which the settings `oidc_…` and the file of `oidc_issuers_file` define."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from seamark.formats.storage.storages import STORAGES
 from seamark.metaserver.settings.client_certificates import ClientCertificateSettings
 from seamark.metaserver.settings.clouds import CloudSettings
+from seamark.metaserver.settings.events import EventSettings
 from seamark.metaserver.settings.fleet import FleetSettings, TenantSettings
 from seamark.metaserver.settings.gateway import GatewaySettings
 from seamark.metaserver.settings.opa import OpaSettings
@@ -36,6 +37,7 @@ class Settings(
     TenantSettings,
     FleetSettings,
     OpaSettings,
+    EventSettings,
 ):
     home: Path = setting(
         Path("seamark-home"),
@@ -348,7 +350,7 @@ class Settings(
     )
     plan_manifest_limit_bytes: int = setting(
         1 << 30,
-        "Size in bytes of the largest manifest or manifest list that the server reads. It refuses larger ones.",
+        "Size in bytes of the largest manifest or manifest list that the server reads. It refuses larger files.",
         minimum=1024,
     )
     plan_prepare_bytes: int = setting(
@@ -424,7 +426,7 @@ class Settings(
     decoded_limit_bytes: int = setting(
         256 << 20,
         "Memory limit in bytes for the decoded columns of a table in a join, or for a decoded delete file. The "
-        "planner does not use larger ones: it keeps more files, and reports rows as undecided.",
+        "planner does not use larger data: it keeps more files, and reports rows as undecided.",
         minimum=1 << 20,
     )
     index_memory_bytes: int = setting(
@@ -454,7 +456,7 @@ class Settings(
     )
     index_file_limit_bytes: int = setting(
         2 << 30,
-        "Size in bytes of the largest index file that the server reads. It does not use larger ones.",
+        "Size in bytes of the largest index file that the server reads. It does not use larger files.",
         minimum=1024,
     )
     index_whole_bytes: int = setting(
@@ -595,7 +597,7 @@ class Settings(
         maximum=60,
     )
     watchers_limit: int = setting(
-        256, "Maximum number of open long polls and event streams per worker. Further ones get 503.", minimum=0
+        256, "Maximum number of open long polls and event streams per worker. Further requests get 503.", minimum=0
     )
     free_space_min_bytes: int = setting(
         64 << 20,
@@ -610,63 +612,6 @@ class Settings(
         minimum=0.05,
     )
     drain_timeout_s: float = setting(30.0, "Seconds after SIGTERM in which running requests can finish.", minimum=0)
-
-    webhook_urls: tuple[str, ...] = setting(
-        (),
-        "URLs to which the server sends every instant as a CloudEvent (HTTP POST).",
-        secret=True,
-        schemes=("http", "https"),
-    )
-    webhook_secret: str = setting("", "Key with which the server signs webhook bodies (HMAC-SHA256).", secret=True)
-    event_kafka: str = setting(
-        "",
-        "Apache Kafka topic to which the server sends every instant as a CloudEvent: "
-        "kafka://host:port[,host:port]/topic. The topic must exist. If it is empty, the server sends no events to "
-        "Kafka.",
-        schemes=("kafka",),
-    )
-    event_kafka_client_properties: str = setting(
-        "",
-        "File with further properties of the Kafka client of event_kafka, such as those of TLS and SASL, one "
-        "name=value on each line.",
-    )
-    event_nats: str = setting(
-        "",
-        "NATS JetStream subject to which the server sends every instant as a CloudEvent, such as "
-        "nats://host:port/subject or tls://host:port/subject. The address can begin with user:password@, and can "
-        "contain several servers separated by commas. A stream must capture the subjects subject.>. If it is empty, "
-        "the server sends no events to NATS.",
-        secret=True,
-        schemes=("nats", "tls"),
-    )
-
-    openlineage_url: str = setting(
-        "",
-        "URL to which the server sends OpenLineage events of jobs (HTTP POST), such as "
-        "https://marquez.example/api/v1/lineage. If it is empty, the server sends none.",
-        secret=True,
-        schemes=("http", "https"),
-    )
-    openlineage_api_key: str = setting(
-        "", "Key that the server sends to openlineage_url as a bearer token.", secret=True
-    )
-    openlineage_namespace: str = setting("seamark", "Namespace of jobs in OpenLineage events.")
-
-    log_level: str = setting(
-        "info",
-        "Least severe level of the messages that the server logs: debug, info, warning or error.",
-        choices=("debug", "info", "warning", "error"),
-    )
-    log_format: str = setting(
-        "auto",
-        "Format of the log: json, console, or auto (console on a terminal, otherwise json).",
-        choices=("auto", "json", "console"),
-    )
-    otel_endpoint: str = setting(
-        "",
-        "OTLP/HTTP endpoint to which the server sends traces. If it is empty, it sends none.",
-        schemes=("http", "https"),
-    )
 
     def make_warehouse_uri(self) -> str:
         """Return the warehouse as a URI without a trailing slash."""
@@ -725,7 +670,15 @@ def make_flag_name(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-_PARTS = (CloudSettings, TenantSettings, WarehouseSettings, GatewaySettings, FleetSettings, ServiceSettings)
+_PARTS = (
+    EventSettings,
+    CloudSettings,
+    TenantSettings,
+    WarehouseSettings,
+    GatewaySettings,
+    FleetSettings,
+    ServiceSettings,
+)
 _LAST = {field.name: position for position, part in enumerate(_PARTS, 1) for field in dataclasses.fields(part)}
 FIELDS: dict[str, dataclasses.Field[Any]] = {
     field.name: field for field in sorted(dataclasses.fields(Settings), key=lambda field: _LAST.get(field.name, 0))

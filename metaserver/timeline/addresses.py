@@ -1,4 +1,4 @@
-"""The places of events in Kafka and NATS: from settings, without the client libraries."""
+"""The addresses of event targets in Kafka and NATS, which are parsed from settings without the client libraries."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class EventTopic:
     """A topic of Kafka.
 
     Attributes:
-        servers: The addresses host:port, comma-separated.
-        topic: The name of the topic, which exists.
+        servers: The addresses host:port, separated by commas.
+        topic: The name of the topic, which must exist.
         properties: Further properties of the client, for example for TLS and SASL.
     """
 
@@ -37,7 +37,7 @@ class EventSubject:
     """A subject of NATS.
 
     Attributes:
-        servers: The URLs of the servers, which may have a user and a password.
+        servers: The URLs of the servers, which may contain a user and a password.
         subject: The beginning of the subjects of events.
         shown: The address for logs, without a password.
     """
@@ -48,15 +48,15 @@ class EventSubject:
 
 
 def parse_topic(text: str, properties_file: str) -> EventTopic:
-    """Return the place of events from the settings `event_kafka` and `event_kafka_client_properties`.
+    """Parse the settings `event_kafka` and `event_kafka_client_properties`.
 
     Raises:
-        ConfigError: A setting is invalid; the message names it.
+        ConfigError: A setting is invalid. The message names it.
     """
     servers, topic = split_servers("event_kafka", text, "kafka://host:port[,host:port]/topic")
     if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
         raise ConfigError(
-            f"event_kafka has the topic {topic!r}; a topic has 1 to 249 letters, digits, ., _ and -, such as "
+            f"event_kafka has the topic {topic!r}; a topic must have 1 to 249 letters, digits, ., _ and -, such as "
             "kafka://host:9092/seamark-events"
         )
     properties = {}
@@ -66,20 +66,20 @@ def parse_topic(text: str, properties_file: str) -> EventTopic:
 
 
 def parse_subject(text: str) -> EventSubject:
-    """Return the place of events from the setting `event_nats`.
+    """Parse the setting `event_nats`.
 
     Raises:
-        ConfigError: A setting is invalid; the message names it, without the password.
+        ConfigError: The setting is invalid. The message names it, without the password.
     """
     scheme, _, after_scheme = text.partition("://")
     authorities, _, subject = after_scheme.partition("/")
     servers = tuple(f"{scheme}://{authority}" for authority in authorities.split(","))
     if not all(_is_server(server) for server in servers):
-        raise ConfigError("event_nats is invalid; give nats://[user:password@]host:port[,host:port]/subject")
+        raise ConfigError("event_nats is invalid; write nats://[user:password@]host:port[,host:port]/subject")
     if not _SUBJECT.fullmatch(subject) or len(subject) > _SUBJECT_CHARS_MAX:
         raise ConfigError(
-            f"event_nats has the subject {subject!r}; give words of letters, digits, _ and - with dots between them, "
-            f"at most {_SUBJECT_CHARS_MAX} characters, such as nats://host:4222/seamark"
+            f"event_nats has the subject {subject!r}; a subject must consist of words of letters, digits, _ and - with "
+            f"dots between them, and have at most {_SUBJECT_CHARS_MAX} characters, such as nats://host:4222/seamark"
         )
     shown = ",".join(redact_url(server) for server in servers)
     return EventSubject(servers=servers, subject=subject, shown=f"{shown}/{subject}")

@@ -1,10 +1,10 @@
-"""Delivers every instant as a CloudEvent to each target: at least once, in order, from the first instant.
+"""Delivery of every instant as a CloudEvent to each target: at least once, in order, from the first instant.
 
 The timeline is the queue, and the only state of a target is its position (a cursor). So a target that was unavailable
-for a week gets the events of the week. By a lease, a single replica at a time delivers to a target. If two overlap,
-the cursor's compare-and-swap stops the replica that is behind. If an answer or the cursor was lost, a target gets an
-event again. A receiver can recognise the event by `id`, which is the instant's position. An id is not reused, unless an
-older state of a SQLite database is restored: then new events get the ids of the events after that state.
+for a week gets the events of the week. A lease ensures that a single replica at a time delivers to a target. If two
+overlap, the cursor's compare-and-swap stops the replica that is behind. If an answer or the cursor was lost, a target
+gets an event again. A receiver can recognise the event by `id`, which is the instant's position. An id is not reused,
+unless an older state of a SQLite database is restored. Then new events get the ids of the events after that state.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from seamark.metaserver.timeline.events import Event, make_event
 from seamark.metaserver.timeline.timeline import Timeline
 
 INSTANTS_PER_BATCH = 100
-"""The number of instants that are read together. At most this many are delivered again after a crash."""
+"""The number of instants that are read together, which is the maximum that is delivered again after a crash."""
 LEASE_S = 30.0
 SEND_TIMEOUT_S = 10.0
 BACKOFF_S_MAX = 60.0
@@ -43,7 +43,7 @@ class EventTarget(Protocol):
         kind: The kind of the target, for metrics.
         name: The name of its cursor and its lease in the database.
         place: The address for logs, without secrets.
-        events_max: The maximum number of events of a call of `send`.
+        events_max: The maximum number of events in a call of `send`.
     """
 
     kind: str
@@ -52,12 +52,12 @@ class EventTarget(Protocol):
     events_max: int
 
     async def send(self, events: Sequence[Event]) -> None:
-        """Send events in their order, and return when the target has confirmed all of them.
+        """Send events in order, and return when the target has confirmed all of them.
 
         A call takes at most `SEND_TIMEOUT_S` for each event, or for all of them.
 
         Raises:
-            NotDelivered: The target did not confirm all events. They are sent again, from the first.
+            NotDelivered: The target did not confirm all events. They are sent again, from the first event.
         """
 
     async def close(self) -> None:
@@ -65,17 +65,17 @@ class EventTarget(Protocol):
 
 
 class DeliveryObserver(Protocol):
-    """Receives the numbers that the metrics show."""
+    """The port that receives the numbers for metrics."""
 
     def count_failed_delivery(self, kind: str) -> None:
-        """Count a failed call of a target."""
+        """Count a failed call of a target's `send`."""
 
     def set_delivery_lag(self, kind: str, name: str, seconds: float) -> None:
         """Record the age of the oldest event that the target `name` has not confirmed, or 0 if all are confirmed."""
 
 
 class Deliverer:
-    """Delivers to one target."""
+    """The delivery of events to one target."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Deliverer:
         self._lease = Lease(store, clock, target.name, holder, lasts_s=LEASE_S)
 
     async def run(self) -> None:
-        """Take the lease and deliver while this replica has it, until the task is cancelled.
+        """Take the lease and deliver events while this replica has it, until the task is cancelled.
 
         While another replica has the lease, this replica waits.
         """
@@ -108,7 +108,7 @@ class Deliverer:
             await self._lease.release()
 
     async def _run_once(self) -> None:
-        """Deliver until this replica loses the lease, or the store fails; then pause."""
+        """Deliver events until this replica loses the lease or the store fails, and then pause."""
         try:
             await self._lease.hold()
             await self._deliver_from(await self._store.load_cursor(self._target.name))
@@ -134,8 +134,8 @@ class Deliverer:
                     await self._deliver(part := events[start : start + self._target.events_max])
                     position = part[-1].id
             except BaseException:
-                # After an interruption, events that were received need not be sent again if the position can still be
-                # saved.
+                # If the position can still be saved after an interruption, events that were received are not sent
+                # again.
                 with suppress(SeamarkError, LeaseLost):
                     await self._save(saved, position)
                 raise
@@ -153,7 +153,7 @@ class Deliverer:
         """Deliver events, and repeat until the target confirms them.
 
         Raises:
-            LeaseLost: This replica can no longer be sure to hold the lease.
+            LeaseLost: This replica may no longer hold the lease.
         """
         attempt = 0
         while True:
@@ -191,5 +191,7 @@ class Deliverer:
         self._observer.set_delivery_lag(self._target.kind, self._target.name, max(0.0, seconds))
 
     def _draw_jitter_s(self, seconds: float) -> float:
-        """Return a time between half of `seconds` and `seconds`, so that replicas and targets do not send together."""
+        """Return a time between half of `seconds` and `seconds`, so that replicas and targets do not send at the same
+        time.
+        """
         return seconds * (0.5 + self._clock.draw_bytes(1)[0] / 510)

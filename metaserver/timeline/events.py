@@ -17,7 +17,7 @@ CONTENT_TYPE = "application/cloudevents+json; charset=utf-8"
 
 @dataclass(frozen=True)
 class Event:
-    """An event as a target sends it.
+    """An event in the form in which targets send it.
 
     Attributes:
         instant: The instant that the event describes.
@@ -29,13 +29,13 @@ class Event:
 
     @property
     def id(self) -> str:
-        """The position of the instant, which no other instant has."""
+        """The position of the instant, which is unique."""
         assert self.instant.position is not None
         return self.instant.position
 
     @property
     def key(self) -> str:
-        """The text is the same for all events of a table, view or function, even after a rename."""
+        """The text that is the same for all events of a table, view or function, even after a rename."""
         return self.instant.uuid or "/".join((*self.instant.namespace, self.instant.name))
 
 
@@ -45,7 +45,7 @@ def make_event(instant: Instant, source: str) -> Event:
 
 
 def build_cloud_event(instant: Instant, source: str) -> dict[str, Any]:
-    """Return the event for one state of an instant.
+    """Return the CloudEvent for a state of an instant.
 
     `source` identifies the catalog.
     """
@@ -64,13 +64,12 @@ def build_cloud_event(instant: Instant, source: str) -> dict[str, Any]:
 
 
 class InstantAnswer(msgspec.Struct, frozen=True, rename="kebab"):
-    """An instant in the form of answers and events.
-
-    It has no fingerprint, which is internal.
-    """
+    """An instant in the form of answers and events. It has no fingerprint, which is internal."""
 
     id: Annotated[str, msgspec.Meta(extra_json_schema={"format": "uuid"})]
-    position: Annotated[str, msgspec.Meta(description="Opaque; pass it as `since` to continue from here.")]
+    position: Annotated[
+        str, msgspec.Meta(description="Opaque position of the instant. Send it as `since` to continue from here.")
+    ]
     action: Annotated[str, msgspec.Meta(examples=["create", "commit", "drop", "undrop", "purge", "rename"])]
     state: InstantState
     kind: EntryKind

@@ -30,7 +30,7 @@ def is_finished(state: InstantState) -> bool:
 
 
 def check_move(current: InstantState, new: InstantState) -> None:
-    """Check that `new` can follow `current`.
+    """Check that the state `new` can follow the state `current`.
 
     Raises:
         BadRequest: The state cannot follow. The message names the allowed states.
@@ -41,7 +41,7 @@ def check_move(current: InstantState, new: InstantState) -> None:
 
 
 def move(instant: Instant, state: InstantState, now_ms: int) -> Instant:
-    """Return the instant in its next state. A final state sets its time.
+    """Return the instant in its next state. A final state also sets the time of completion.
 
     Raises:
         BadRequest: The transition is invalid.
@@ -52,7 +52,7 @@ def move(instant: Instant, state: InstantState, now_ms: int) -> Instant:
 
 
 def check_invariants(instant: Instant) -> None:
-    """Check that no fields contradict each other. Tests run it after every step.
+    """Check that no fields contradict each other. Tests call this after every step.
 
     Raises:
         AssertionError: Some fields contradict each other.

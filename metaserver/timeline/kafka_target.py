@@ -1,10 +1,10 @@
-"""Sends events to a topic of Apache Kafka, by confluent-kafka.
+"""Sending of events to a topic of Apache Kafka, by confluent-kafka.
 
-Format: CloudEvents 1.0, structured content mode (cloudevents/spec, kafka-protocol-binding 3.3). The key of a record
-is the UUID of the table, so all events of a table are in one partition, in their order.
+The format is CloudEvents 1.0, structured content mode (cloudevents/spec, kafka-protocol-binding 3.3). The key of a
+record is the UUID of the table, so all events of a table are in one partition, in their order.
 
 The producer is idempotent, waits for all in-sync replicas, and stops at the first record that fails. Each failure
-replaces the producer, so that no record of a failed call arrives after a record of a later call without its
+replaces the producer. Otherwise a record of a failed call could arrive after a record of a later call, without its
 predecessors.
 """
 
@@ -28,7 +28,7 @@ _HEADERS: list[tuple[str, str | bytes | None]] = [("content-type", CONTENT_TYPE.
 
 
 class KafkaTarget:
-    """Implements `EventTarget`. No call blocks the event loop: the producer belongs to a thread."""
+    """An `EventTarget` for Kafka. The producer belongs to a thread, so that no call blocks the event loop."""
 
     kind = "kafka"
     events_max = 100
@@ -85,7 +85,7 @@ class KafkaTarget:
             "bootstrap.servers": self._address.servers,
             "acks": "all",
             "enable.idempotence": True,
-            # The producer stops at the first record that fails, and gives up no record after a time.
+            # The producer stops at the first record that fails, and never gives up a record because of its age.
             "enable.gapless.guarantee": True,
             "message.timeout.ms": 0,
             "topic.metadata.propagation.max.ms": 3000,
@@ -97,14 +97,14 @@ class KafkaTarget:
         return self._producer
 
     def _replace_producer(self) -> None:
-        """Give up the records of the producer. The next call makes another producer."""
+        """Drop the records of the producer. The next call creates another producer."""
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.purge()
             producer.flush(_POLL_S)
 
     async def close(self) -> None:
-        """Give up unconfirmed events, and end the thread."""
+        """Drop unconfirmed events, and end the thread."""
         self._is_closing.set()
         await asyncio.get_running_loop().run_in_executor(self._thread, self._replace_producer)
         self._thread.shutdown()

@@ -50,12 +50,12 @@ class CatalogName(msgspec.Struct, frozen=True):
 
 
 def list_run_events(instant: Instant, metadata: TableMetadata | None, catalog: CatalogName) -> list[dict[str, Any]]:
-    """Return the events of a state of an instant; none if it is not about a job.
+    """Return the events for a state of an instant. If the instant is not about a job, there are none.
 
     Args:
         instant: The instant.
         metadata: The metadata of the table, or None if it cannot be read.
-        catalog: The catalog.
+        catalog: The names of the catalog.
     """
     if instant.action not in _JOB_TYPES or instant.kind is not EntryKind.TABLE:
         return []
@@ -102,7 +102,7 @@ def _make_event(
 
 
 def _name_job(instant: Instant) -> str:
-    """Return the part of the name of the job after the name of the table."""
+    """Return the part of the job's name that follows the name of the table."""
     if instant.action == MAINTENANCE:
         return str(instant.summary.get("service", MAINTENANCE))
     if instant.action == INDEXING:
@@ -140,7 +140,7 @@ def _remove_column_facets(dataset: dict[str, Any]) -> dict[str, Any]:
 
 
 def name_location(location: str) -> tuple[str, str]:
-    """Return the namespace and the name of the dataset at a location, by OpenLineage's rules for names."""
+    """Return the namespace and the name of the dataset at a location, according to OpenLineage's naming rules."""
     parts = urlsplit(location)
     if parts.scheme in ("", LOCAL):
         return "file", parts.path.rstrip("/") or "/"
@@ -148,7 +148,9 @@ def name_location(location: str) -> tuple[str, str]:
 
 
 def _list_fields(fields: Sequence[Field]) -> list[dict[str, Any]]:
-    """Return the fields of the facet `schema`. Elements of lists, keys and values have the names of Iceberg."""
+    """Return the fields of the facet `schema`. List elements, map keys and map values have the names that Iceberg gives
+    them.
+    """
     return [_describe_field(field.name, field.type, field.doc) for field in fields]
 
 

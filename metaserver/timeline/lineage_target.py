@@ -1,4 +1,4 @@
-"""Sends OpenLineage events of jobs to the URL of `openlineage_url`, by HTTP POST, one event in each request."""
+"""Sending of OpenLineage events of jobs to the URL of `openlineage_url`, by HTTP POST, one event in each request."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from seamark.metaserver.timeline.lineage import CatalogName, list_run_events, re
 
 LoadMetadata = Callable[[str], Awaitable[TableMetadata]]
 BODY_BYTES_MAX = 4 << 20
-"""The size of a body with the columns of the table. A larger event is sent without them."""
+"""The maximum size in bytes of a body with the columns of the table. A larger event is sent without them."""
 _REFUSED = (400, 413, 422)
 _TOO_LARGE_STATUS = 413
 _log = structlog.get_logger("seamark.lineage")
 
 
 class LineageTarget:
-    """Implements `EventTarget` for an endpoint of OpenLineage, such as that of Marquez."""
+    """An `EventTarget` for an OpenLineage endpoint, such as that of Marquez."""
 
     kind = "openlineage"
     events_max = 1
@@ -54,11 +54,11 @@ class LineageTarget:
         self.name = "openlineage:" + hashlib.sha256(url.encode()).hexdigest()[:32]
 
     async def send(self, events: Sequence[Event]) -> None:
-        """Post the run events of instants. Instants that are no jobs are skipped.
+        """Post the run events of instants. Instants that are not about jobs are skipped.
 
         Raises:
-            NotDelivered: The receiver does not answer 2xx. An event that the receiver refuses as invalid is skipped.
-                One that is too large is sent without columns first.
+            NotDelivered: The receiver does not answer 2xx. An event that the receiver refuses as invalid is skipped. An
+                event that is too large is first sent again without columns.
         """
         for event in events:
             if not list_run_events(event.instant, None, self._catalog):
@@ -70,7 +70,7 @@ class LineageTarget:
                     await self._post(encode_json(remove_columns(run_event)), event.instant)
 
     async def _find_metadata(self, instant: Instant) -> TableMetadata | None:
-        """Return the metadata of the table of an instant, or None if the table or its metadata file is gone or damaged.
+        """Return the metadata of an instant's table, or None if the table or its metadata file is gone or damaged.
 
         Raises:
             NotDelivered: The storage or the database does not answer. An event without metadata would have another
@@ -91,13 +91,13 @@ class LineageTarget:
             return None
 
     async def _post(self, body: bytes, instant: Instant) -> int:
-        """Post an event and return the status, which is that of a success or of a refusal.
+        """Post an event. Return the status, which is a success or a refusal.
 
         Raises:
             NotDelivered: The receiver does not answer, or answers with another status.
         """
         try:
-            # Redirects are not followed: they would send the key to a host that is not configured.
+            # Do not follow redirects, which would send the key to a host that is not configured.
             async with self._session.post(self._url, data=body, headers=self._headers, allow_redirects=False) as answer:
                 if answer.status in _REFUSED:
                     _log.error("a lineage event was refused", instant=instant.id, status=answer.status, bytes=len(body))
@@ -110,4 +110,4 @@ class LineageTarget:
             raise NotDelivered(type(error).__name__) from None
 
     async def close(self) -> None:
-        """Do nothing: the session belongs to all targets."""
+        """Do nothing, because the session belongs to all targets."""

@@ -1,8 +1,8 @@
-"""Computes the updates (`TableUpdate` and `ViewUpdate` of the REST specification) between two metadata files.
+"""Compute the updates (`TableUpdate` and `ViewUpdate` of the REST specification) between two metadata files.
 
-The timeline records which metadata file each change has made, and not the updates of the request. A consumer that
-applies the computed updates to the earlier metadata has the later metadata, except for logs and times. The module is
-pure, and works on JSON documents.
+The timeline records which metadata file each change has created, but not the updates of the request. If a consumer
+applies the computed updates to the earlier metadata, it gets the later metadata, except for logs and times. The module
+has no side effects, and works on JSON documents.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Update = dict[str, Any]
 
 
 def list_table_updates(base: Document | None, new: Document) -> list[Update]:
-    """Return the updates from `base` to `new`. Without a base, they create the table."""
+    """Return the updates from `base` to `new`. If `base` is None, they create the table."""
     before: Document = {} if base is None else base
     return [
         *_list_identity_updates(before, new, "table-uuid"),
@@ -42,7 +42,7 @@ def list_table_updates(base: Document | None, new: Document) -> list[Update]:
 
 
 def list_view_updates(base: Document | None, new: Document) -> list[Update]:
-    """Return the updates from `base` to `new`. Without a base, they create the view."""
+    """Return the updates from `base` to `new`. If `base` is None, they create the view."""
     before: Document = {} if base is None else base
     return [
         *_list_identity_updates(before, new, "view-uuid"),
@@ -113,7 +113,7 @@ def _list_property_updates(before: Document, new: Document) -> Iterator[Update]:
 
 def _list_snapshot_updates(before: Document, new: Document) -> Iterator[Update]:
     added = list(_list_additions(before, new, "snapshots", "snapshot-id", lambda item: {"snapshot": item}))
-    # A snapshot follows its parent, which the order of sequence numbers ensures.
+    # In the order of sequence numbers, a snapshot follows its parent.
     for update in sorted(added, key=lambda update: update["snapshot"].get("sequence-number", 0)):
         yield {"action": "add-snapshot", **update}
     earlier, later = before.get("refs") or {}, new.get("refs") or {}

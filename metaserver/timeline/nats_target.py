@@ -1,10 +1,10 @@
-"""Sends events to a stream of NATS JetStream, by nats-py.
+"""Sending of events to a stream of NATS JetStream, by nats-py.
 
-Format: CloudEvents 1.0, structured content mode (cloudevents/spec, nats-protocol-binding 3.2). The subject of an event
-is `<subject>.<kind>.<action>`, such as `seamark.table.commit`. The id of a message is the id of its event, so the
+The format is CloudEvents 1.0, structured content mode (cloudevents/spec, nats-protocol-binding 3.2). The subject of an
+event is `<subject>.<kind>.<action>`, such as `seamark.table.commit`. The id of a message is the id of its event, so the
 stream drops an event that it receives again within its duplicate window.
 
-One event is sent at a time, because a later event must not be in the stream before an earlier event.
+Events are sent one at a time, because a later event must not be in the stream before an earlier event.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = structlog.get_logger("seamark.events")
 
 
 class NatsTarget:
-    """Implements `EventTarget`. Each failure closes the connection, and the next call connects again."""
+    """An `EventTarget` for NATS. Each failure closes the connection, and the next call connects again."""
 
     kind = "nats"
     events_max = 1
@@ -37,7 +37,7 @@ class NatsTarget:
         self.name = f"events:nats:{address.subject}"
 
     async def send(self, events: Sequence[Event]) -> None:
-        """Publish events, each after the stream has confirmed the event before it.
+        """Publish events, each after the stream has confirmed the previous event.
 
         Raises:
             NotDelivered: No stream has confirmed an event.

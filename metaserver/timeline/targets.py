@@ -1,4 +1,4 @@
-"""Opens the targets of events that the settings name, and delivers to them."""
+"""Open the event targets in the settings, and deliver events to them."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ async def open_delivery(
     holder: str,
     observer: DeliveryObserver,
 ) -> AsyncIterator[None]:
-    """Deliver events to all targets of the settings while the context is active.
+    """Deliver events to all targets in the settings while the context is active.
 
-    `load_metadata` reads the metadata of a table. `holder` identifies this worker among all workers on the store.
+    `load_metadata` reads the metadata of a table. `holder` identifies this worker among all workers of the store.
 
     Raises:
         ConfigError: A setting of a target is invalid.

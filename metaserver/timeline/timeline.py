@@ -1,4 +1,4 @@
-"""Reads the timeline, waits for new instants, and archives old instants.
+"""Reading of the timeline, waiting for new instants, and archiving of old instants.
 
 All watchers share one poller, which runs only while there are watchers. The poller reads new instants once per
 `watch_poll_s` (with jitter, so that replicas do not poll together) and immediately after a commit of this replica
@@ -30,10 +30,11 @@ _log = structlog.get_logger("seamark.timeline")
 
 
 class Watcher:
-    """A waiting client.
+    """A client that waits for new instants.
 
-    `where.since` is the position of the client. None means the beginning. `counted` states whether the limit of
-    watchers includes the client.
+    Attributes:
+        where: The filter of the client. `where.since` is its position; None means the beginning.
+        counted: Whether the client counts towards the limit of watchers.
     """
 
     def __init__(self, where: InstantFilter, counted: bool) -> None:
@@ -43,7 +44,7 @@ class Watcher:
 
 
 class Timeline:
-    """Reads, watches and archives the timeline.
+    """The timeline, which can be read, watched and archived.
 
     It is opened by `open_timeline`, and belongs to one event loop.
     """
@@ -66,7 +67,7 @@ class Timeline:
 
     @property
     def is_draining(self) -> bool:
-        """Whether the server stops, so that nothing may wait."""
+        """Whether the server is stopping, so that nothing may wait."""
         return self._draining
 
     def notify(self) -> None:
@@ -77,7 +78,7 @@ class Timeline:
         self._news.set()
 
     def drain(self) -> None:
-        """Make every watch return because the server stops. Later watches do not wait."""
+        """Make every watch return because the server is stopping. Later watches do not wait."""
         self._draining = True
         for watcher in self._watchers:
             watcher.woken.set()
@@ -92,12 +93,13 @@ class Timeline:
         return newest[0].position if newest else None
 
     async def watch(self, where: InstantFilter, limit: int, timeout_s: float) -> list[Instant]:
-        """Return matching instants after `where.since`. If none exist, wait up to `timeout_s` for the first instant.
+        """Return matching instants after `where.since`. If there are none, wait up to `timeout_s` for the first
+        instant.
 
-        The result is empty after the timeout. `where` must be oldest first.
+        After the timeout, the result is empty. `where` must be oldest first.
 
         Raises:
-            RetryLater: `watchers_limit` clients are waiting already.
+            RetryLater: `watchers_limit` clients are already waiting.
         """
         instants = await self.read(where, limit)
         if instants or timeout_s <= 0 or self._draining:
@@ -109,8 +111,8 @@ class Timeline:
                         instants = await self.read_next(watcher, limit)
                         if instants or self._draining:
                             return instants
-        # This read also finds instants that became visible without a wake-up, for example after a slow transaction
-        # of another replica.
+        # This read also finds instants that became visible without a wake-up, for example after a slow transaction of
+        # another replica.
         return await self.read(where, limit)
 
     @asynccontextmanager
@@ -123,7 +125,7 @@ class Timeline:
         if counted and self.watchers >= self._settings.watchers_limit:
             raise RetryLater(f"{self.watchers} clients already watch the timeline; read it with `since` instead", 5)
         watcher = Watcher(where, counted)
-        watcher.woken.set()  # The first read is after the registration, so no instant is missed.
+        watcher.woken.set()  # The first read follows the registration, so no instant is missed.
         self._watchers.add(watcher)
         if self._poller is None:
             self._ready.clear()
@@ -138,9 +140,9 @@ class Timeline:
                 self._poller = None
 
     async def read_next(self, watcher: Watcher, limit: int) -> list[Instant]:
-        """Wait for a wake-up. Then read the next instants, and move the watcher's position behind them.
+        """Wait for a wake-up. Then read the next instants, and advance the watcher's position past them.
 
-        The result may be empty, because a wake-up is only a hint.
+        The result can be empty, because a wake-up is only a hint.
         """
         await watcher.woken.wait()
         watcher.woken.clear()
@@ -156,7 +158,7 @@ class Timeline:
         return instants
 
     async def archive(self) -> int:
-        """Archive finished instants except each table's newest `timeline_keep`. This is a task of housekeeping.
+        """Archive finished instants except the newest `timeline_keep` of each table. Housekeeping calls this.
 
         Returns:
             The number of archived instants.
@@ -176,7 +178,7 @@ class Timeline:
             self._poller = None
 
     def check_invariants(self) -> None:
-        """Check that the poller runs exactly while there are watchers. Tests run it after every step."""
+        """Check that the poller runs exactly while there are watchers. Tests call this after every step."""
         assert (self._poller is not None) == bool(self._watchers), (self._poller, len(self._watchers))
         assert self.watchers <= self._settings.watchers_limit
 
@@ -214,7 +216,7 @@ class Timeline:
                 return
 
     def _pause_s(self) -> float:
-        """Return a time between 0.75 and 1.25 times the setting."""
+        """Return a time in seconds between 0.75 and 1.25 times the setting `watch_poll_s`."""
         jitter = self._clock.draw_bytes(1)[0] / 255
         return self._settings.watch_poll_s * (0.75 + jitter / 2)
 

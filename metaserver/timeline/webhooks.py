@@ -1,8 +1,8 @@
-"""Sends events to the URLs of `webhook_urls`, by HTTP POST.
+"""Sending of events to the URLs of `webhook_urls`, by HTTP POST.
 
-Format: CloudEvents 1.0, structured content mode, JSON (cloudevents/spec, http-protocol-binding 3.2).
-Signature, if `webhook_secret` is set: header `Seamark-Signature: t=<unix seconds>,v1=<hex>`, HMAC-SHA256
-over `<t>.<body>`.
+The format is CloudEvents 1.0, structured content mode, JSON (cloudevents/spec, http-protocol-binding 3.2). If
+`webhook_secret` is set, each request has a signature in the header `Seamark-Signature: t=<unix seconds>,v1=<hex>`, the
+HMAC-SHA256 over `<t>.<body>`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from seamark.metaserver.timeline.events import CONTENT_TYPE, Event
 def compute_signature(secret: str, at_s: int, body: bytes) -> str:
     """Return the value of the header Seamark-Signature.
 
-    A receiver computes v1 again, and refuses an old `t`, because it may be a replay.
+    A receiver computes v1 again, and refuses an old `t`, because the request may be a replay.
     """
     digest = hmac.new(secret.encode(), f"{at_s}.".encode() + body, hashlib.sha256).hexdigest()
     return f"t={at_s},v1={digest}"
 
 
 class Webhook:
-    """Implements `EventTarget` for one URL."""
+    """An `EventTarget` for one URL."""
 
     kind = "webhook"
     events_max = 1
@@ -58,7 +58,7 @@ class Webhook:
 
     async def _post(self, body: bytes, headers: dict[str, str]) -> None:
         try:
-            # Redirects are not followed: they would send a signed body to a host that is not configured.
+            # Do not follow redirects, which would send a signed body to a host that is not configured.
             async with self._session.post(self._url, data=body, headers=headers, allow_redirects=False) as answer:
                 if not 200 <= answer.status < 300:
                     raise NotDelivered(f"status {answer.status}")
@@ -68,4 +68,4 @@ class Webhook:
             raise NotDelivered(type(error).__name__) from None
 
     async def close(self) -> None:
-        """Do nothing: the session belongs to all webhooks."""
+        """Do nothing, because the session belongs to all webhooks."""

@@ -84,7 +84,7 @@ async def test_missing_file_is_named_in_the_error_until_it_is_back(tmp_path: Pat
     path.unlink()
     async with open_test_planner(tmp_path) as planner:
         for _ in range(2):
-            with pytest.raises(Corrupt, match=f"{missing_file} is not in storage; .* on the server's machine"):
+            with pytest.raises(Corrupt, match=f"{missing_file} is not in the storage; .* on the server's machine"):
                 await plan_file_numbers(planner, table.metadata)
         if missing_file == "m2.avro":
             assert await plan_file_numbers(planner, table.metadata, build_day_filter(1)) == list(range(10, 20)), (

@@ -171,7 +171,7 @@ def find_source_ranges(predicate: Bound) -> Expression:
             return _move_to_source(predicate, op, *predicate.values)
         return Always(op == Op.NOT_STARTS_WITH)
     if op in NULL_MATCHES:
-        # The ranges contain all rows except those whose result is one of the values.
+        # The ranges contain all rows except rows whose result is one of the values.
         if not is_ordered(transform, kind):
             return TRUE
         outside = compute_complement(
@@ -294,7 +294,7 @@ def _project_same_transform(predicate: Bound, field: PartitionField, mapping: _M
         return _match_ranges(
             _make_field_predicate(predicate, field, op), [_widen(span) for span in _list_matching_ranges(predicate)]
         )
-    # A stored result up to 0 may stand for the next lower result.
+    # A stored result up to 0 may represent the next lower result.
     positive = [value for value in values if isinstance(value, int) and value > 0]
     if not positive:
         return TRUE

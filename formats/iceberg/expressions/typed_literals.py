@@ -27,7 +27,7 @@ _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", re.ASC
 _EXACT_DOUBLE_DIGITS = 15
 _EXACT_DOUBLE_MAX = 2**53
 _EXACT_DIVISION_DIGITS_MAX = {"float": (7, 10), "double": (15, 22)}
-"""The maximum digits of a number, in total and after the point, for which one division gives the correctly rounded
+"""The maximum digits of a number, in total and after the point, for which a single division gives the correctly rounded
 value.
 """
 _ROUNDING_STEPS_MAX = 4

@@ -120,7 +120,7 @@ def _measure_values(values: pa.Array) -> npt.NDArray[np.int64]:
         ends = np.clip(values.run_ends.to_numpy().astype(np.int64) - values.offset, 0, len(values))
         return np.repeat(_measure_values(values.values), np.diff(ends, prepend=np.int64(0)))
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
-        # A view has four numbers; the first one is the length.
+        # A view has four numbers; the first number is the length.
         views = np.frombuffer(values.buffers()[1], dtype=np.int32)
         sizes = views.reshape(-1, 4)[values.offset : values.offset + len(values), 0].astype(np.int64)
         return sizes * values.is_valid().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]

@@ -164,7 +164,7 @@ def read_footer(data: bytes) -> ParquetFooter:
     spans, _ = _footer.spans(data, 0)
     if len({number for number, *_ in spans}) < len(
         spans
-    ):  # If there are two lists of row groups, pyarrow reads the last one.
+    ):  # If there are two lists of row groups, pyarrow reads the last list.
         raise ValueError("a field of the footer is repeated")
     raw = {number: (kind, data[begin:end]) for number, kind, begin, end in spans if number != _GROUPS}
     try:

@@ -1,6 +1,6 @@
 """Find the columns of a Parquet file by Iceberg field id (spec: "Column Projection").
 
-A column is identified by its field id, whatever its name is. If a file has no ids, the table's name mapping assigns
+A column is identified by its field id, not by its name. If a file has no ids, the table's name mapping assigns
 them. If two columns have the id, or a path is ambiguous, `AmbiguousColumn` is raised, and the caller adds the file's
 path. Readers handle the names and defaults of missing columns. The functions have no side effects.
 """

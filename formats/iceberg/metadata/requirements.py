@@ -147,7 +147,7 @@ def check_requirements(metadata: TableMetadata | None, requirements: Iterable[Re
         requirements: The requirements, as `read_requirements` returns them.
 
     Raises:
-        CommitConflict: A requirement fails. The message describes the first one that fails.
+        CommitConflict: A requirement fails. The message describes the first failure.
     """
     for requirement in requirements:
         if metadata is not None:

@@ -78,8 +78,8 @@ class KnownStatistics:
         snapshot: The snapshot.
         file: The newest statistics of the snapshot or an ancestor with a number of distinct values, or None if there
             are none.
-        later_snapshots: The snapshots after the one with the statistics, newest first. If there are no statistics, all
-            known ancestors.
+        later_snapshots: The snapshots after the snapshot with the statistics, newest first. If there are no statistics,
+            all known ancestors.
     """
 
     snapshot: Snapshot

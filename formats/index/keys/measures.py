@@ -174,7 +174,7 @@ class Measure:
 
 
 def list_partials(measures: Iterable[Measure]) -> tuple[Partial, ...]:
-    """Return the distinct partial aggregates of some measures. The first one is `count(*)`."""
+    """Return the distinct partial aggregates of some measures. The first is `count(*)`."""
     return tuple(dict.fromkeys((COUNT_ROWS, *(partial for measure in measures for partial in measure.partials))))
 
 

@@ -1,7 +1,7 @@
 """Ranks: the position of each row's key among the distinct keys of a file, ascending.
 
 If keys ascend, are in a small range, or are few, there are faster methods than sorting. The cheapest one is used. Keys
-of more than 1,024 bytes are truncated to 1,025 bytes: a key of 1,025 bytes stands for all keys with this prefix. Except
+of more than 1,024 bytes are truncated to 1,025 bytes: a key of 1,025 bytes represents all keys with this prefix. Except
 for these keys, order and distinctness are kept. The functions have no side effects.
 """
 

@@ -1,6 +1,6 @@
 """Postings: the distinct keys of all data files in ascending order, and the files that contain each key.
 
-If keys occur in several files, the files of each key are stored as a row of bits or as a list, whichever is smaller. If
+If keys occur in several files, the files of each key are stored as a row of bits or as a list, in the smaller form. If
 they do not, this would store every key twice, with little benefit. In this case, only the lowest and the greatest key
 of each file are stored. If these two keys do not decide a lookup, it searches the file's own dictionary. For a range of
 many keys, the lowest and the greatest rank decide most files. The functions have no side effects.
@@ -118,7 +118,7 @@ def build_postings(sections: Sequence[Searchable], form: int, section_bytes: int
 def _batch_files(sections: Sequence[Searchable]) -> list[list[int]]:
     """Return the indexes of the files in batches of at most `_KEYS_PER_BATCH` keys.
 
-    A file with more keys is a batch of its own.
+    A file with more keys has its own batch.
     """
     batches: list[list[int]] = [[]]
     batch_keys = 0

@@ -185,7 +185,7 @@ def test_columns_inside_lists_and_maps_are_bound_but_decide_nothing() -> None:
         ({"type": "lt", "term": "future", "value": 5}, "type interval cannot be compared"),
         ({"type": "is-nan", "term": "id"}, "Cannot bind is-nan of id"),
         ({"type": "not-nan", "term": "name"}, "only float and double have NaN, not string"),
-        ({"type": "starts-with", "term": "small", "value": "5"}, "the type must be string, not int"),
+        ({"type": "starts-with", "term": "small", "value": "5"}, "the type must be string, but it is int"),
         ({"type": "lt", "term": "small", "value": "x"}, "Cannot bind lt of small: invalid value for conversion"),
         ({"type": "eq", "term": "score", "value": "NaN"}, "from NaN"),
         ({"type": "in", "term": "score", "values": [1, float("nan")]}, "from NaN"),
@@ -227,7 +227,7 @@ def test_literals_of_transform_terms_have_the_result_type() -> None:
     ("transform", "name", "message"),
     [
         ("zorder", "id", "unknown transform zorder"),
-        ("year", "id", "year cannot transform long values from 'id'"),
+        ("year", "id", "year cannot transform the long values of 'id'"),
         ("bucket[4]", "home", "bucket[4] cannot transform struct values"),
         ("void", "points", "void cannot transform list values"),
     ],

@@ -491,7 +491,7 @@ def test_dropped_column_is_found_in_an_older_schema() -> None:
         ("id = a", "the condition compares two columns, and planning compares a column with a value"),
         ("id + 1 = a", "one side must be a value, such as 5 or 'text'"),
         ("length(s) = 3", "length() is not a transform of a column"),
-        ("s LIKE 'a%b'", "of LIKE, planning uses the text before the first wildcard"),
+        ("s LIKE 'a%b'", "planning uses only the text of a LIKE pattern before its first wildcard"),
     ],
 )
 def test_unused_part_is_reported_with_its_reason(text: str, reason: str) -> None:

@@ -233,7 +233,7 @@ def test_entry_with_wrong_offsets_or_text_is_refused_before_its_values_are_used(
 def test_small_entry_with_many_decompressed_bytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.formats.index.kinds.cube._DECODED_BYTES_MAX", 1 << 20)
     index = open_entries(pa.RecordBatch.from_arrays([pa.array(np.zeros(200_000, np.int64))], ["m0"]))
-    with pytest.raises(ValueError, match="1,600,000 bytes; the maximum is 1,048,576"):
+    with pytest.raises(ValueError, match="1,600,000 bytes after unpacking; the maximum is 1,048,576"):
         list(index.read([0]))
 
 
@@ -241,7 +241,7 @@ def test_text_that_many_groups_share_is_not_decoded_beyond_the_limit(monkeypatch
     monkeypatch.setattr("seamark.formats.index.kinds.cube._DECODED_BYTES_MAX", 1 << 20)
     columns = [pa.array(["x" * 1000] * 2000), pa.array(range(2000), pa.int64())]
     index = open_entries(pa.RecordBatch.from_arrays(columns, ["d0", "m0"]))
-    with pytest.raises(ValueError, match="2,008,000 bytes; the maximum is 1,048,576"):
+    with pytest.raises(ValueError, match="2,008,000 bytes after unpacking; the maximum is 1,048,576"):
         list(index.read([0]))
 
 
