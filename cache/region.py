@@ -37,12 +37,12 @@ class Region:
         self.size_bytes = HEADER_BYTES + sum(len(part) for part in parts)
         """The size of a file with the same payload."""
         self._pages = mmap.mmap(-1, self.size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        whole = memoryview(self._pages)
+        region_view = memoryview(self._pages)
         end = HEADER_BYTES
         for part in parts:
             start, end = end, end + len(part)
-            whole[start:end] = part
-        self.payload = whole[HEADER_BYTES:].toreadonly()
+            region_view[start:end] = part
+        self.payload = region_view[HEADER_BYTES:].toreadonly()
         """The copy of the parts, without the header. The view keeps the memory alive."""
 
     def map_over(self, descriptor: int) -> None:

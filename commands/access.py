@@ -169,7 +169,7 @@ def create(
 
     secret, grants = _run(config, flags, work)
     if as_json:
-        print_json({"name": name, "token": secret, "grants": [_grant_json(one) for one in grants]})
+        print_json({"name": name, "token": secret, "grants": [_grant_json(grant) for grant in grants]})
         return
     click.echo(secret)
     may = "; ".join(_describe_grant(grant) for grant in grants) or "none yet; add some with seamark grant add"

@@ -71,9 +71,9 @@ def buckets(
         raise InvalidRequest(f"{table} has {has}; add a partition field bucket(8, {column or 'id'}) with an engine")
     if double or wanted is not None:
         resized = resize(client, table, buckets=wanted or 2 * shown_sizes[0].buckets, column=column)
-        again = "" if resized.before != resized.buckets else ", as before"
+        unchanged_note = "" if resized.before != resized.buckets else ", as before"
         count = show_count(resized.buckets, "bucket")
-        text = f"{resized.column}: {count} from now on{again} (partition spec {resized.spec_id})"
+        text = f"{resized.column}: {count} from now on{unchanged_note} (partition spec {resized.spec_id})"
         print_result(resized, text, as_json=as_json)
     elif as_json:
         print_json([_to_json(size) for size in shown_sizes])

@@ -114,18 +114,18 @@ def handle_sigterm() -> Iterator[None]:
             received.append(number)
             raise KeyboardInterrupt(signal.Signals(number).name)
 
-    before: dict[int, Any] = {}
+    previous_handlers: dict[int, Any] = {}
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
-            before[number] = signal.signal(number, interrupt)
+            previous_handlers[number] = signal.signal(number, interrupt)
         yield
     except KeyboardInterrupt:
         if not received:
             raise
-        before.clear()  # The process ends now. Further signals have no effect until it has ended.
+        previous_handlers.clear()  # The process ends now. Further signals have no effect until it has ended.
         raise SystemExit(128 + received[0]) from None
     finally:
-        for caught, handler in before.items():
+        for caught, handler in previous_handlers.items():
             signal.signal(caught, handler)
 
 

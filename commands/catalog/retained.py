@@ -82,13 +82,13 @@ def purge(client: IndexClient, table: str, entry_id: str | None, yes: bool, as_j
     if not yes:
         click.confirm(f"Delete the files of {table}?", abort=True, err=as_json)
     purge_dropped(client, entry["id"])
-    left = any(
+    has_files_left = any(
         retained_entry["id"] == entry["id"] for retained_entry in list_retained_entries(client, split_table(table)[:-1])
     )
     text = f"{table} is purged"
-    if left:
+    if has_files_left:
         text += f"; other files are left in its location: seamark retained release {table} releases it"
-    print_result({"purged": entry, "retained": left}, text, as_json=as_json)
+    print_result({"purged": entry, "retained": has_files_left}, text, as_json=as_json)
 
 
 def _find_entry(client: IndexClient, table: str, entry_id: str | None) -> dict[str, Any]:

@@ -90,7 +90,9 @@ def show(client: IndexClient, table: str, as_json: bool) -> None:
         for field in specs[metadata["default-spec-id"]]["fields"]
     ]
     current = metadata.get("current-snapshot-id")
-    snapshot = next((one for one in metadata.get("snapshots", ()) if one["snapshot-id"] == current), None)
+    snapshot = next(
+        (candidate for candidate in metadata.get("snapshots", ()) if candidate["snapshot-id"] == current), None
+    )
     say(f"{table}: format version {metadata['format-version']}, {metadata['location']}")
     say(f"uuid {metadata['table-uuid']}, partitioned by {', '.join(parts) or 'nothing'}")
     if snapshot is None:

@@ -34,8 +34,12 @@ def show(client: IndexClient, view: str, as_json: bool) -> None:
     if as_json:
         print_json(metadata)
         return
-    version = next(one for one in metadata["versions"] if one["version-id"] == metadata["current-version-id"])
-    schema = next(one for one in metadata["schemas"] if one.get("schema-id", 0) == version["schema-id"])
+    version = next(
+        candidate for candidate in metadata["versions"] if candidate["version-id"] == metadata["current-version-id"]
+    )
+    schema = next(
+        candidate for candidate in metadata["schemas"] if candidate.get("schema-id", 0) == version["schema-id"]
+    )
     say(f"{view}: version {version['version-id']}, uuid {metadata['view-uuid']}")
     print_rows(("column", "type"), ((field["name"], str(field["type"])) for field in schema["fields"]))
     texts = (

@@ -171,18 +171,18 @@ def measure(url: str, files: int, progress: Progress) -> DemoResult:
         with _step(progress, f"PyIceberg writes {show_count(files, 'file')}"):
             write(catalog, events)
         with _step(progress, f"PyIceberg looks user {user} up"):
-            before = look_up(catalog, user)
+            lookup_before = look_up(catalog, user)
         task = progress.add_task(f"the server builds {DEFINITION}", total=files)
         build_s = build(catalog, client, progress, task)
         with _step(progress, f"PyIceberg looks user {user} up again"):
-            after = look_up(catalog, user)
-    for lookup in (before, after):
+            lookup_after = look_up(catalog, user)
+    for lookup in (lookup_before, lookup_after):
         if not lookup.rows.equals(expected):
             raise click.ClickException(
                 f"A lookup returned {len(lookup.rows)} rows instead of the {len(expected)} rows that were written"
             )
     with_rows = len(pc.unique(expected["batch"]))
-    return DemoResult(files, with_rows, before, after, build_s)
+    return DemoResult(files, with_rows, lookup_before, lookup_after, build_s)
 
 
 @contextlib.contextmanager

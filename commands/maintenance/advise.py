@@ -66,8 +66,11 @@ def table_command(client: IndexClient, table: str, days: int, as_json: bool) -> 
         return
     say(f"{table}: {show_count(advice['statements'], 'statement')} in {show_count(days, 'day')}")
     if advice["before"] is not None:
-        before = advice["before"]
-        say(f"An average statement with a condition reads {before['files']:,.0f} files, {show_size(before['bytes'])}.")
+        averages = advice["before"]
+        say(
+            f"An average statement with a condition reads {averages['files']:,.0f} files, "
+            f"{show_size(averages['bytes'])}."
+        )
     if advice["reason"]:
         say(f"No proposals: {advice['reason']}.")
     if advice["proposals"]:

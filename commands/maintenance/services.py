@@ -73,8 +73,8 @@ def services(client: IndexClient, table: str | None, limit: int, as_json: bool) 
 
 def _make_waiting_row(job: dict[str, Any]) -> tuple[str, ...]:
     failures = job["failures"]
-    after = f", after {failures:,} failed {'run' if failures == 1 else 'runs'}" if failures else ""
-    due = f"not before {time_text(job['due-ms'])}{after}"
+    failures_text = f", after {failures:,} failed {'run' if failures == 1 else 'runs'}" if failures else ""
+    due = f"not before {time_text(job['due-ms'])}{failures_text}"
     return "", ".".join((*job["namespace"], job["table"])), job["service"], "", "", f"waiting, {due}"
 
 

@@ -63,7 +63,7 @@ def show(client: IndexClient, table: str, as_json: bool) -> None:
     if state["flush-error"] is not None:
         say(f"The last flush failed, and will be retried: {state['flush-error']}")
     headers = ("shard", "flushed", "durable")
-    rows = [(str(one["shard"]), f"{one['flushed']:,}", f"{one['durable']:,}") for one in state["shards"]]
+    rows = [(str(shard["shard"]), f"{shard['flushed']:,}", f"{shard['durable']:,}") for shard in state["shards"]]
     print_rows(headers, rows, right_aligned=headers)
 
 

@@ -170,12 +170,12 @@ def _list_joins(
     planned_scans = {
         number: joins.PlannedScan(reference.scan, "", paths[reference.key]) for number, reference in references.items()
     }
-    scans = [(one.scan, loaded[one.key]) for one in references.values()]
+    scans = [(reference.scan, loaded[reference.key]) for reference in references.values()]
     known_tables = {(scan.catalog, scan.schema, scan.table): _to_known_table(table) for scan, table in scans}
     limits = joins.find_dimensions(planned_scans, known_tables)
     joins_by_table = {
         number: decode_as(
-            encode_json([one.request().build_body() for one in limits[planned]]), list[JoinSpec], "A join"
+            encode_json([spec.request().build_body() for spec in limits[planned]]), list[JoinSpec], "A join"
         )
         for number, planned in planned_scans.items()
         if planned in limits

@@ -104,7 +104,11 @@ def find_unknown_columns(
     if tree is None or not _reads_only_tables(tree, {names[-1].lower() for names in tables}):
         return {}
     # Names that the query defines, and names that are not checked because of their place, such as fields of structs.
-    known_names = {one.name.lower() for one in tree.find_all(exp.Identifier) if not isinstance(one.parent, exp.Column)}
+    known_names = {
+        identifier.name.lower()
+        for identifier in tree.find_all(exp.Identifier)
+        if not isinstance(identifier.parent, exp.Column)
+    }
     known_names.update(columns)
     ordered = sorted(columns)
     compared: dict[str, list[str]] = {}

@@ -40,8 +40,8 @@ def serve(config: Path | None, **flags: Any) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        where = error.filename or f"the home {settings.home}"
-        raise refuse(ConfigError(f"The disk of {where} is full: free space, then start the server again")) from None
+        full_path = error.filename or f"the home {settings.home}"
+        raise refuse(ConfigError(f"The disk of {full_path} is full: free space, then start the server again")) from None
 
 
 def _serve(settings: Settings) -> None:

@@ -191,7 +191,7 @@ def _write_table(result: SqlResult) -> None:
         right = pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)
         table.add_column(field.name.replace("[", "\\["), justify="right" if right else "left", overflow="fold")
     for row in values[:TABLE_ROWS_MAX]:
-        table.add_row(*("" if one is None else _format_cell(one).replace("[", "\\[") for one in row))
+        table.add_row(*("" if cell is None else _format_cell(cell).replace("[", "\\[") for cell in row))
     console = open_console()
     console.print(table)
     if len(values) > TABLE_ROWS_MAX:

@@ -297,18 +297,18 @@ def _limit_batches(request: StatementRequest, result: SqlResult, status: dict[st
     Raises:
         InvalidRequest: There are more rows, and the answer must not be truncated.
     """
-    left = request.rows_max
+    rows_left = request.rows_max
     for batch in result.batches:
-        if batch.num_rows > left:
+        if batch.num_rows > rows_left:
             if not request.truncates:
                 raise InvalidRequest(
                     f"The statement has more than {request.rows_max:,} rows (sql_rows_limit); add LIMIT"
                 )
             status["truncated"] = True
-            if left:
-                yield batch.slice(0, left)
+            if rows_left:
+                yield batch.slice(0, rows_left)
             return
-        left -= batch.num_rows
+        rows_left -= batch.num_rows
         yield batch
 
 

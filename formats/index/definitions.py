@@ -303,7 +303,10 @@ def define(
     if len(columns) > COLUMNS_MAX:
         raise BadRequest(f"An index is on at most {COLUMNS_MAX} columns, not on {len(columns)}")
     terms = [column if isinstance(column, Term) else resolve(column, schema) for column in columns]
-    parsed = [one if isinstance(one, Measure) else parse_measure(one, schema) for one in measures[: MEASURES_MAX + 1]]
+    parsed = [
+        measure if isinstance(measure, Measure) else parse_measure(measure, schema)
+        for measure in measures[: MEASURES_MAX + 1]
+    ]
     return _build_definition(name, kind, terms, parameters or {}, state, parsed)
 
 

@@ -55,7 +55,7 @@ def _format_far_times(column: pa.Array) -> list[str | None]:
         raise ValueError("A nested value has a date or time outside the years 1 to 9999; select its fields separately")
     zone = "" if kind.tz is None else " UTC"
     moments = column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()).to_pylist()
-    return [None if one is None else f"{_format_moment(one)}{zone}" for one in moments]
+    return [None if moment is None else f"{_format_moment(moment)}{zone}" for moment in moments]
 
 
 def _format_moment(micros: int) -> str:
@@ -91,7 +91,7 @@ def convert_to_json(value: Any) -> Any:
         case Mapping():
             return {str(name): convert_to_json(one) for name, one in value.items()}
         case list():
-            return [convert_to_json(one) for one in value]
+            return [convert_to_json(item) for item in value]
         case tuple():  # The value is an entry of a map: a pair of key and value.
-            return [convert_to_json(one) for one in value]
+            return [convert_to_json(item) for item in value]
     return value if value is None or isinstance(value, bool | int | str) else str(value)

@@ -462,9 +462,9 @@ class Connections(web.Server):
             return
         self._open.discard(connection)
         self._silent.pop(connection, None)
-        left = self._addresses[connection.address] - 1
-        if left > 0:
-            self._addresses[connection.address] = left
+        remaining = self._addresses[connection.address] - 1
+        if remaining > 0:
+            self._addresses[connection.address] = remaining
         else:
             del self._addresses[connection.address]
             self._idle.pop(connection.address, None)

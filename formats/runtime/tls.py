@@ -309,18 +309,18 @@ def _load_revocations(context: ssl.SSLContext, path: Path) -> None:
     Raises:
         ConfigError: The file has no list, or has a certificate, which the server would trust.
     """
-    before = context.cert_store_stats()
+    stats_before = context.cert_store_stats()
     try:
         context.load_verify_locations(cafile=path)
     except OSError as error:
         reason = getattr(error, "reason", None) or error.strerror or error
         raise ConfigError(f"Cannot read the revocation lists of clients in {path}: {reason}") from None
-    after = context.cert_store_stats()
-    if after["x509"] != before["x509"]:
+    stats_after = context.cert_store_stats()
+    if stats_after["x509"] != stats_before["x509"]:
         raise ConfigError(
             f"The file {path} has certificates in addition to the revocation lists of clients: remove the certificates"
         )
-    if after["crl"] == before["crl"]:
+    if stats_after["crl"] == stats_before["crl"]:
         raise ConfigError(f"The file {path} has no revocation list of an authority of clients: add one")
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
 

@@ -89,9 +89,9 @@ class Membership:
         compatible = tuple(
             live_replica for live_replica in live_replicas if live_replica.protocol == self.replica.protocol
         )
-        if [(one.address, one.weight) for one in compatible] != [
+        if [(replica.address, replica.weight) for replica in compatible] != [
             (replica.address, replica.weight) for replica in self._replicas
         ]:
-            self._ring = Rendezvous({one.address: one.weight for one in compatible})
-            _log.info("replicas", addresses=[one.address for one in compatible])
+            self._ring = Rendezvous({replica.address: replica.weight for replica in compatible})
+            _log.info("replicas", addresses=[replica.address for replica in compatible])
         self._replicas = compatible

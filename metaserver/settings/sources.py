@@ -290,7 +290,7 @@ def _list(value: Any, refuse: Refuse) -> tuple[str, ...]:
         return tuple(part.strip() for part in value.split(",") if part.strip())
     if not isinstance(value, (list, tuple)):
         raise refuse("a list of strings")
-    return tuple(_parse_text(one, refuse) for one in value)
+    return tuple(_parse_text(item, refuse) for item in value)
 
 
 _CONVERTERS: dict[Any, Callable[[Any, Refuse], Any]] = {

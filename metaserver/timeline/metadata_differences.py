@@ -16,42 +16,44 @@ Update = dict[str, Any]
 
 def list_table_updates(base: Document | None, new: Document) -> list[Update]:
     """Return the updates from `base` to `new`. If `base` is None, they create the table."""
-    before: Document = {} if base is None else base
+    previous: Document = {} if base is None else base
     return [
-        *_list_identity_updates(before, new, "table-uuid"),
-        *_list_additions(before, new, "schemas", "schema-id", _add_schema),
-        *_set_current(before, new, "current-schema-id", "set-current-schema", "schema-id"),
-        *_list_additions(before, new, "partition-specs", "spec-id", lambda spec: {"action": "add-spec", "spec": spec}),
-        *_set_current(before, new, "default-spec-id", "set-default-spec", "spec-id"),
+        *_list_identity_updates(previous, new, "table-uuid"),
+        *_list_additions(previous, new, "schemas", "schema-id", _add_schema),
+        *_set_current(previous, new, "current-schema-id", "set-current-schema", "schema-id"),
         *_list_additions(
-            before, new, "sort-orders", "order-id", lambda order: {"action": "add-sort-order", "sort-order": order}
+            previous, new, "partition-specs", "spec-id", lambda spec: {"action": "add-spec", "spec": spec}
         ),
-        *_set_current(before, new, "default-sort-order-id", "set-default-sort-order", "sort-order-id"),
-        *_list_property_updates(before, new),
-        *_list_additions(before, new, "encryption-keys", "key-id", _add_encryption_key),
-        *_list_snapshot_updates(before, new),
-        *_list_statistics_updates(before, new, "statistics"),
-        *_list_statistics_updates(before, new, "partition-statistics"),
-        *_remove_all(before, new, "partition-specs", "spec-id", "remove-partition-specs", "spec-ids"),
-        *_remove_all(before, new, "schemas", "schema-id", "remove-schemas", "schema-ids"),
+        *_set_current(previous, new, "default-spec-id", "set-default-spec", "spec-id"),
+        *_list_additions(
+            previous, new, "sort-orders", "order-id", lambda order: {"action": "add-sort-order", "sort-order": order}
+        ),
+        *_set_current(previous, new, "default-sort-order-id", "set-default-sort-order", "sort-order-id"),
+        *_list_property_updates(previous, new),
+        *_list_additions(previous, new, "encryption-keys", "key-id", _add_encryption_key),
+        *_list_snapshot_updates(previous, new),
+        *_list_statistics_updates(previous, new, "statistics"),
+        *_list_statistics_updates(previous, new, "partition-statistics"),
+        *_remove_all(previous, new, "partition-specs", "spec-id", "remove-partition-specs", "spec-ids"),
+        *_remove_all(previous, new, "schemas", "schema-id", "remove-schemas", "schema-ids"),
         *(
             {"action": "remove-encryption-key", "key-id": key}
-            for key in _list_removed(before, new, "encryption-keys", "key-id")
+            for key in _list_removed(previous, new, "encryption-keys", "key-id")
         ),
     ]
 
 
 def list_view_updates(base: Document | None, new: Document) -> list[Update]:
     """Return the updates from `base` to `new`. If `base` is None, they create the view."""
-    before: Document = {} if base is None else base
+    previous: Document = {} if base is None else base
     return [
-        *_list_identity_updates(before, new, "view-uuid"),
-        *_list_additions(before, new, "schemas", "schema-id", _add_schema),
-        *_list_property_updates(before, new),
+        *_list_identity_updates(previous, new, "view-uuid"),
+        *_list_additions(previous, new, "schemas", "schema-id", _add_schema),
+        *_list_property_updates(previous, new),
         *_list_additions(
-            before, new, "versions", "version-id", lambda item: {"action": "add-view-version", "view-version": item}
+            previous, new, "versions", "version-id", lambda item: {"action": "add-view-version", "view-version": item}
         ),
-        *_set_current(before, new, "current-version-id", "set-current-view-version", "view-version-id"),
+        *_set_current(previous, new, "current-version-id", "set-current-view-version", "view-version-id"),
     ]
 
 

@@ -316,8 +316,12 @@ def _project_stored_as_int(
     if predicate.op in _COMPARISONS:
         is_sought = contains(_list_matching_ranges(predicate), stored.exact)
         return join_by_or(projected, replace(projected, op=Op.EQ, values=(stored.wrapped,))) if is_sought else projected
-    left = [value for value in predicate.values if value != stored.wrapped]
-    return _make_field_predicate(predicate, field, Op.NOT_EQ if len(left) == 1 else Op.NOT_IN, *left) if left else TRUE
+    other_values = [value for value in predicate.values if value != stored.wrapped]
+    return (
+        _make_field_predicate(predicate, field, Op.NOT_EQ if len(other_values) == 1 else Op.NOT_IN, *other_values)
+        if other_values
+        else TRUE
+    )
 
 
 def _project_prefix(predicate: Bound, field: PartitionField, width: int) -> Expression:
@@ -398,12 +402,12 @@ def _match_ranges(template: Bound, ranges: Iterable[Range]) -> Expression:
 
 def _make_bounds(template: Bound, low: Value | None, high: Value | None) -> Iterable[Bound]:
     if low is not None:
-        before = _find_previous_value(low)
-        op, value = (Op.GT_EQ, low) if before is None else (Op.GT, before)
+        previous_value = _find_previous_value(low)
+        op, value = (Op.GT_EQ, low) if previous_value is None else (Op.GT, previous_value)
         yield replace(template, op=op, values=(value,))
     if high is not None:
-        before = _find_previous_value(high)
-        op, value = (Op.LT, high) if before is None else (Op.LT_EQ, before)
+        previous_value = _find_previous_value(high)
+        op, value = (Op.LT, high) if previous_value is None else (Op.LT_EQ, previous_value)
         yield replace(template, op=op, values=(value,))
 
 

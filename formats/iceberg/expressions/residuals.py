@@ -89,8 +89,10 @@ def _remove_nan_tests(expression: Expression, terms: set[tuple[int, str]]) -> Ex
     """Return a disjunction without its tests for NaN of some terms."""
     if not terms or not isinstance(expression, Or):
         return expression
-    left = [child for child in expression.children if not (isinstance(child, Bound) and _tests_only(child, terms))]
-    return join_by_or(*left)
+    other_children = [
+        child for child in expression.children if not (isinstance(child, Bound) and _tests_only(child, terms))
+    ]
+    return join_by_or(*other_children)
 
 
 def _tests_only(predicate: Bound, terms: set[tuple[int, str]]) -> bool:

@@ -171,9 +171,9 @@ def find_definer_rights_call(text: str) -> str | None:
         is_called = number + 1 < len(words) and words[number + 1].token_type is TokenType.L_PAREN
         if not is_called or not (is_quoted or name[:1].isalpha() or name[:1] == "_"):
             continue
-        before = words[number - 1] if number else None
-        is_type = before is not None and before.token_type is TokenType.ALIAS
-        is_of_schema = before is not None and before.token_type is TokenType.DOT
+        previous_word = words[number - 1] if number else None
+        is_type = previous_word is not None and previous_word.token_type is TokenType.ALIAS
+        is_of_schema = previous_word is not None and previous_word.token_type is TokenType.DOT
         if is_quoted or is_of_schema or not (is_type or name in _BEFORE_BRACKETS):
             return text[word.start : words[number + 1].end + 1]
     return None

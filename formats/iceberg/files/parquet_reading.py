@@ -258,8 +258,10 @@ class BoundedParquet:
             if column.max_repetition_level:
                 raise Unreadable(self._path, f"the column {column.path[:200]!r} is inside a list")
             if column.physical_type == "BYTE_ARRAY":
-                whole = self._has_dictionaries(number, column)
-                leaves.append(_Leaf(number, column.path, _OFFSET, by_dictionary=whole, expands=not whole))
+                by_dictionary = self._has_dictionaries(number, column)
+                leaves.append(
+                    _Leaf(number, column.path, _OFFSET, by_dictionary=by_dictionary, expands=not by_dictionary)
+                )
             else:
                 width = max(_FIXED_MIN, column.length or 0)
                 leaves.append(_Leaf(number, column.path, width, by_dictionary=False, expands=False))
@@ -305,9 +307,9 @@ def read_page_sizes(data: bytes, values: int) -> _Pages:
     view = memoryview(data)
     while counted_values < values and at < len(data):
         header, size = thrift.read(view[at : at + PAGE_HEADER_MAX_BYTES])
-        after = at + size
+        header_end = at + size
         kind, plain, packed = header[_TYPE][1], header[_PLAIN_BYTES][1], header[_PACKED_BYTES][1]
-        if packed < 0 or plain < 0 or packed > len(data) - after:
+        if packed < 0 or plain < 0 or packed > len(data) - header_end:
             raise ValueError(
                 f"the page at {at} states {packed} bytes, {plain} inflated, but the column chunk has {len(data)} bytes"
             )
@@ -322,7 +324,7 @@ def read_page_sizes(data: bytes, values: int) -> _Pages:
             raise ValueError(f"the column chunk has more than {PAGES_MAX:,} page headers")
         total += plain
         largest = max(largest, plain)
-        at = after + packed
+        at = header_end + packed
     return _Pages(total, largest)
 
 

@@ -478,7 +478,7 @@ def write_container(schema: Json, rows: Iterable[bytes], header: Mapping[str, st
     head = b"".join((b"Obj\x01", encode_varint(len(entries)), *pairs, b"\x00"))
     sync = hashlib.blake2b(head, digest_size=16).digest()
     parts = [head, sync]
-    left = iter(rows)
-    while block := list(islice(left, ROWS_PER_BLOCK)):
+    remaining_rows = iter(rows)
+    while block := list(islice(remaining_rows, ROWS_PER_BLOCK)):
         parts += encode_varint(len(block)), frame_bytes(pack(b"".join(block))), sync
     return b"".join(parts)

@@ -107,5 +107,5 @@ def _list_span_positions(starts: Longs, sizes: Longs) -> Longs:
 
     The positions of a span are consecutive, from its start.
     """
-    before = np.cumsum(sizes) - sizes
-    return np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()), dtype=np.int64)
+    offsets = np.cumsum(sizes) - sizes
+    return np.repeat(starts - offsets, sizes) + np.arange(int(sizes.sum()), dtype=np.int64)

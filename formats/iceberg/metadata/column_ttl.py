@@ -86,9 +86,11 @@ class TtlPolicy:
         rules = []
         for age_h in sorted(set(self.ages_h.values()), reverse=True):
             columns = tuple(column for column, age in self.ages_h.items() if age <= age_h)
-            before = _EPOCH + timedelta(milliseconds=now_ms) - timedelta(hours=min(age_h, now_ms // HOUR_MS))
+            oldest_kept = _EPOCH + timedelta(milliseconds=now_ms) - timedelta(hours=min(age_h, now_ms // HOUR_MS))
             rules.append(
-                TtlRule(columns, {"type": "lt", "term": time.name, "value": _to_time_literal(time.kind, before)}, age_h)
+                TtlRule(
+                    columns, {"type": "lt", "term": time.name, "value": _to_time_literal(time.kind, oldest_kept)}, age_h
+                )
             )
         return rules
 

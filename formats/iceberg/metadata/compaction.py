@@ -48,7 +48,9 @@ def find_recently_undone(snapshots: Iterable[Snapshot], now_ms: int) -> frozense
         text = bytes(snapshot.summary)
         for name in [name for name, key in _UNDONE_KEYS.items() if key in text]:
             undone = snapshot.build_summary_map().get(name, "").split(",")
-            snapshot_ids.update(int(one) for one in undone if one.isascii() and one.isdecimal() and len(one) < 20)
+            snapshot_ids.update(
+                int(id_text) for id_text in undone if id_text.isascii() and id_text.isdecimal() and len(id_text) < 20
+            )
     return frozenset(snapshot_ids)
 
 

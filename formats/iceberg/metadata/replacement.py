@@ -37,9 +37,9 @@ def find_row_count_mismatch(snapshot: Snapshot, parent: Snapshot | None) -> str 
     added, removed = parse_count(summary, "added-records", 0), _count_removed_rows(summary)
     if _adds_rows(summary):
         return f"the commit adds {added:,} rows and removes {removed:,}"
-    before = {} if parent is None else parent.build_summary_map()
-    deleted = parse_count(before, "total-position-deletes", _UNKNOWN)
-    if deleted == _UNKNOWN or before.get("total-equality-deletes") != "0" or removed - added <= deleted:
+    parent_summary = {} if parent is None else parent.build_summary_map()
+    deleted = parse_count(parent_summary, "total-position-deletes", _UNKNOWN)
+    if deleted == _UNKNOWN or parent_summary.get("total-equality-deletes") != "0" or removed - added <= deleted:
         return None
     return f"the commit removes {removed:,} rows and adds {added:,}, but only {deleted:,} rows were deleted before"
 

@@ -214,12 +214,12 @@ def _build_index(schema: Schema) -> SchemaIndex:
     by_id: dict[int, Column] = {}
     full: dict[str, int] = {}
     short: dict[str, int] = {}
-    left = NAMES_MAX
+    characters_left = NAMES_MAX
 
     def add(field: Field, path: tuple[str, ...], short_path: tuple[str, ...], parent: int | None) -> None:
-        nonlocal left
-        left -= sum(map(len, path)) + len(path) + len(field.name)
-        if left < 0:
+        nonlocal characters_left
+        characters_left -= sum(map(len, path)) + len(path) + len(field.name)
+        if characters_left < 0:
             raise BadRequest(f"Invalid schema: the full names of its fields have more than {NAMES_MAX:,} characters")
         name = ".".join((*path, field.name))
         if field.id in by_id:

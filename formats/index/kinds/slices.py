@@ -287,9 +287,9 @@ def find_rows(slices: _bitmap.Slices, intervals: Intervals, cardinality: int) ->
     points, starts, stops = begins[single], begins[~single], ends[~single]
     if len(points) + 2 * len(starts) > COMPARED_MAX:
         return slices.where_listed(begins, ends)
-    every = len(stops) > 0 and int(stops[-1]) == cardinality
+    includes_last_rank = len(stops) > 0 and int(stops[-1]) == cardinality
     cuts = np.concatenate([starts[starts > 0], stops[stops < cardinality]])
-    return slices.where(cuts, points, bool(every))
+    return slices.where(cuts, points, bool(includes_last_rank))
 
 
 def _find_rows_in_interval(slices: _bitmap.Slices, begin: int, end: int, cardinality: int) -> Bits:
