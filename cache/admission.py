@@ -159,6 +159,9 @@ class AdmittingCache(BudgetedCache[K, V]):
             self._remove(key)
 
     def _use(self, key: K, entry: _Entry[V]) -> None:
+        """Record a use of an entry: move it to the protected segment, or make it the most recently used entry of its
+        segment.
+        """
         self._holders.use(entry.holder, key)
         if entry.segment != "probation":
             self._segments[entry.segment].keys.move_to_end(key)

@@ -180,6 +180,7 @@ class DiskTier:
             return stored
 
         def store(cache: Any) -> list[bool]:
+            """Record the files in the account, and write those that fit. Return whether each file is stored."""
             outcomes = []
             with cache.transact():
                 self._ledger.touch(cache, self._take_touched())
@@ -217,6 +218,8 @@ class DiskTier:
         return [is_stored or next(results) for is_stored in stored]
 
     def _make_room(self, cache: Any, name: bytes, need_bytes: int, holder: str) -> bool:
+        """Evict entries for a new file if the rules of the tier allow it, and return whether the file fits."""
+
         def admits(victim: bytes) -> bool:
             return self._should_replace is None or self._should_replace(name, victim)
 

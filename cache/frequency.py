@@ -43,6 +43,7 @@ class FrequencySketch:
         self._counted = 0
 
     def count(self, key: Hashable) -> None:
+        """Count a request of a key."""
         slots = self._find_slots(key)
         self._counted += 1
         if self._counted >= self._sample:

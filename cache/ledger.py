@@ -127,6 +127,7 @@ class _Account(Cache):  # type: ignore[misc]  # diskcache has no types
 
     @property
     def _con(self) -> sqlite3.Connection:
+        """The connection of this process, which is opened at the first use and after a fork."""
         if self._pid != os.getpid():
             # A forked child does not inherit SQLite's locks, so it must not inherit the connections either.
             self.close()
@@ -358,6 +359,11 @@ class Ledger:
 
     @contextmanager
     def _lock(self, wait_s: float) -> Iterator[None]:
+        """Hold the lock of the folder, against other threads and other processes, while the context is active.
+
+        Raises:
+            LedgerUnavailable: The lock is not free within `wait_s`.
+        """
         if not self._mutex.acquire(timeout=wait_s):
             raise LedgerUnavailable("another thread holds the lock of the cache folder for too long; try again later")
         try:

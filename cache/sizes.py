@@ -34,6 +34,7 @@ def measure_object_bytes(value: object) -> int:
 
 
 def _measure(value: Any, counted_ids: set[int]) -> int:
+    """Return the memory of a value and of all objects that it references, except objects in `counted_ids`."""
     kind, identity = type(value), id(value)
     if value is None or kind is bool or identity in counted_ids or (kind is int and value in _SMALL_INTS):
         return 0

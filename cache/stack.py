@@ -185,6 +185,9 @@ class Stack(Generic[V]):
             await self._run_in_thread(self._disk.discard, key)
 
     async def _load(self, key: str, fetch: Callable[[], Awaitable[Payload]], open: Callable[[memoryview], V]) -> V:
+        """Return the value from the disk, otherwise fetch it, store it in memory, and put it into the queue for the
+        disk.
+        """
         value = await self._read_from_disk(key, open)
         if value is not None:
             return value
@@ -271,6 +274,7 @@ class Stack(Generic[V]):
         return True
 
     async def _write(self) -> None:
+        """Write the values in the queue to the disk, until the task is cancelled."""
         assert self._disk is not None
         while True:
             pending_put = await self._queue.get()

@@ -270,6 +270,8 @@ def _add_grants(
     *,
     as_json: bool,
 ) -> None:
+    """Save the grants that `make_grants` returns, print them, and report a principal without a token."""
+
     async def work(store: PointerStore, clock: Clock) -> tuple[list[Grant], bool]:
         grants = make_grants()
         await store.transact([SaveGrant(grant) for grant in grants])
@@ -458,6 +460,7 @@ async def _open_and(settings: Settings, warehouse_name: str | None, work: Work[T
 
 
 async def _audit(store: PointerStore, clock: Clock, action: str, resource: str) -> None:
+    """Add a record of a change to the audit log."""
     record_id = str(clock.uuid7())
     record = AuditRecord(
         id=record_id,

@@ -165,6 +165,7 @@ def build_command(client: IndexClient, table: str, name: str | None, engine: str
 
 
 def _build(client: IndexClient, table: str, name: str, workers: Workers, *, as_json: bool) -> BuildReport:
+    """Build an index with a progress bar, and print the result."""
     console = open_console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
     with ProgressBar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:

@@ -49,6 +49,7 @@ def renew(as_json: bool, config: Path | None, **flags: Any) -> None:
 
 
 async def _renew(settings: Settings) -> str:
+    """Replace the signing keys of the server and of all further warehouses. Return what protects the new keys."""
     os.umask(PRIVATE_UMASK)
     for path in prepare_home(settings):
         click.echo(f"{path} could be read by other accounts; it is private now", err=True)

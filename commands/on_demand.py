@@ -17,6 +17,8 @@ import click
 
 @dataclass(frozen=True)
 class DeferredCommand:
+    """A command whose module is imported when it runs."""
+
     target: str
     """The `module:attribute` of the command."""
     help: str

@@ -299,6 +299,8 @@ def _find_unreachable_servers(settings: ProxySettings) -> list[str]:
 
 
 class _Answer(NamedTuple):
+    """The status and the body of an HTTP answer."""
+
     status: int
     body: bytes
 

@@ -164,6 +164,7 @@ def create(
 
 
 def _parse_field(number: int, text: str) -> dict[str, Any]:
+    """Convert the text NAME:TYPE of an option `--column` to the JSON of a schema field."""
     name, colon, kind = text.rpartition(":")
     if not colon or not name:
         raise click.UsageError(f"--column {text!r} has no type; write NAME:TYPE, for example id:long")
@@ -179,6 +180,7 @@ def _parse_field(number: int, text: str) -> dict[str, Any]:
 
 
 def _parse_spec(terms: Sequence[str], fields: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Convert the texts of the options `--partition` to the JSON of a partition spec."""
     ids = {field["name"]: field["id"] for field in fields}
     parts = []
     for text in terms:

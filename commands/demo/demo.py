@@ -104,6 +104,7 @@ def demo(files: int, keep: bool) -> None:
 
 
 def _run_demo(folder: Path, files: int, console: Console, *, keep: bool) -> None:
+    """Run both parts of the demo with a server in `folder`, and print the results."""
     columns = TextColumn("{task.description:<43}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("starting seamark serve", total=1)

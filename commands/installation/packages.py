@@ -32,6 +32,7 @@ setup.py has the same list.
 
 
 def check_installation() -> Iterator[CheckResult]:
+    """Check Python, the compiled kernels, the extras, and Iceberg's jar for Spark."""
     version = ".".join(map(str, sys.version_info[:3]))
     old = sys.version_info < (3, 11)
     yield CheckResult("Python", version, "Install Python 3.11 or newer" if old else "", is_fault=old)

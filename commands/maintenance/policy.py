@@ -181,6 +181,7 @@ def _check_changes(updates: Sequence[str], removals: Sequence[str], where: str) 
 
 
 def _make_entry_row(entry: dict[str, Any]) -> tuple[str, ...]:
+    """Return a property of a policy as the name, the value with its problems, and the source of the value."""
     source = entry["source"]
     if source == "namespace":
         source = f"namespace {'.'.join(entry['namespace'])}"

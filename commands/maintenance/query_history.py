@@ -58,6 +58,7 @@ def history(client: IndexClient, table: str | None, days: int, limit: int, as_js
 
 
 def _list_tables(client: IndexClient, days: int, limit: int, *, as_json: bool) -> None:
+    """Print the tables that are read most often."""
     answer = list_read_tables(client, days=days)
     if as_json:
         print_json(answer)

@@ -91,6 +91,9 @@ def rebuild(dry_run: bool, names_file: Path | None, as_json: bool, config: Path 
 async def _rebuild(
     context: CatalogContext, choices: dict[str, FoundName | None], *, dry_run: bool, has_stream_log: bool
 ) -> Rebuilt:
+    """Register the tables, views and functions in the warehouse that the database lacks, or only list them in a dry
+    run.
+    """
     caller = Caller(principal_name=f"cli:{account_name()}", request_id="rebuild")
     folders = await list_folders(context.objects, context.warehouse)
     reader = FileReader(context.documents)

@@ -53,6 +53,8 @@ TABLES_MAX = 32
 
 
 class TableExplanation(msgspec.Struct, rename="kebab"):
+    """The explanation of a table in a query."""
+
     table: Annotated[list[str], doc("The levels of the namespace and the name.")]
     reference: Annotated[str, doc("The reference in the query.")]
     predicate: Annotated[
@@ -75,6 +77,8 @@ class ExplainQueryResponse(msgspec.Struct, rename="kebab"):
 
 
 class ExplainQueryRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    """A request to explain a query."""
+
     query: Annotated[
         str,
         doc(
@@ -103,6 +107,7 @@ class ExplainQueryRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=
     ),
 ).takes(ExplainQueryRequest)
 async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
+    """Answer with the plans of all tables in a query."""
     if len(body.query) > QUERY_MAX:
         raise BadRequest(f"The query has {len(body.query)} characters; the limit is {QUERY_MAX} characters")
     await load(query_tables, query_notes, joins, rewrites, async_client, column_types, sql)

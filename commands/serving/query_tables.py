@@ -81,6 +81,8 @@ def read_query(text: str, dialect: str) -> Query:
 
 
 class _TrinoQuery:
+    """A query in Trino's SQL."""
+
     def __init__(self, text: str) -> None:
         self._text = text
         self.names: dict[Hashable, tuple[str, ...]] = {}
@@ -107,6 +109,8 @@ class _TrinoQuery:
 
 
 class _DuckDBQuery:
+    """A query in DuckDB's SQL."""
+
     def __init__(self, text: str) -> None:
         self._statement = DuckDBStatement(text)
         self._references = {

@@ -56,6 +56,7 @@ def _serve(settings: Settings) -> None:
 
 
 def _serve_locked(settings: Settings) -> None:
+    """Run the server or its supervisor. The caller holds the lock of the home folder."""
     open_certificate(settings)  # Refuse invalid files before anything starts.
     shared = settings.workers > 1
     sock = bind(settings, shared=shared)

@@ -45,6 +45,8 @@ _spawn = multiprocessing.get_context("spawn")
 
 @dataclasses.dataclass
 class _Worker:
+    """The state of a worker in the supervisor."""
+
     number: int
     process: BaseProcess | None = None
     pipe: Connection | None = None
@@ -109,6 +111,7 @@ class Supervisor:
         self._stopping = True
 
     def _step(self) -> None:
+        """Start due workers, stop workers if the supervisor is stopping, then wait for events and handle them."""
         now = self._clock.monotonic()
         for worker in self._workers:
             if worker.process is None and not self._stopping and worker.due_s <= now:
@@ -144,6 +147,7 @@ class Supervisor:
         worker.pipe, worker.started_s = receiver, self._clock.monotonic()
 
     def _receive(self, worker: _Worker) -> None:
+        """Handle the message of a worker, which is ready or could not start."""
         assert worker.pipe is not None
         try:
             message: str = worker.pipe.recv()
@@ -159,6 +163,7 @@ class Supervisor:
             self._on_ready()
 
     def _handle_exit(self, worker: _Worker) -> None:
+        """Record the end of a worker, and choose the time of its next start."""
         assert worker.process is not None
         process, worker.process = worker.process, None
         process.join()

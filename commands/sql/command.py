@@ -159,6 +159,7 @@ def sql(
 
 
 def _explain(plan: ChosenPlan) -> None:
+    """Print the plan of a statement: the engine, the reason for it, and the tables."""
     console = open_console()
     console.print(f"Engine: {plan.engine}, because {plan.why}.", markup=False, highlight=False)
     tables = Table()
@@ -181,6 +182,7 @@ def _explain(plan: ChosenPlan) -> None:
 
 
 def _write_table(result: SqlResult) -> None:
+    """Print the first rows of a result as a table."""
     values: list[list[Any]] = []
     for batch in result.batches:
         values += convert_to_json_rows(batch)

@@ -130,6 +130,7 @@ class WorkerParent:
         self._children: set[int] = set()
 
     def serve(self) -> None:
+        """Handle the messages of the server until it closes the socket."""
         while True:
             try:
                 message, descriptors, *_ = socket.recv_fds(self._control, CONTROL.size, 2)
@@ -147,6 +148,7 @@ class WorkerParent:
                 os.kill(pid, signal.SIGKILL)
 
     def _start(self, request_fd: int, answer_fd: int) -> None:
+        """Fork a child for a statement, and send its id to the server."""
         pid = os.fork()
         if pid == 0:
             try:
@@ -169,6 +171,7 @@ class WorkerParent:
 
 
 def _run_child(request_fd: int, answer_fd: int, *, memory_bytes: int, time_s: float) -> None:
+    """Run one statement in the child process, and exit."""
     os.setsid()
     os.dup2(request_fd, 0)
     os.dup2(2, 1)  # Libraries that print must not damage the frames.
@@ -225,6 +228,7 @@ def _send_error(answers: StatementAnswers, status: int, message: str) -> None:
 
 
 def _run(request: StatementRequest, answers: StatementAnswers) -> None:
+    """Run the statement, and send its rows or its plan in the requested format."""
     # DuckDB gets half of the memory, because the reader's batches and the answer need the rest.
     limits = DuckDBLimits(memory_bytes=request.memory_bytes // 2, threads=request.threads)
     with SqlSession(

@@ -372,6 +372,7 @@ def _build_definition(
     state: Any,
     measures: Sequence[Measure] = (),
 ) -> IndexDefinition:
+    """Check the parts of an index definition, and return it."""
     index_kind = KINDS.get(kind) if isinstance(kind, str) else None
     if index_kind is None:
         hint = "; the table's partition spec defines indexes of this kind" if kind == BUCKET else ""
@@ -445,6 +446,7 @@ def _check_number(parameter: IndexParameter, value: Any) -> float:
 
 
 def _read(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...]) -> IndexDefinition:
+    """Parse the value of a property `seamark.index.<name>`, as JSON or in the short form."""
     if len(text) > TEXT_MAX:
         raise BadRequest(f"The definition has {len(text)} characters; the limit is {TEXT_MAX} characters")
     if not text.lstrip().startswith("{"):
@@ -469,6 +471,7 @@ def _read(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...]) -> 
 
 
 def _read_short(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...]) -> IndexDefinition:
+    """Parse an index definition in the short form."""
     call = _SHORT.fullmatch(text)
     if call is None:
         raise BadRequest(

@@ -332,6 +332,7 @@ def read_header(tail: Part, file_size: int, location: str) -> IndexHeader:
 
 
 def _get_index_kind(table: PuffinBlobMetadata, blob: PuffinBlobMetadata, location: str) -> str:
+    """Return the index kind of a file, after checking the types and versions of both blobs."""
     for candidate in (table, blob):
         match = _TYPE.fullmatch(candidate.type)
         kind, version = (match[1], int(match[2])) if match else ("", 0)

@@ -230,6 +230,7 @@ class PackedColumn:
         return self._memory[offset : offset + size].tobytes()
 
     def _read_string(self, row: int) -> bytes:
+        """Return the string of a row, which is present."""
         packed = self.packed
         if packed.width == 0:
             return packed.common

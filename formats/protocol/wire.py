@@ -171,6 +171,11 @@ def parse_namespace(text: str) -> tuple[str, ...]:
 
 
 def check_namespace(path: tuple[str, ...]) -> tuple[str, ...]:
+    """Check the levels of a namespace, and return them.
+
+    Raises:
+        BadRequest: There are too many levels, a level is invalid, or the namespace is too long for a URL.
+    """
     if not path:
         raise BadRequest("A namespace needs at least one level")
     if len(path) > LEVELS_MAX:

@@ -16,6 +16,8 @@ from typing import Protocol
 
 
 class Clock(Protocol):
+    """The port to times and random numbers."""
+
     def now_ms(self) -> int:
         """Return milliseconds since the Unix epoch, UTC."""
 
@@ -76,6 +78,8 @@ def _find_machine_id() -> str:
 
 
 class SystemClock:
+    """The clock of the operating system."""
+
     _uuids = _Uuid7Sequence()
     """The UUID sequence of the process."""
 

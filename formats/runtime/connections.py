@@ -160,6 +160,7 @@ class Connection(RequestHandler):
         return self._next_keepalive_close_time if waits else None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Accept the connection, or answer 429 and close it if there are too many connections."""
         self.address = _get_address(transport)
         if self._handshake is not None:
             self._guard.release(self._handshake)
@@ -176,6 +177,7 @@ class Connection(RequestHandler):
         self._arm()
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        """Release the connection and its timers."""
         if not self.admitted:
             return
         for timer in (self._header_timer, self._send_timer):
@@ -190,6 +192,7 @@ class Connection(RequestHandler):
             task.cancel()
 
     def data_received(self, data: bytes) -> None:
+        """Pass bytes to the parser, and check the limits of the header."""
         if self._leaving:
             return
         before, last = self._request_count, self._last_body

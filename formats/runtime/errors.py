@@ -287,6 +287,8 @@ class ObjectExists(StorageError):
 
 
 class Corrupt(SeamarkError):
+    """A stored object is damaged."""
+
     kind = "corrupt"
     type = "CorruptMetadataException"
 

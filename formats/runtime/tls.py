@@ -259,6 +259,7 @@ def create_server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 def _make_server_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    """Return the TLS context of a server, or raise an error that names the file with the problem."""
     for path, file_kind in ((certificate, "certificate"), (key, "key")):
         try:
             path.read_bytes()
@@ -348,6 +349,7 @@ class _IdentifiedContext(ssl.SSLContext):
             ) from None
 
     def _reload(self) -> None:
+        """Load the certificate again if its files have changed. If they are invalid, keep the old certificate."""
         state = _read_file_states(self._files)
         if state == self._seen:
             return

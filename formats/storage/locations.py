@@ -100,6 +100,7 @@ def parse_object(text: str, subject: str = "The location") -> Location:
 
 
 def _parse(text: str, subject: str, refused: tuple[tuple[str, str], ...]) -> Location:
+    """Parse a location in which the marks in `refused` are not allowed."""
     if len(text) > LOCATION_CHARS_MAX:
         raise BadRequest(f"{subject} has {len(text)} characters; the limit is {LOCATION_CHARS_MAX} characters")
     shown_location = repr(text if len(text) <= 200 else text[:200] + "…")

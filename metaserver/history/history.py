@@ -263,6 +263,7 @@ class QueryHistory:
         return True
 
     def _counts_of_new(self, key: _Key) -> _Counts:
+        """Return new counts for a shape, or the counts of the table's other shapes if the limit is reached."""
         shape = key.shape
         assert shape is not None
         lists = (shape.columns, shape.conjuncts, shape.joins, shape.grouping, shape.aggregates)
@@ -432,6 +433,7 @@ async def _repeat_until_done(change: Callable[[], Awaitable[int]]) -> int:
 def _group_records_by_table(
     counts: dict[_Key, _Counts], times: dict[tuple[str, str], QuerySums]
 ) -> dict[str, tuple[QueryRecord, ...]]:
+    """Return the records of shapes and of times by the UUID of the table, after taking the samples."""
     tables: defaultdict[str, list[QueryRecord]] = defaultdict(list)
     for key, counted in counts.items():
         shape = key.shape

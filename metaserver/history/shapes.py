@@ -179,6 +179,7 @@ def drop_nan(part: Expression) -> Expression:
 
 
 def _make_terms(part: tuple[Expression, bool], find_column: Callable[[str], int | None] | None) -> list[ShapeTerm]:
+    """Return the terms of a conjunct, which is negated if its flag is True."""
     terms: list[ShapeTerm] = []
     waiting = [part]
     while waiting and len(terms) < TERMS_MAX:

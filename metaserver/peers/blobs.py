@@ -105,6 +105,7 @@ def _open(payload: memoryview) -> StoredFile:
 
 @asynccontextmanager
 async def open_file_cache(settings: Settings, stored: ObjectStore) -> AsyncIterator[FileCache]:
+    """Open the cache of this replica's files, in memory and on disk."""
     folder = Path(settings.peer_disk_folder) if settings.peer_disk_folder else settings.home / "cache" / "files"
     memory: MemoryCache[str, StoredFile] = MemoryCache(settings.peer_memory_bytes, "peer-files")
     async with open_stack(

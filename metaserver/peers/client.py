@@ -98,6 +98,7 @@ class PeerClient:
         acknowledge: Callable[[bool], None],
         more: Mapping[str, str],
     ) -> bytes:
+        """Send a request with the headers in `more`, and return the content."""
         headers, mac = self._tickets.issue(address, location)
         url = URL(f"{self._scheme}://{address}{FILE_PATH}", encoded=True)
         try:

@@ -83,6 +83,7 @@ class PeerObjects(ForwardingObjects):
         self.counts = PeerCounts()
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
+        """Read a file through its owner, or from the storage if it can change or no replica can answer."""
         checked = str(self._warehouse.parse(location))
         ranked = self._membership.rank_replicas(checked) if is_immutable(checked) else []
         if not ranked:

@@ -88,6 +88,7 @@ class PeerServer:
         return app
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer a request of another replica."""
         began_s = self._clock.monotonic()
         if self._answering >= self._limit:
             return self._refuse(503, began_s)
@@ -117,6 +118,7 @@ class PeerServer:
         return web.Response(status=status)
 
     async def _answer(self, request: web.Request, location: str, mac: bytes) -> web.StreamResponse:
+        """Send the headers at once, and the file when it has been read."""
         # Continue the read if the other replica disconnects, so that the next request finds the file here.
         is_checked = CHECK_HEADER in request.headers
         reading = asyncio.get_running_loop().create_task(

@@ -29,6 +29,8 @@ _FILE_BYTES = _HEAD.size + _GROUPS * _GROUP * _PLACE.size
 
 
 class TicketRecord(Protocol):
+    """The port to the tickets that were used."""
+
     def accept(self, nonce: bytes, issued_ms: int, until_ms: int, now_ms: int) -> bool:
         """Record that a ticket is used, and return whether it was unused.
 

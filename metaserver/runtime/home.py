@@ -127,6 +127,7 @@ def _is_used(home: Path) -> bool:
 
 
 def _tighten_contents(home: Path) -> list[Path]:
+    """Make the files and folders in the home folder private, and return those that were not."""
     repaired: list[Path] = []
     for name in sorted(os.listdir(home)):
         path = home / name

@@ -9,6 +9,8 @@ from seamark.metaserver.settings.services import setting
 
 @dataclass(frozen=True, kw_only=True)
 class ClientCertificateSettings:
+    """The settings of logins by client certificates."""
+
     tls_client_ca: str = setting(
         "",
         "PEM file with the certificate authorities (CAs) of clients. If it is set, the server requests a certificate "

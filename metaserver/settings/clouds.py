@@ -9,6 +9,8 @@ from seamark.metaserver.settings.services import setting
 
 @dataclass(frozen=True, kw_only=True)
 class CloudSettings:
+    """The settings of Azure Data Lake Storage and Google Cloud Storage."""
+
     azure_account_key: str = setting(
         "",
         "Key of the Azure storage account of the warehouse. If it is empty, the server uses azure_client_id. If that "

@@ -9,6 +9,8 @@ from seamark.metaserver.settings.services import setting
 
 @dataclass(frozen=True, kw_only=True)
 class EventSettings:
+    """The settings of event targets, logs and traces."""
+
     webhook_urls: tuple[str, ...] = setting(
         (),
         "URLs to which the server sends every instant as a CloudEvent (HTTP POST).",

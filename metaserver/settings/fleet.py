@@ -12,6 +12,8 @@ ALL, READ = "all", "read"
 
 @dataclass(frozen=True, kw_only=True)
 class FleetSettings:
+    """The settings of replicas."""
+
     role: str = setting(
         ALL,
         "The requests that this server accepts: all (reads and changes), or read (only reads; it refuses changes). A "
@@ -125,6 +127,8 @@ def split_address(address: str, name: str = "peer_address") -> tuple[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class TenantSettings:
+    """The limits of a server that tenants share."""
+
     namespace_entries_limit: int = setting(
         1_000_000,
         "Maximum number of namespaces, tables, views and functions in a top-level namespace and all namespaces below "

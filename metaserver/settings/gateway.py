@@ -9,6 +9,8 @@ from seamark.metaserver.settings.services import setting
 
 @dataclass(frozen=True, kw_only=True)
 class GatewaySettings:
+    """The settings of the objects gateway and of its cache."""
+
     gateway_port: int = setting(
         0, "TCP port of the objects gateway, an S3 endpoint. With 0, there is no gateway.", minimum=0, maximum=65535
     )

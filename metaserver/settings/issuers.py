@@ -133,6 +133,7 @@ def _read_file(path: Path, content: tuple[int, int, int]) -> tuple[IssuerSetting
 
 
 def _read_issuer(table: dict[str, Any], source: str) -> IssuerSettings:
+    """Check a table `[[issuer]]`, and return the issuer."""
     for key, value in table.items():
         if key not in _KEYS:
             similar = difflib.get_close_matches(key, _KEYS, n=1)

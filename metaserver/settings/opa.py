@@ -9,6 +9,8 @@ from seamark.metaserver.settings.services import setting
 
 @dataclass(frozen=True, kw_only=True)
 class OpaSettings:
+    """The settings of Open Policy Agent."""
+
     opa_url: str = setting(
         "",
         "URL of the Open Policy Agent rule that allows operations, such as "

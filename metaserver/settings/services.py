@@ -65,6 +65,8 @@ def _add_switches(settings: type[_Class]) -> type[_Class]:
 @dataclass(frozen=True, kw_only=True)
 @_add_switches
 class _SwitchSettings:
+    """The settings that enable table services, and the number of their workers."""
+
     services_workers: int = setting(
         1,
         "Number of worker processes that maintain tables. They maintain indexes, and data files if a policy enables "
@@ -80,6 +82,8 @@ class _SwitchSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSettings(_SwitchSettings):
+    """The settings of table services."""
+
     services_url: str = setting(
         "",
         "URL at which worker processes reach this server. With https, the server's certificate must contain the host "

@@ -39,6 +39,8 @@ class Settings(
     OpaSettings,
     EventSettings,
 ):
+    """All settings of the server."""
+
     home: Path = setting(
         Path("seamark-home"),
         "Folder of the server's own files: the SQLite database, the keys and, by default, the warehouse. Only the "

@@ -172,6 +172,7 @@ def _check_client_certificates(settings: Settings) -> None:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
+    """Read the TOML file, and check the names of its keys."""
     try:
         with path.open("rb") as file:
             table = tomllib.load(file)

@@ -9,6 +9,8 @@ from seamark.metaserver.settings.services import setting
 
 @dataclass(frozen=True, kw_only=True)
 class StreamSettings:
+    """The settings of stream tables."""
+
     stream_memory_bytes: int = setting(
         256 << 20,
         "Memory budget in bytes for the rows of stream tables that are not flushed. If more than a quarter of it is "

@@ -12,6 +12,8 @@ from seamark.metaserver.settings.services import setting
 
 @dataclass(frozen=True, kw_only=True)
 class WarehouseSettings:
+    """The settings of further warehouses."""
+
     warehouse_roots: tuple[str, ...] = setting(
         (),
         "URIs below which an admin can create further warehouses (`seamark warehouse create`). If it is empty, no "

@@ -120,6 +120,7 @@ class Deliverer:
             await asyncio.sleep(self._draw_jitter_s(5.0))
 
     async def _deliver_from(self, position: str | None) -> None:
+        """Deliver the events after a position, and save the position after each batch, without an end."""
         while True:
             batch = await self._timeline.read(InstantFilter(since=position), INSTANTS_PER_BATCH)
             if not batch:

@@ -51,6 +51,7 @@ class KafkaTarget:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._send, events)
 
     def _send(self, events: Sequence[Event]) -> None:
+        """Send events in the thread of the producer."""
         confirmed = 0
         failure: KafkaError | None = None
 
@@ -80,6 +81,7 @@ class KafkaTarget:
             raise NotDelivered(failure.str() if failure else f"no confirmation within {SEND_TIMEOUT_S:g} s")
 
     def _make_producer(self) -> Producer:
+        """Create a producer that stops at the first record that fails."""
         settings: dict[str, Any] = {
             **self._address.properties,
             "bootstrap.servers": self._address.servers,

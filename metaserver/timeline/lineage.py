@@ -71,6 +71,7 @@ def list_run_events(instant: Instant, metadata: TableMetadata | None, catalog: C
 def _make_event(
     event_type: str, at_ms: int, instant: Instant, metadata: TableMetadata | None, catalog: CatalogName
 ) -> dict[str, Any]:
+    """Return a run event of a job on a table."""
     dataset = _make_dataset(instant, metadata, catalog)
     is_rewrite = instant.action == MAINTENANCE
     output: dict[str, Any] = dataset
@@ -111,6 +112,7 @@ def _name_job(instant: Instant) -> str:
 
 
 def _make_dataset(instant: Instant, metadata: TableMetadata | None, catalog: CatalogName) -> dict[str, Any]:
+    """Return the dataset of the instant's table, with its schema if the metadata can be read."""
     name = ".".join((*instant.namespace, instant.name))
     facets: dict[str, Any] = {
         "catalog": _facet(
@@ -155,6 +157,7 @@ def _list_fields(fields: Sequence[Field]) -> list[dict[str, Any]]:
 
 
 def _describe_field(name: str, field_type: Type, doc: str | None = None) -> dict[str, Any]:
+    """Return a field of the facet `schema`, including the fields inside it."""
     description: dict[str, Any] = {"name": name, "type": field_type if isinstance(field_type, str) else ""}
     if doc:
         description["description"] = doc

@@ -114,6 +114,7 @@ def _list_property_updates(before: Document, new: Document) -> Iterator[Update]:
 
 
 def _list_snapshot_updates(before: Document, new: Document) -> Iterator[Update]:
+    """Yield the updates of snapshots and references."""
     added = list(_list_additions(before, new, "snapshots", "snapshot-id", lambda item: {"snapshot": item}))
     # In the order of sequence numbers, a snapshot follows its parent.
     for update in sorted(added, key=lambda update: update["snapshot"].get("sequence-number", 0)):

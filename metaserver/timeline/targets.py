@@ -65,6 +65,7 @@ async def open_delivery(
 async def _open_targets(
     settings: Settings, store: PointerStore, clock: Clock, load_metadata: LoadMetadata, stack: AsyncExitStack
 ) -> list[EventTarget]:
+    """Open the targets of events in the settings."""
     targets: list[EventTarget] = []
     if settings.event_kafka:
         address = parse_topic(settings.event_kafka, settings.event_kafka_client_properties)

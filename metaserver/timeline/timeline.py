@@ -183,6 +183,7 @@ class Timeline:
         assert self.watchers <= self._settings.watchers_limit
 
     async def _poll(self) -> None:
+        """Read new instants periodically and after each commit, until the task is cancelled."""
         started = False
         while True:
             self._news.clear()
@@ -203,6 +204,7 @@ class Timeline:
                     await self._news.wait()
 
     async def _look(self) -> None:
+        """Read the new instants, and wake the watchers whose filter they match."""
         while True:
             batch = await self._store.list_instants(
                 InstantFilter(since=self._head, archived=False), _INSTANTS_PER_BATCH

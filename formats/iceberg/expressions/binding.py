@@ -385,6 +385,8 @@ def _order_for_lookup(schema: Schema, schemas: Iterable[Schema]) -> tuple[Schema
 
 
 class _Term(msgspec.Struct, frozen=True, gc=False):
+    """A column or its transform, to which predicates are bound."""
+
     column_id: int
     name: str
     kind: str
@@ -397,6 +399,8 @@ class _Term(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Binder:
+    """The binding of an expression to the columns of some schemas."""
+
     def __init__(self, schemas: Sequence[Schema], case_sensitive: bool) -> None:
         self._schemas = schemas
         self._case_sensitive = case_sensitive
@@ -502,6 +506,7 @@ def _resolve_types(name: str, transform: str) -> tuple[str, str, bool]:
 
 
 def _make_predicate(op: Op, term: _Term, literals: tuple[object, ...]) -> Expression:
+    """Bind a predicate to a term: convert its literals to the type of the term."""
     if op in _NULLITY:
         if term.never_null or term.kind == "unknown":
             return Always((op == Op.NOT_NULL) == term.never_null)
@@ -539,6 +544,7 @@ def _find_domain(term: _Term) -> str:
 
 
 def _set(op: Op, term: _Term, literals: list[Literal]) -> Expression:
+    """Return the predicate for `in` or `not-in` with literals that can be positions."""
     values = {}
     predicates = []
     single = Op.EQ if op == Op.IN else Op.NOT_EQ
@@ -561,6 +567,7 @@ def _order(value: Value) -> tuple[Value, float]:
 
 
 def _make_comparison(op: Op, term: _Term, literal: Literal) -> Expression:
+    """Return the predicate for a comparison with a literal that can be a position."""
     if not isinstance(literal, _PLACES):
         return term.make_predicate(op, literal)
     match literal:

@@ -56,6 +56,8 @@ _CALENDAR = ("date", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns
 
 
 class ComparedTerm(NamedTuple):
+    """A column or its transform, which is compared with literals."""
+
     name: str
     kind: str
     """The type of the compared value, which is the result of the transform."""

@@ -75,6 +75,9 @@ def must_match(expression: Expression, values: Mapping[int, Value | None]) -> bo
 
 
 def _evaluate(expression: Expression, values: Mapping[int, Value | None], *, if_unknown: bool) -> bool:
+    """Return whether the expression is true. Predicates on unknown values, or about which clients differ, are
+    `if_unknown`.
+    """
     match expression:
         case Bound():
             if expression.column_id not in values:

@@ -188,6 +188,7 @@ def is_longer(expression: Expression, values: int) -> bool:
 def _flatten(
     children: tuple[Expression, ...], node: type[And] | type[Or], *, identity: Always, absorbing: Always
 ) -> Expression:
+    """Join expressions to a junction `node`: nested junctions are flattened, and constants are folded."""
     flat: list[Expression] = []
     for child in children:
         if isinstance(child, node):

@@ -82,6 +82,8 @@ def parse_expression(
 
 
 class _Parser:
+    """The parser of an expression, which counts its nodes."""
+
     def __init__(self, depth_max: int, nodes_max: int, typed: bool, unknown: bool, functions: bool) -> None:
         self._depth_max = depth_max
         self._nodes_max = nodes_max
@@ -114,6 +116,7 @@ class _Parser:
         raise _make_error(path, f"unknown type of expression: {kind!r}")
 
     def _parse_junction(self, json: dict[str, object], kind: str, path: _Path, depth: int) -> Expression:
+        """Parse a chain of equal junctions in a loop."""
         children: list[Expression] = []
         # Nodes are parsed from left to right. The stack contains the nodes that are not parsed yet, with the next node
         # on top.

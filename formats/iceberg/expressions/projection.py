@@ -99,6 +99,7 @@ class ProjectedExpression(msgspec.Struct, frozen=True, gc=False):
 
 
 def project(expression: Expression, spec: PartitionSpec) -> ProjectedExpression:
+    """Project a bound expression onto the partitions of a spec."""
     match expression:
         case Bound():
             if not spec.list_fields_with_source(expression.column_id):

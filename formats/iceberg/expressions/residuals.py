@@ -66,6 +66,7 @@ def _matches_nan_above(predicate: Bound) -> bool:
 
 
 def _add_nan_tests(expression: Expression) -> Expression:
+    """Add a test for NaN to each predicate with `>` or `>=` on floats, unless another predicate excludes NaN."""
     match expression:
         case And(children):
             # For no client does NaN match `x > 1 AND x < 5`. With a test for NaN, bounds would prune fewer files.
@@ -144,6 +145,7 @@ def match_both_zeros(residual: Expression) -> Expression:
 
 
 def _add_other_zero(predicate: Bound) -> Bound:
+    """Replace a comparison with a zero by a comparison that also matches the other zero."""
     if predicate.result not in FLOATS or 0.0 not in predicate.values:
         return predicate
     match predicate.op:
@@ -203,6 +205,7 @@ _ORDERED_KINDS = INTS | LONGS | TIMESTAMPS | {"date", "time"}
 
 
 def _weaken_expression(expression: Expression) -> Expression:
+    """Return an expression that is true for at least the same rows, in which lists of values are ranges."""
     match expression:
         case And(children):
             return join_by_and(*[_weaken_expression(child) for child in children])

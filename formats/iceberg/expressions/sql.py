@@ -196,6 +196,8 @@ def describe_syntax_error(error: ParseError, subject: str) -> str:
 
 
 class _Reader(Comparisons):
+    """The conversion of a parsed SQL predicate to an expression."""
+
     def __init__(self, schemas: tuple[Schema, ...], nan_above: bool, functions: bool) -> None:
         super().__init__(schemas, nan_above)
         self._functions = functions
@@ -351,6 +353,7 @@ class _Reader(Comparisons):
         return None
 
     def _parse_in(self, node: exp.In, negated: bool) -> Expression | None:
+        """Return the predicate of IN or NOT IN, or None if an expression cannot represent it."""
         term = self._parse_term(node.this)
         if term is None or not node.expressions or node.args.get("query") is not None:
             return None
@@ -366,6 +369,7 @@ class _Reader(Comparisons):
         return join_by_and(term.not_null, term.make_predicate(Op.NOT_IN, *exact)) if exact else term.not_null
 
     def _is(self, node: exp.Is, negated: bool) -> Expression | None:
+        """Return the predicate of IS NULL, IS TRUE or IS FALSE, or None if an expression cannot represent it."""
         if isinstance(node.expression, exp.Null):
             term = self._parse_term(node.this, any_type=True)
             if term is None:
@@ -384,6 +388,7 @@ class _Reader(Comparisons):
         )  # Null also matches, because IS NOT TRUE and IS NOT FALSE are true for null.
 
     def _parse_like(self, node: exp.Expr, negated: bool) -> Expression | None:
+        """Return the predicate for the prefix of a LIKE pattern, or None if an expression cannot represent it."""
         escape = None
         if isinstance(node, exp.Escape):
             escape, node = parse_literal(node.expression), node.this

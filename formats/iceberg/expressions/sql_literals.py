@@ -57,6 +57,7 @@ def parse_literal(node: exp.Expr | None) -> TypedLiteral | None:
 
 
 def _cast(literal: TypedLiteral | None, to: exp.DataType) -> TypedLiteral | None:
+    """Return the literal that a cast of `literal` gives in all engines, or None if its result is unclear."""
     if literal is None:
         return None
     if literal.kind == "null":  # The type of a NULL may change how the other operands are compared.

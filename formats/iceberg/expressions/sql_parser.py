@@ -79,6 +79,8 @@ def parse_into(dialect: Dialect, text: str, into: type[exp.Expr]) -> exp.Expr:
 
 @cache
 def _limit_steps(parser: type) -> type:
+    """Return a subclass of one of sqlglot's parsers that counts its steps."""
+
     class Limited(parser):  # type: ignore[misc]
         steps_left = 0
 

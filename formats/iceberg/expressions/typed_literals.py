@@ -168,6 +168,7 @@ def _fit_integer(literal: TypedLiteral, _: str) -> tuple[object, bool]:
 
 
 def _fit_float(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
+    """Convert a number for a float or double column."""
     if literal.kind not in ("number", "double"):
         raise Inconvertible
     value = float(literal.text)

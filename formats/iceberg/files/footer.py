@@ -197,6 +197,7 @@ def read_footer(data: bytes) -> ParquetFooter:
 
 
 def _read_group(data: bytes, at: int, ordinal: int) -> RowGroup:
+    """Decode the row group at the position `at`."""
     spans, end = _footer.spans(data, at)
     columns = [span for span in spans if span[0] == COLUMNS and span[1] == LIST]
     if len(columns) != 1:

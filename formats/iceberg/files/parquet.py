@@ -90,6 +90,7 @@ def apply_name_mapping(fields: Sequence[pa.Field], mapping: NameMapping | None) 
 
 
 def _map_ids(field: pa.Field, name: str, mapping: NameMapping) -> pa.Field:
+    """Return a column with the field ids of the name mapping, including the columns inside it."""
     entries = [candidate for candidate in mapping if name in candidate.names]
     if len(entries) > 1:
         raise AmbiguousColumn(f"the table's name mapping maps the file's column {name!r} {len(entries)} times")

@@ -279,6 +279,7 @@ class BoundedParquet:
             raise Unreadable(self._path, f"the footer is broken: {error}") from None
 
     def _read_pages(self, group: RowGroup, number: int) -> _Pages:
+        """Return the page sizes of a column chunk, which has the index `number` in its row group."""
         if group.has("encrypted")[number]:
             raise EncryptedFile(self._path, "the file has encrypted columns, and no keys were given")
         begin, size = int(group.begins[number]), int(group.read_values("packed_bytes")[number])

@@ -151,6 +151,8 @@ def weigh(data: bytes | memoryview, weights: Weights, *, item: int, field: int, 
 
 
 class _Weighing:
+    """The estimate of the memory of a structure, which is not built."""
+
     def __init__(self, data: memoryview, weights: Weights, item: int, field: int, limit_bytes: int) -> None:
         self._data, self._weights, self._item, self._field, self._limit_bytes = data, weights, item, field, limit_bytes
         self.total = 0
@@ -172,6 +174,7 @@ class _Weighing:
         return at + 1
 
     def _read_value(self, kind: int, at: int, depth: int, number: int) -> int:
+        """Add the memory of a value, and return the position after it."""
         data = self._data
         if kind in (I16, I32, I64):
             while data[at] & 0x80:
@@ -187,6 +190,7 @@ class _Weighing:
         return at + {I8: 1, DOUBLE: 8}[kind]
 
     def _list(self, at: int, depth: int, number: int) -> int:
+        """Add the memory of a list, and return the position after it."""
         head = self._data[at]
         at += 1
         size, kind = head >> 4, head & 15

@@ -34,6 +34,8 @@ If the result exceeds the limit, it raises OverflowError.
 
 @dataclass(frozen=True, slots=True)
 class Container:
+    """The parsed content of an Avro file: its header, and its blocks of rows."""
+
     metadata: dict[str, str]
     """The header entries that are UTF-8 text. They always contain `avro.schema`."""
     heap: NDArray[np.uint8]

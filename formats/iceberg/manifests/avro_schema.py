@@ -105,6 +105,8 @@ Wanted: TypeAlias = Leaf | ByColumn | Elements | PartitionRecord | RecordReader
 
 @dataclass(frozen=True, slots=True)
 class PartitionFieldColumn:
+    """A field of the partition record, with its type and its column in the program."""
+
     name: str
     field_id: int | None
     type: str
@@ -154,6 +156,8 @@ def compile_schema(schema: str, requested: RecordReader) -> Compiled:
 
 @dataclass(frozen=True, slots=True)
 class _SchemaPosition:
+    """A position in the writer's schema."""
+
     namespace: str
     field: str
     depth: int
@@ -166,6 +170,8 @@ class _SchemaPosition:
 
 @dataclass(slots=True)
 class _Compiler:
+    """The compiler of a schema, which collects the nodes and columns of the program."""
+
     nodes: list[tuple[str, int, int, list[int]]] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     minimum_sizes: list[int] = field(default_factory=list)
@@ -190,6 +196,7 @@ class _Compiler:
         size: int = 0,
         children: Any = (),
     ) -> int:
+        """Add a node to the program, and return its index."""
         if len(self.nodes) >= _NODES_MAX:
             raise self.corrupt(position, f"more than {_NODES_MAX} types")
         self.nodes.append((op, slot, size, list(children)))
@@ -304,6 +311,7 @@ class _Compiler:
         return self.add(kind, position, size if kind in _FIXED_WIDTH else 1, slot=column, size=size)
 
     def union(self, branches: list[Any], requested: Wanted | None, position: _SchemaPosition) -> int:
+        """Add the nodes of a union and its branches, and return the index of the union's node."""
         kinds = [self.resolve(branch, position.descend())[0] for branch in branches]
         nulls = kinds.count("null")
         if not kinds or "union" in kinds or nulls > 1:
@@ -329,6 +337,7 @@ class _Compiler:
         return [self.columns[requested.name]]
 
     def record(self, schema: Any, requested: RecordReader | PartitionRecord | None, position: _SchemaPosition) -> int:
+        """Add the nodes of a record and its fields, and return the index of the record's node."""
         fields = schema.get("fields")
         if not isinstance(fields, list) or not all(
             isinstance(each, dict) and isinstance(each.get("name"), str) and "type" in each for each in fields
@@ -368,6 +377,7 @@ class _Compiler:
         return matched
 
     def partition_field(self, declared: dict[str, Any], position: _SchemaPosition) -> int:
+        """Add the nodes of a partition field, and return the index of its node."""
         kind, schema, at = self.resolve(declared["type"], position)
         branches = schema if kind == "union" else [declared["type"]]
         resolved = [self.resolve(branch, at.descend())[:2] for branch in branches]
@@ -396,6 +406,7 @@ class _Compiler:
         return node
 
     def group(self, schema: Any, requested: ByColumn | Elements, position: _SchemaPosition) -> int:
+        """Add the nodes of a list or of a map by column id, and return the index of its node."""
         by_column = isinstance(requested, ByColumn)
         if isinstance(requested, ByColumn):
             fields: tuple[tuple[int, str, Leaf], ...] = (

@@ -240,6 +240,7 @@ def _add_path_to_errors(path: str) -> Iterator[None]:
 
 
 def _decode_file(parsed: _Json, metadata: TableMetadata) -> ContentFile:
+    """Convert the parsed JSON of a file to a ContentFile."""
     content = _CONTENTS.get(parsed.content.lower().replace("_", "-"))
     if content is None:
         raise ValueError(f"content: {parsed.content!r} is not one of {', '.join(_CONTENTS)}")

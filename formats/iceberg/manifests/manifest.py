@@ -416,6 +416,7 @@ def _decode_summaries(rows: _DecodedRows, first: int, end: int) -> Iterator[tupl
 def _decode(
     data: bytes | memoryview, location: str, requested: RecordReader, inflated_limit_bytes: int
 ) -> _DecodedRows:
+    """Decode the requested fields of a file's rows."""
     limit_bytes = min(inflated_limit_bytes, _INFLATED_MIN + _INFLATION_MAX * len(data))
     container = read_container(data, location, inflated_limit_bytes=limit_bytes)
     try:

@@ -113,6 +113,7 @@ def _read_bounds_by_row(bounds: BoundsByColumn, column: int, heap: bytes) -> dic
 
 
 def _repair_pair(kind: Type | None, lower: bytes | None, upper: bytes | None) -> tuple[bytes | None, bytes | None]:
+    """Return the usable bounds of a column, corrected if necessary. An unusable bound becomes None."""
     if kind is None:
         return lower, upper
     if not isinstance(kind, str):

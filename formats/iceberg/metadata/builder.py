@@ -230,6 +230,7 @@ class TableBuilder:
         self._last_spec_id = existing_id
 
     def _put_spec(self, spec: PartitionSpec) -> None:
+        """Add a partition spec under its id, with ids for fields that have none."""
         if any(field.field_id is None for field in spec.fields):
             first_free = max(self.last_partition_id, partition.FIELD_ID_START - 1)
             spec = (
@@ -343,6 +344,7 @@ class TableBuilder:
             self._names_of.get(self.refs[name].snapshot_id, set()).discard(name)
 
     def _move_main(self, snapshot: Snapshot) -> None:
+        """Make a snapshot the current snapshot, and add an entry to the snapshot log."""
         self.current_snapshot_id = snapshot.snapshot_id
         added_now = snapshot.snapshot_id in self._added_snapshots
         if added_now:

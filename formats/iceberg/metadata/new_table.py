@@ -74,6 +74,7 @@ def build_table_metadata(
 def _renumber_spec(
     value: object, requested_schema: Schema, fresh: Schema, renumbered: Mapping[int, int]
 ) -> PartitionSpec:
+    """Parse a partition spec, and replace its column ids and field ids by new ids."""
     if value is None:
         return partition.UNPARTITIONED
     spec = partition.normalize_spec(read(value, PartitionSpecInput, "partition spec"))
@@ -94,6 +95,7 @@ def _renumber_spec(
 
 
 def _renumber_order(value: object, requested_schema: Schema, renumbered: Mapping[int, int]) -> SortOrder:
+    """Parse a sort order, and replace its column ids by new ids."""
     if value is None:
         return sort_order.UNSORTED
     order = sort_order.normalize_order(read(value, SortOrder, "sort order"))

@@ -21,6 +21,8 @@ FIELD_ID_START = 1000
 
 
 class PartitionField(msgspec.Struct, frozen=True, omit_defaults=True, rename="kebab"):
+    """A field of a partition spec: a transform of one or several columns."""
+
     name: str
     transform: str
     source_id: Int32 | None = None
@@ -46,6 +48,8 @@ class PartitionField(msgspec.Struct, frozen=True, omit_defaults=True, rename="ke
 
 
 class PartitionSpec(msgspec.Struct, frozen=True, dict=True, rename="kebab"):
+    """A partition spec: the fields from which the partition values of a file are computed."""
+
     spec_id: Int32
     fields: tuple[PartitionField, ...]
 

@@ -46,6 +46,8 @@ class AssertUuid(Requirement, frozen=True):
 
 
 class AssertRefSnapshotId(Requirement, frozen=True):
+    """The requirement that a branch or tag refers to a snapshot, or does not exist."""
+
     ref: str
     snapshot_id: Int64 | None = None
     """The snapshot to which the reference must refer. None means that the reference must not exist."""

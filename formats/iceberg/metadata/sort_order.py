@@ -14,6 +14,8 @@ from seamark.formats.runtime.errors import BadRequest
 
 
 class SortField(msgspec.Struct, frozen=True, omit_defaults=True, rename="kebab"):
+    """A field of a sort order: a transform of a column, with a direction and the order of nulls."""
+
     transform: str
     direction: str
     null_order: str

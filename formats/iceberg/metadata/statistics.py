@@ -154,6 +154,7 @@ class KnownStatistics:
 
 
 def find_known_statistics(metadata: TableMetadata, snapshot: Snapshot) -> KnownStatistics:
+    """Return the statistics of the snapshot, or of its nearest ancestor with statistics."""
     by_snapshot = {
         file.snapshot_id: file
         for file in metadata.statistics

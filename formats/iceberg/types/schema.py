@@ -89,6 +89,8 @@ class SchemaIndex(NamedTuple):
 class Schema(
     msgspec.Struct, frozen=True, dict=True, omit_defaults=True, tag="struct", tag_field="type", rename="kebab"
 ):
+    """A schema: its fields as in metadata JSON, and lookups by id and name."""
+
     fields: tuple[Field, ...]
     schema_id: Int32 | None = None
     identifier_field_ids: tuple[Int32, ...] = ()
@@ -211,6 +213,7 @@ def describe_type(kind: Type) -> str:
 
 
 def _build_index(schema: Schema) -> SchemaIndex:
+    """Build the index of a schema's columns by id and by name."""
     by_id: dict[int, Column] = {}
     full: dict[str, int] = {}
     short: dict[str, int] = {}

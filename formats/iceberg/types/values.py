@@ -274,6 +274,7 @@ def _parse_double(number: float, kind: str) -> float:
 
 
 def _decode_text(name: str, kind: str, text: str) -> Value:
+    """Parse a JSON text as a value of the type `kind`, whose name without parameters is `name`."""
     match name:
         case "string":
             return text

@@ -28,6 +28,8 @@ class Representation(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ViewVersion(msgspec.Struct, frozen=True, omit_defaults=True, rename="kebab"):
+    """A version of a view: its schema and its SQL in one or several dialects."""
+
     version_id: Int32
     timestamp_ms: Int64
     schema_id: Int32

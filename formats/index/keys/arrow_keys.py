@@ -153,6 +153,7 @@ def _view_numbers(array: pa.Array, dtype: str, width: int = 1) -> npt.NDArray[An
 
 
 def _encode_piece(array: pa.Array, kind: str) -> _Piece:
+    """Convert an array whose keys are codes."""
     rows, name = len(array), get_base_name(kind)
     if pa.types.is_null(array.type):
         return _Piece(rows, np.zeros(rows, dtype=np.uint64), None, None, _make_empty_mask(rows), None)
@@ -169,6 +170,7 @@ def _encode_piece(array: pa.Array, kind: str) -> _Piece:
 
 
 def _encode_floats(array: pa.Array, name: str, valid: Mask | None) -> tuple[Codes, Mask | None]:
+    """Return the codes of floats, and bool[rows] of the NaNs, or None if there are no NaNs."""
     numbers = _view_numbers(array, {2: "f2", 4: "f4", 8: "f8"}[array.type.bit_width // 8])
     with np.errstate(
         invalid="ignore", over="ignore"
@@ -269,6 +271,7 @@ def _make_no_values_error(arrow: pa.DataType, kind: str) -> ValueError:
 
 
 def _make_byte_keys(array: pa.Array, kind: str) -> _Piece:
+    """Convert an array whose keys are bytes."""
     rows, arrow = len(array), array.type
     if pa.types.is_null(arrow):
         nothing = np.zeros(0, dtype=np.uint8)

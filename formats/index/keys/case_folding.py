@@ -71,6 +71,7 @@ def fold_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _fold_texts(texts: pa.Array) -> pa.Array:
+    """Return the folded texts of an array. Texts that are not ASCII are folded once per distinct text."""
     is_ascii = pc.string_is_ascii(texts)
     # `ascii_lower` and `replace_with_mask` are not used, because for slices, pyarrow 26 returns arrays with wrong
     # offsets.

@@ -174,6 +174,7 @@ def decode_delete_content(data: bytes | memoryview, file: DeleteFile, columns: C
 
 
 def _decode_positions(data: bytes | memoryview, file: DeleteFile, budget: Budget) -> Positions:
+    """Decode a position delete file."""
     try:
         opened = BoundedParquet(pa.BufferReader(data), file.path, budget)
         budget.take(_POSITION_BYTES * max(0, opened.rows), file.path)
@@ -204,6 +205,7 @@ def _decode_positions(data: bytes | memoryview, file: DeleteFile, budget: Budget
 
 
 def _decode_keys(data: bytes | memoryview, file: DeleteFile, columns: Columns, budget: Budget) -> DeletedKeys:
+    """Decode an equality delete file."""
     try:
         opened = BoundedParquet(pa.BufferReader(data), file.path, budget)
         column_paths = find_columns(opened.schema, [column_id for column_id, _ in columns])

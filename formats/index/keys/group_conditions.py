@@ -94,6 +94,7 @@ def is_at_boundary(predicate: Bound, term: Term) -> bool:
 
 
 def _find_condition(predicate: Bound, terms: Sequence[Term]) -> Expression:
+    """Return the condition on groups that follows from a predicate, or TRUE if no dimension decides it."""
     if _is_undecided(predicate):
         return TRUE
     for number, term in enumerate(terms):

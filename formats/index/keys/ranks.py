@@ -84,6 +84,7 @@ def rank_keys(keys: Keys) -> tuple[Distinct, Ranks]:
 
 
 def rank_codes(codes: Codes) -> tuple[Distinct, Ranks]:
+    """Return the distinct codes, and the rank of each code, by the cheapest method."""
     codes = np.ascontiguousarray(codes)
     if not len(codes):
         return Distinct(codes), np.zeros(0, dtype=np.uint32)

@@ -184,6 +184,7 @@ def _find_column(schema: Schema, name: str) -> Column | None:
 
 
 def _make_term(schema: Schema, column: Column, transform: str) -> Term:
+    """Return the term of a column and a transform, after checking that it can be indexed."""
     parent = column.parent
     while parent is not None:
         ancestor = schema.index.by_id[parent]

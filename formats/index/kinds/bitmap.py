@@ -122,6 +122,7 @@ def merge(parts: Iterable[tuple[Bitmap, npt.NDArray[np.bool_]]]) -> list[bytes |
 
 
 def _assemble(sections: Sequence[memoryview]) -> list[bytes | memoryview]:
+    """Encode a blob from the encoded sections of its files."""
     opened = [Section(section) for section in sections]
     forms = {section.form for section in opened}
     if len(forms) > 1:
@@ -424,6 +425,8 @@ class RemoteBitmap:
 
 
 class BitmapKind(IndexKind[FileBitmap, Bitmap]):
+    """The index kind of bitmap indexes."""
+
     name = "bitmap"
     remote_values_max = REMOTE_VALUES_MAX
     answers_rows = True

@@ -465,6 +465,8 @@ class RemoteBloom:
 
 
 class BloomKind(IndexKind[FileBloom, Bloom]):
+    """The index kind of bloom indexes."""
+
     name = "bloom"
     parameters = (
         IndexParameter("fpp", "the fraction of false positives", FALSE_POSITIVE_PROBABILITY, FPP_MIN, FPP_MAX),

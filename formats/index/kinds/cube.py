@@ -179,6 +179,8 @@ class CubeEntries:
 
 
 class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
+    """The index kind of cubes."""
+
     name = "cube"
     version = _LAYOUT
     columns_max = 16

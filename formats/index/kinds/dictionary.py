@@ -62,6 +62,7 @@ class Bounds:
         self.highs: Codes = np.array(highs, dtype=np.uint64)
 
     def _read_bytes(self, ranges: KeyRanges) -> None:
+        """Read the bounds of ranges whose keys are bytes. Long keys are truncated."""
         self.low_bytes: list[bytes] = []
         self.high_bytes: list[bytes] = []
         above, upto = [], []

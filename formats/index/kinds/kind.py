@@ -141,6 +141,8 @@ Opened = TypeVar("Opened", bound=OpenedBlob)
 
 
 class IndexKind(ABC, Generic[Entry, Opened]):
+    """The base class of the index kinds."""
+
     name: str
     """The name of the kind in lower case.
 

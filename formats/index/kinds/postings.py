@@ -415,6 +415,7 @@ class Postings:
         return marks, begins, ends
 
     def _mark_files(self, begins: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64]) -> Marks:
+        """Return 1 for each file with a rank in the intervals, otherwise 0, as uint8[files]."""
         if self.layout == MATRIX:
             words = bits.count_words(self._files)
             matrix = self._read_array(_FILES, "<u8", words * self._keys)

@@ -127,6 +127,7 @@ def merge(parts: Sequence[tuple[RecordBlob, Mask]]) -> Iterator[Part]:
 
 
 def _write_parts(merger: Merger, files: int) -> Iterator[Part]:
+    """Yield the parts of a blob whose entries `merger` sorts: its pages, its directory and its trailer."""
     if files > FILES_MAX:
         raise ValueError(f"{files} data files do not fit into one record index; the limit is {FILES_MAX}")
     counts = np.zeros(files, dtype="<u8")
@@ -340,6 +341,8 @@ class RemoteRecord:
 
 
 class RecordKind(IndexKind[FileRecords, RecordBlob]):
+    """The index kind of record indexes."""
+
     name = "record"
     alignment = PAGE_BYTES
     """The alignment of the blob in bytes, so that the pages of the index are aligned to pages of the disk."""
