@@ -83,11 +83,8 @@ class FilesTable:
     records: Words
     sizes: Words
     stored_paths: memoryview
-    """One zstd frame with the lengths, uint32[n], and the UTF-8 of all paths."""
     paths_bytes: int
-    """The decompressed size of the paths."""
     location: str
-    """The location of the index file, for messages."""
 
     @staticmethod
     def of(ids: Words, records: Words, sizes: Words, paths: Sequence[str]) -> FilesTable:

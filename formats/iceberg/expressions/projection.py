@@ -93,9 +93,7 @@ class ProjectedExpression(msgspec.Struct, frozen=True, gc=False):
     possible: Expression
     certain: Expression = FALSE
     decides: bool = False
-    """Whether partition values may decide at least one predicate of the expression."""
     parts: tuple[ProjectedExpression, ...] = ()
-    """The projections of a junction's children."""
 
 
 def project(expression: Expression, spec: PartitionSpec) -> ProjectedExpression:

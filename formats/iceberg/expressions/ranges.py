@@ -113,10 +113,6 @@ class StoredAsInt(NamedTuple):
     exact: int
     wrapped: int
     end: int
-    """The lowest int whose result is the same as the result of the equal long.
-
-    Lower ints may have other results.
-    """
 
 
 def find_stored_as_int(transform: str, kind: str) -> StoredAsInt | None:

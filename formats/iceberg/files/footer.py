@@ -114,13 +114,10 @@ class ParquetFooter:
     rows: int
     groups: Sequence[RowGroup]
     schema: bytes
-    """The list of schema elements, encoded."""
     orders: bytes | None
-    """The list of column orders, encoded."""
     key_values: Sequence[tuple[bytes, bytes | None]]
     created_by: bytes | None
     later_fields: Mapping[int, tuple[int, bytes]]
-    """The encoded fields of later versions: (type, bytes) by id."""
 
     def read_column_metadata(self, group: RowGroup, number: int) -> Fields:
         """Return the ColumnMetaData of a column chunk.

@@ -102,10 +102,8 @@ class _Leaf(NamedTuple):
     number: int
     path: str
     width: int
-    """The memory of one value, without the bytes of a string."""
     by_dictionary: bool
     expands: bool
-    """Whether pyarrow makes copies of repeated values, which may have any length."""
 
 
 class BoundedParquet:

@@ -85,13 +85,8 @@ class AvroField(NamedTuple):
     write: Write
     optional: bool = True
     since: int = 1
-    """The first format version that has the field."""
     until: int = 3
     get: Callable[[Any], Any] | None = None
-    """The function that reads the field's value from a row.
-
-    By default it reads the attribute with the field's name.
-    """
 
     @property
     def schema(self) -> Json:

@@ -62,10 +62,7 @@ class Term:
 
     column_id: int
     name: str
-    """The column's full name in the schema in which it was found."""
     transform: str
-    """A canonical Iceberg transform, `identity` for the column itself, a name in `INDEXED_FUNCTIONS`, or an attribute
-    of a dimension table (`lookups.py`)."""
     source: str
     kind: str
 
