@@ -132,7 +132,7 @@ class PeerTickets:
             raise Unauthenticated("The request of the replica has expired; compare the clocks of the machines")
         issued_ms, until_ms = expires_ms - int(TICKET_S * 1000), expires_ms + self._leeway_ms
         if not self._used.accept(nonce, issued_ms, until_ms, now_ms):
-            raise Unauthenticated("The request of the replica was already sent before, or is older than this replica")
+            raise Unauthenticated("This request of the replica was sent before, or is older than this replica")
         return decoded, key_id + mac
 
     def seal(self, request: bytes, head: AnswerHead) -> bytes:

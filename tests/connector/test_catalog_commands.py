@@ -177,7 +177,7 @@ def _retain(client: IndexClient, name: str, *, is_view: bool = False) -> Path:
 
 
 def test_retained_entries_are_listed_and_released(shop: IndexClient) -> None:
-    assert run_command(shop, "retained", "list").strip() == "No dropped table or view keeps its location."
+    assert run_command(shop, "retained", "list").strip() == "No dropped table or view still reserves its location."
     foreign_file = _retain(shop, "shop.orders")
     (entry,) = run_json(shop, "retained", "list")
     assert (entry["namespace"], entry["name"], entry["kind"]) == (["shop"], "orders", "table")
@@ -193,7 +193,7 @@ def test_retained_entries_are_listed_and_released(shop: IndexClient) -> None:
     refusal = invoke_command(shop, "retained", "release", "shop.orders")
     assert refusal.exit_code == 1
     assert (
-        "No dropped table or view shop.orders keeps its location; seamark retained list shows the entries"
+        "No dropped table or view shop.orders reserves its location; seamark retained list shows those that do"
         in refusal.output
     )
 

@@ -35,7 +35,7 @@ async def run_stream_command(url: str, *arguments: str) -> str:
 async def test_a_stream_is_listed_shown_and_flushed(tmp_path: Path) -> None:
     async with streaming(tmp_path) as stream:
         url = stream.server.url
-        assert "No stream table" in await run_stream_command(url, "list")
+        assert "There is no stream table" in await run_stream_command(url, "list")
         await create(stream, properties={"seamark.stream.shards": "2"})
         await stream.post({"id": 1})
         await stream.flush()

@@ -179,10 +179,10 @@ def test_columns_inside_lists_and_maps_are_bound_but_decide_nothing() -> None:
 @pytest.mark.parametrize(
     ("filter_json", "message"),
     [
-        ({"type": "eq", "term": "home", "value": 5}, "type struct cannot be compared with a literal"),
-        ({"type": "in", "term": "points", "values": [5]}, "type list cannot be compared"),
-        ({"type": "lt", "term": "anything", "value": 5}, "type variant cannot be compared"),
-        ({"type": "lt", "term": "future", "value": 5}, "type interval cannot be compared"),
+        ({"type": "eq", "term": "home", "value": 5}, "cannot compare a column of type struct with a literal"),
+        ({"type": "in", "term": "points", "values": [5]}, "cannot compare a column of type list"),
+        ({"type": "lt", "term": "anything", "value": 5}, "cannot compare a column of type variant"),
+        ({"type": "lt", "term": "future", "value": 5}, "cannot compare a column of type interval"),
         ({"type": "is-nan", "term": "id"}, "Cannot bind is-nan of id"),
         ({"type": "not-nan", "term": "name"}, "only float and double have NaN, not string"),
         ({"type": "starts-with", "term": "small", "value": "5"}, "the type must be string, but it is int"),

@@ -345,7 +345,7 @@ def test_long_measure_survives_its_definition() -> None:
         (["country"], ["sum(ratio * 2)"], "use columns of integers or decimals"),
         (["country"], ["sum(qty"], "one function"),
         (["country"], ["sum(nothing)"], "no such column"),
-        (["country"], ["count(*)", "count( * )"], "named once"),
+        (["country"], ["count(*)", "count( * )"], "must be different"),
         (["lower(country)"], ["count(*)"], "not a dimension"),
         (["bucket[4](country)"], ["count(*)"], "not a dimension"),
         (["country"], ["sum(" + "(" * 60 + "qty" + ")" * 60 + ")"], "nested too deeply"),
