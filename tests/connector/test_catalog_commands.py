@@ -209,7 +209,7 @@ def test_retained_entry_is_chosen_by_id_if_several_have_the_name(shop: IndexClie
         in refusal.output
     )
     unknown = invoke_command(shop, "retained", "purge", "shop.orders", "--id", "none", "--yes")
-    assert "No dropped table or view shop.orders with the id none keeps its location" in unknown.output
+    assert "No dropped table or view shop.orders with the id none reserves its location" in unknown.output
     folder = str(foreign_file.parent)
     (latest,) = (entry for entry in entries if urlsplit(entry["metadata-location"]).path.startswith(f"{folder}/"))
     (other,) = (entry for entry in entries if entry is not latest)

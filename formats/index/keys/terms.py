@@ -143,7 +143,7 @@ def resolve(text: str, schema: Schema, older: Iterable[Schema] = ()) -> Term:
             return resolve_id(transform, column.id, schema, schemas)
     similar_names = near_names(name, schema.index.by_name)
     hint = f"; did you mean {' or '.join(similar_names)}?" if similar_names else ""
-    raise BadRequest(f"Cannot index {name[:200]!r}: the table has no column with this name{hint}")
+    raise BadRequest(f"Cannot index {name[:200]!r}: the table has no such column{hint}")
 
 
 def resolve_id(transform: str, column_id: int, schema: Schema, older: Iterable[Schema] = ()) -> Term:
