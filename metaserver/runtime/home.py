@@ -212,10 +212,10 @@ def create_private(path: Path, data: bytes) -> None:
 def write_server_file(settings: Settings, url: str, port: int) -> Path:
     """Write the address of the running server to `<home>/server.json`, for scripts that use port 0."""
     path = settings.home / SERVER_FILE_NAME
-    fresh = path.with_name(f".server-{os.getpid()}.json")
-    fresh.unlink(missing_ok=True)
-    create_private(fresh, encode_json({"port": port, "pid": os.getpid(), "url": url}))
-    fresh.replace(path)
+    new_path = path.with_name(f".server-{os.getpid()}.json")
+    new_path.unlink(missing_ok=True)
+    create_private(new_path, encode_json({"port": port, "pid": os.getpid(), "url": url}))
+    new_path.replace(path)
     return path
 
 

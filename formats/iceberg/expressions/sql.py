@@ -470,27 +470,27 @@ class _Reader(Comparisons):
             return None if term is None else term._replace(origin=1970)
         if not isinstance(node, exp.Anonymous):
             return None
-        called = str(node.this).lower()
-        if called in ("bucket", "truncate"):
-            return self._parse_sized_transform(called, node.expressions, qualified)
-        unit = _PLURALS.get(called) or (called if qualified and called in UNITS else "")
+        function = str(node.this).lower()
+        if function in ("bucket", "truncate"):
+            return self._parse_sized_transform(function, node.expressions, qualified)
+        unit = _PLURALS.get(function) or (function if qualified and function in UNITS else "")
         return self._apply_transform(unit, node.expressions[0]) if unit and len(node.expressions) == 1 else None
 
-    def _parse_function(self, called: str, node: exp.Expr) -> ComparedTerm | None:
-        term = self._apply_transform(called, node) if self._functions else None
+    def _parse_function(self, function: str, node: exp.Expr) -> ComparedTerm | None:
+        term = self._apply_transform(function, node) if self._functions else None
         self.exact &= term is None
         return term
 
-    def _parse_sized_transform(self, called: str, arguments: list[Any], qualified: bool) -> ComparedTerm | None:
+    def _parse_sized_transform(self, function: str, arguments: list[Any], qualified: bool) -> ComparedTerm | None:
         """Return the transform of `bucket(4, id)` (Spark) or `bucket(id, 4)` (Trino), or None for other arguments."""
         if len(arguments) != 2 or None in arguments:
             return None
         widths = [parse_literal(argument) for argument in arguments]
         for width, other in zip(widths, reversed(arguments), strict=True):
             if width is not None and width.kind == "number" and width.text.isdigit() and width.text.strip("0"):
-                term = self._apply_transform(canonicalize_transform(f"{called}[{width.text}]"), other)
+                term = self._apply_transform(canonicalize_transform(f"{function}[{width.text}]"), other)
                 if (
-                    called == "truncate"
+                    function == "truncate"
                     and not qualified
                     and term is not None
                     and term.kind not in ("string", "binary")
