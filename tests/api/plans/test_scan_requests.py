@@ -298,5 +298,5 @@ async def test_only_seamarks_clients_get_functions_of_columns_as_terms(api: Api)
     assert (answer.status, answer.json["files"]) == (200, 3)
     number = {"type": "eq", "term": {**term, "term": "id"}, "value": "a"}
     refusal = await api("POST", f"{T}/plan", {"filter": number, "seamark": own_options})
-    assert (refusal.status, "lower cannot transform long values" in refusal.json["error"]["message"]) == (400, True)
+    assert (refusal.status, "lower cannot transform the long values" in refusal.json["error"]["message"]) == (400, True)
     assert (await api("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "upper(data) = 'A'"})).json["files"] == 3

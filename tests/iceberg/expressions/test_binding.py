@@ -228,8 +228,8 @@ def test_literals_of_transform_terms_have_the_result_type() -> None:
     [
         ("zorder", "id", "unknown transform zorder"),
         ("year", "id", "year cannot transform the long values of 'id'"),
-        ("bucket[4]", "home", "bucket[4] cannot transform struct values"),
-        ("void", "points", "void cannot transform list values"),
+        ("bucket[4]", "home", "bucket[4] cannot transform the struct values"),
+        ("void", "points", "void cannot transform the list values"),
     ],
 )
 def test_transform_unsuitable_for_the_column_is_a_bad_request(transform: str, name: str, message: str) -> None:
