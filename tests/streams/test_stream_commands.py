@@ -71,13 +71,13 @@ async def test_a_paused_table_refuses_rows_until_it_is_resumed_and_a_drained_tab
     async with streaming(tmp_path) as stream:
         url = stream.server.url
         assert (await stream.send_refused(b'[{"id": 2}]'))[0] == 503
-        assert await run_stream_command(url, "resume", "db.t") == "db.t takes rows\n"
+        assert await run_stream_command(url, "resume", "db.t") == "db.t accepts rows again\n"
         await stream.post({"id": 2}, {"id": 3})
         assert await run_stream_command(url, "drain", "db.t") == "2 rows of db.t were flushed; db.t is paused\n"
         assert (await stream.send_refused(b'[{"id": 4}]'))[0] == 503
         (stream_report,) = json.loads(await run_stream_command(url, "list", "--json"))
         assert (stream_report["waiting-rows"], stream_report["paused"]) == (0, "no reason was given")
-        assert await run_stream_command(url, "resume", "db.t") == "db.t takes rows\n"
+        assert await run_stream_command(url, "resume", "db.t") == "db.t accepts rows again\n"
         await stream.post({"id": 4})
         assert await stream.ids() == [0, 1, 2, 3, 4]
 
