@@ -1,9 +1,8 @@
-"""The routes of the policy `auto`: a job takes a step for a table, carries it out, and reports its end.
+"""The routes of the policy `auto`: a job takes a step for a table, makes its change, and reports the end.
 
 The server decides, because it has the history, the clock, and the stored trials (`planner/advice/trials.py`). It also
-sets and removes the properties, under the requirement that no user has changed them meanwhile. The job does the rest:
-it clusters the table or builds the index. Each decision is a conditional change of a stored row, so two replicas never
-begin the same trial.
+sets and removes the properties, if no user has changed them in the meantime. The job clusters the table or builds the
+index. Each decision is a conditional change of a stored row, so two replicas never begin the same trial.
 """
 
 from __future__ import annotations
@@ -48,7 +47,10 @@ from seamark.metaserver.planner.advice.trials import (
 from seamark.metaserver.store.model import AppliedAdvice
 
 _CLAIM_MS = 3_600_000
-"""After this time a trial in the state `applying` has failed, because its job was killed or takes too long."""
+"""The time after which a trial in the state `applying` counts as failed, in milliseconds.
+
+Its job was killed, or takes too long.
+"""
 _RECHECK_S = 600.0
 _REASON_CHARACTERS_MAX = 300
 _REFUSALS_MAX = 8
@@ -61,23 +63,27 @@ class AdviceStep(msgspec.Struct, frozen=True, rename="kebab"):
     action: Annotated[str, doc("`apply`: make the change, and report its end. `none`: there is nothing to do now.")]
     reason: Annotated[str, doc("The reason for the step, in words.")]
     number: Annotated[int | None, doc("The number of the trial whose change the caller makes.")] = None
-    since_ms: Annotated[int | None, doc("The time when the caller was given the trial, in milliseconds.")] = None
+    since_ms: Annotated[int | None, doc("The time when the caller got the trial, in milliseconds since the epoch.")] = (
+        None
+    )
     change: Annotated[ProposedChange | None, doc("The change. The server has set its properties.")] = None
     recheck_after_s: Annotated[float, doc("The seconds after which the next step may be due.")] = 3600.0
 
 
 class FinishedStep(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+    """The end of a change that a job has made."""
+
     number: Annotated[int, doc("The number of the trial, as `takeAdviceStep` returned it.")]
     since_ms: Annotated[int, doc("The time in the answer of `takeAdviceStep`.")]
-    outcome: Annotated[str, doc("`applied`, `failed`, or `busy` if another job rewrites the table.")]
-    reason: Annotated[str, doc("The reason, if the change is not applied.")] = ""
-    size_bytes: Annotated[int, doc("The bytes that the change has read and written; 0 if they are unknown.")] = 0
-    seconds: Annotated[float, doc("The duration of the change.")] = 0.0
+    outcome: Annotated[str, doc("The outcome: `applied`, `failed`, or `busy` if another job rewrites the table.")]
+    reason: Annotated[str, doc("The reason why the change is not applied.")] = ""
+    size_bytes: Annotated[int, doc("The bytes that the change has read and written, or 0 if they are unknown.")] = 0
+    seconds: Annotated[float, doc("The duration of the change in seconds.")] = 0.0
 
 
 @dataclass(frozen=True)
 class _StoredTrial:
-    """A trial with its stored text, which a change of the trial expects."""
+    """A trial with its stored text. A change of the trial requires that the stored text is still the same."""
 
     applied: AppliedProposal
     trial: Trial
@@ -97,11 +103,11 @@ class _Trials:
         self.stored: list[_StoredTrial] = []
 
     async def load(self) -> None:
-        """Load the trials, the newest first."""
+        """Load the trials, newest first."""
         self.stored = []
         for row in await self._history.list_applied(self.uuid):
             if row.id.startswith(_ID_PREFIX):
-                with suppress(msgspec.MsgspecError):  # Another version of the server wrote it.
+                with suppress(msgspec.MsgspecError):  # A different version of the server may have written the text.
                     applied = convert_json(row.advice, AppliedProposal)
                     if applied.trial is not None:
                         self.stored.append(_StoredTrial(applied, applied.trial, row.advice))
@@ -111,6 +117,7 @@ class _Trials:
         return [stored.applied for stored in self.stored]
 
     def find(self, *states: str) -> list[_StoredTrial]:
+        """Return the trials in these states."""
         return [stored for stored in self.stored if stored.trial.state in states]
 
     async def start(self, proposal: Proposal, trial: Trial) -> _StoredTrial:
@@ -140,7 +147,7 @@ class _Trials:
     ) -> _StoredTrial:
         """Remove the properties of a trial, and change its state.
 
-        If the trial has replaced a clustering, the properties of that clustering are set again.
+        If the trial has replaced a clustering, the properties of the replaced clustering are set again.
 
         Returns:
             The trial with its new text.
@@ -148,7 +155,7 @@ class _Trials:
         Raises:
             CommitConflict: A user has changed one of the properties, or another request has changed the trial.
         """
-        # A repeat would remove values that the replaced clustering shares. So only one request continues after this.
+        # A second removal would remove values of the restored clustering. So only one request continues after this.
         stored = await self.change(stored)
         properties = stored.trial.properties
         current = (await self._call.components.catalog.tables.load(self._call.namespace, self._call.name)).metadata
@@ -156,7 +163,7 @@ class _Trials:
             other
             for other in self.find(REPLACED)
             if other.trial.number == stored.trial.replaces
-            # A user has changed none of the properties.
+            # Continue only if no user has changed the properties.
             and all(
                 current.properties.get(name) == properties.get(name)
                 for name in properties.keys() | other.trial.properties.keys()
@@ -171,14 +178,14 @@ class _Trials:
         return stored
 
     async def _save(self, applied: AppliedProposal, expected: str | None) -> _StoredTrial:
-        """Store a trial if the stored text is `expected`, and update `stored` without reading the database again."""
+        """Store a trial if its stored text is `expected`, and update the loaded trials without a new read."""
         assert applied.trial is not None
         text = msgspec.json.encode(applied).decode()
         id = f"{_ID_PREFIX}{applied.trial.number:06}"
         await self._history.change_applied(AppliedAdvice(self.uuid, id, applied.applied_ms, text), expected)
         saved = _StoredTrial(applied, applied.trial, text)
         other_trials = [trial for trial in self.stored if trial.trial.number != saved.trial.number]
-        # The order of the database: the newest first, by the time and then by the number.
+        # Sort the trials as the database does: newest first, by time and then by number.
         self.stored = sorted(
             [*other_trials, saved], key=lambda stored: (stored.applied.applied_ms, stored.trial.number), reverse=True
         )
@@ -187,7 +194,7 @@ class _Trials:
     async def set_properties(self, updates: Mapping[str, str], removals: Mapping[str, str]) -> None:
         """Set properties that the table does not have, and remove properties that have these values.
 
-        A property that a trial has set is replaced. If a repeat finds its own values, nothing changes.
+        Properties that a trial has set are replaced. If the properties already have the new values, nothing changes.
 
         Raises:
             CommitConflict: A user has changed one of the properties.
@@ -198,7 +205,7 @@ class _Trials:
         changed = {name: value for name, value in updates.items() if current.get(name) != value}
         for name in changed:
             if name in current and own.get(name) != current[name]:
-                raise CommitConflict(f"A user has defined the property {name}")
+                raise CommitConflict(f"A user has defined the property {name}, so a trial cannot set it")
         removed = sorted(name for name, value in removals.items() if current.get(name) == value)
         if not changed and not removed:
             return
@@ -222,7 +229,7 @@ class _Trials:
     "Take the next step of the policy `auto`: judge and undo changes, or begin a change",
     tags=("metadata",),
     answers=(
-        ResponseSpec(200, "The change that the caller makes, or the reason why there is none", AdviceStep),
+        ResponseSpec(200, "The change that the caller has to make, or the reason why there is none", AdviceStep),
         ResponseSpec(404, "No such table"),
         ResponseSpec(409, "Another request takes a step for the table"),
     ),
@@ -238,7 +245,7 @@ async def take_advice_step(call: Call) -> AdviceStep:
             reason = f"another job applies the proposal {stored.applied.proposal.title!r}"
             return AdviceStep("none", reason, recheck_after_s=wait_ms / 1000)
         await trials.end(stored, FAILED, reason="the job did not finish the change within an hour")
-        # The table has other properties now.
+        # The end of the trial has changed the properties of the table.
         trials = await _load_trials(call)
         effective, policy = await _load_policy(call, trials.loaded.metadata)
     await _withdraw(trials)
@@ -247,7 +254,7 @@ async def take_advice_step(call: Call) -> AdviceStep:
     await _judge_trials(call, trials, policy)
     if measuring := trials.find(MEASURING):
         proposal, trial = measuring[0].applied.proposal, measuring[0].trial
-        # A period that is over continues until there are enough statements.
+        # A measuring period lasts until there are enough statements.
         wait_s = max(_RECHECK_S, (trial.since_ms + policy.measure_ms - trials.now_ms) / 1000)
         return AdviceStep("none", f"the change {proposal.title!r} is measured", recheck_after_s=wait_s)
     return await _start_trial(call, trials, effective, policy)
@@ -262,7 +269,7 @@ async def take_advice_step(call: Call) -> AdviceStep:
     answers=(
         ResponseSpec(200, "The proposal, with prediction and measurement", AppliedProposal),
         ResponseSpec(400, "The outcome or a number is invalid"),
-        ResponseSpec(404, "No such table, or the table has no such trial"),
+        ResponseSpec(404, "The table or the trial does not exist"),
         ResponseSpec(409, "Another request has changed the trial"),
     ),
 ).takes(FinishedStep)
@@ -270,15 +277,15 @@ async def finish_advice_step(call: Call, body: FinishedStep) -> AppliedProposal:
     if body.outcome not in ("applied", "failed", "busy"):
         raise BadRequest(f"outcome is {body.outcome[:40]!r}; it must be applied, failed or busy")
     if not (0 <= body.size_bytes < 1 << 60 and 0 <= body.seconds < 1e9):
-        raise BadRequest("size-bytes and seconds must not be negative, nor larger than 2^60 and 10^9")
+        raise BadRequest("size-bytes must be from 0 to 2^60, and seconds must be from 0 to 10^9")
     trials = await _load_trials(call)
     stored = next((stored for stored in trials.find(APPLYING) if stored.trial.number == body.number), None)
     if stored is None:
-        raise NotFound(f"The table has no trial {body.number} whose change is being made")
+        raise NotFound(f"The table has no trial {body.number} in the state applying")
     if stored.trial.since_ms != body.since_ms:
         raise CommitConflict(
-            f"Another job makes the change of the trial {body.number} since {stored.trial.since_ms}, not since "
-            f"{body.since_ms}; take the next step instead"
+            f"Another job has taken the trial {body.number} at {stored.trial.since_ms}, after the time {body.since_ms} "
+            "of this report; take the next step instead"
         )
     reason = body.reason[:_REASON_CHARACTERS_MAX]
     spent_bytes = max(stored.trial.spent_bytes, body.size_bytes)
@@ -288,7 +295,7 @@ async def finish_advice_step(call: Call, body: FinishedStep) -> AppliedProposal:
     elif body.outcome == "failed":
         stored = await trials.end(stored, FAILED, reason=reason, spent_bytes=spent_bytes, spent_seconds=spent_seconds)
     else:
-        # The statements of the prediction are replayed over the changed table.
+        # Replay the statements of the prediction over the changed table.
         since_ms = stored.trial.since_ms - (await _load_policy(call, trials.loaded.metadata))[1].measure_ms
         shapes = await call.components.history.list_shapes_since(trials.uuid, since_ms)
         async with call.components.worker_limits.advising.hold(call.principal.name):
@@ -310,7 +317,7 @@ async def _load_trials(call: Call) -> _Trials:
 
 
 async def _load_policy(call: Call, metadata: TableMetadata) -> tuple[TableMetadata, AutoAdvicePolicy]:
-    """Return the metadata with the properties that the table inherits, and the policy in them."""
+    """Return the metadata with the properties that the table inherits, and the policy from these properties."""
     policies = await load_policies(call.components.catalog.context.store, call.namespace)
     effective = with_policies(metadata, policies)
     return effective, AutoAdvicePolicy.of(effective.properties)
@@ -326,11 +333,11 @@ async def _withdraw(trials: _Trials) -> None:
 
 
 async def _judge_trials(call: Call, trials: _Trials, policy: AutoAdvicePolicy) -> None:
-    """Judge each trial whose measuring period is over. Undo the changes that do not pay."""
+    """Judge each trial whose measuring period has ended, and undo the changes that do not pay."""
     for stored in trials.find(MEASURING, KEPT):
         if trials.now_ms - stored.trial.since_ms < policy.measure_ms:
             continue
-        # The hour in which the change was applied has statements from before the change.
+        # Leave out the hour in which the change was applied, because it has statements from before the change.
         shapes = await call.components.history.list_shapes_since(trials.uuid, stored.trial.since_ms + 3_600_000)
         verdict = judge(stored.trial, shapes)
         if verdict.pays is None:
@@ -345,7 +352,7 @@ async def _judge_trials(call: Call, trials: _Trials, policy: AutoAdvicePolicy) -
 
 
 async def _start_trial(call: Call, trials: _Trials, effective: TableMetadata, policy: AutoAdvicePolicy) -> AdviceStep:
-    """Begin the first proposal that may be applied."""
+    """Begin a trial of the first proposal that may be applied."""
     shapes = await call.components.history.list_shapes_since(trials.uuid, trials.now_ms - policy.measure_ms)
     if not shapes:
         return AdviceStep("none", "the history has no statements of the measuring period")
@@ -412,7 +419,7 @@ async def _begin(trials: _Trials, stored: _StoredTrial) -> AdviceStep:
 
 
 def _find_replaced(stored: Sequence[_StoredTrial], change: ProposedChange) -> list[_StoredTrial]:
-    """Return the trials that a clustering replaces: a table has one clustering."""
+    """Return the trials that a clustering replaces, because a table has only one clustering."""
     if change.kind != "cluster":
         return []
     return [other for other in stored if other.applied.proposal.change.kind == "cluster"]

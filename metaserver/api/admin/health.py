@@ -1,4 +1,4 @@
-"""GET /healthz: the process is alive. GET /readyz: the process can serve requests, and can write to store and storage.
+"""GET /healthz: the process is alive. GET /readyz: the process can serve requests, and write to store and storage.
 
 The routes are separate because an orchestrator acts differently on them: it restarts an unhealthy process, and sends no
 traffic to a process that is not ready. An unavailable database must not make an orchestrator restart all replicas.
@@ -20,7 +20,7 @@ from seamark.metaserver.api.http.describe import ResponseSpec
 from seamark.metaserver.api.http.dispatch import Route, make_json_answer
 
 PING_TIMEOUT_S = 2.0
-"""The time limit of a ping. It is below one second, because most probes fail after about one second."""
+"""The time limit of a ping, in seconds."""
 
 _log = structlog.get_logger("seamark.health")
 
@@ -78,7 +78,7 @@ async def _check(part: str, ping: Callable[[], Awaitable[None]]) -> str:
     except TimeoutError:
         return f"no answer within {PING_TIMEOUT_S:g} s"
     except (SeamarkError, OSError) as error:
-        # The message may contain hosts and paths, which must not reach an unauthenticated probe.
+        # Do not return the message: it may contain hosts and paths, and the probe is not authenticated.
         _log.warning("not ready", part=part, error=str(error))
         return "failing"
     return "ok"

@@ -290,13 +290,7 @@ class _Advisor:
                 yield self._propose_clustering(tuple(columns[:2]), names, smaller)
 
     def _propose_clustering(self, columns: tuple[int, ...], names: list[str], smaller_bytes: int | None) -> Proposal:
-        """Propose a clustering by these columns.
-
-        Args:
-            columns: The ids of the columns.
-            names: The names of the columns.
-            smaller_bytes: The proposed target size of files, or None for the present target size.
-        """
+        """Propose a clustering by these columns. `smaller_bytes` replaces the present target size of files."""
         curve = HILBERT if len(columns) > 1 else LINEAR
         table, sample = self._state.name, self._state.sample
         files = math.ceil(self._state.total_bytes / (smaller_bytes or self._state.target_bytes))
@@ -506,10 +500,7 @@ class _Advisor:
         )
 
     def _propose_pin(self) -> Iterator[Proposal]:
-        """Propose to pin the table in the gateway's cache.
-
-        Statements would read the same number of bytes, but from the cache.
-        """
+        """Propose to pin the table in the gateway's cache. Statements read as many bytes, but from the cache."""
         total = self._state.total_bytes
         if _CACHE_PINNED in self._state.metadata.properties or not 0 < total <= self._state.pinnable_bytes:
             return
@@ -562,11 +553,7 @@ class _Advisor:
     # Shares
 
     def _index_shares(self, indexes: Sequence[IndexDefinition | tuple[str, tuple[int, ...]]]) -> Shares:
-        """Return the share of the files that each statement reads with these indexes, float64[statements].
-
-        Args:
-            indexes: Index definitions, or tuples of index kind and column ids.
-        """
+        """Return the share of the files that each statement reads with these indexes, float64[statements]."""
         by_kind: defaultdict[str, set[int]] = defaultdict(set)
         for index in indexes:
             kind, columns = index if isinstance(index, tuple) else (index.kind, tuple(t.column_id for t in index.terms))
@@ -586,9 +573,7 @@ class _Advisor:
     def _estimate_bucket_shares(self, added_buckets: dict[int, int]) -> Shares:
         """Return the share of the buckets that each statement reads, float64[statements].
 
-        Args:
-            added_buckets: The numbers of buckets by column id, in addition to the bucket fields of the current
-                partition spec.
+        `added_buckets` are numbers of buckets by column id, in addition to those of the current partition spec.
         """
         buckets = dict(added_buckets)
         for partition_field in self._state.metadata.default_spec.fields:
@@ -608,10 +593,7 @@ class _Advisor:
     def _reads(self, size_shares: Shares, file_shares: Shares, files: int) -> Reads:
         """Return the reads of an average statement.
 
-        Args:
-            size_shares: float64[statements]: the share of the table's bytes that each statement reads.
-            file_shares: float64[statements]: the share of the files that each statement reads.
-            files: The number of files of the table.
+        The shares, float64[statements], are the parts of the table's bytes and files that each statement reads.
         """
         statements, times = self._state.statements, self._state.times
         sizes, counts = size_shares * self._state.total_bytes, file_shares * files
@@ -704,11 +686,7 @@ def _drop_weaker(proposals: Sequence[Proposal]) -> list[Proposal]:
 
 
 def _partition_codes(column: SampledColumn) -> tuple[str, npt.NDArray[np.int64]] | None:
-    """Return a partition transform for the column, and the partition number of each distinct value.
-
-    Returns:
-        The transform, and int64[values]. None if the column has too many values.
-    """
+    """Return a partition transform of the column, and the partition number of each distinct value, int64[values]."""
     if column.kind in _DAY_UNITS:
         return "day", np.asarray(column.values, dtype=np.int64) // _DAY_UNITS[column.kind]
     if len(column.values) <= _FEW_VALUES_MAX:

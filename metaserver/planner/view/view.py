@@ -139,11 +139,7 @@ class ColumnStatistics:
     def __init__(self, view: TableView, column_id: int, kind: str, of_base: ColumnStatistics | None = None) -> None:
         """Read the statistics of the blocks that are not in the view's base.
 
-        Args:
-            view: The view.
-            column_id: The field id of the column.
-            kind: The type as which the values are compared.
-            of_base: The same statistics of the view's base. None if the base has not read them.
+        `of_base` are the same statistics of the view's base, or None if the base has not read them.
         """
         read = [
             _to_usable_entry(view.blocks[number].find_entry(column_id), kind)
@@ -196,11 +192,7 @@ class PartitionValues:
     def __init__(self, view: TableView, field_id: int, kind: str, of_base: PartitionValues | None = None) -> None:
         """Read the values of the blocks that are not in the view's base.
 
-        Args:
-            view: The view.
-            field_id: The id of the partition field.
-            kind: The type as which the values are compared.
-            of_base: The same values of the view's base. None if the base has not read them.
+        `of_base` are the same values of the view's base, or None if the base has not read them.
         """
         stored = [view.blocks[number].partition_column(field_id) for number in view.list_blocks_to_compute(of_base)]
         usable = [entry if entry is not None and are_comparable(entry[0], kind) else None for entry in stored]
@@ -272,10 +264,7 @@ class TableView:
         self._stats: dict[tuple[int, str], ColumnStatistics] = {}
         self._partition: dict[tuple[int, str], PartitionValues] = {}
         self.extents: Longs = np.zeros((len(self.blocks), _LAYOUT_FIELDS), dtype=np.int64)
-        """The layouts for kernels that read no column.
-
-        They contain only the row count, the first position and, as base, the first entry id of each block.
-        """
+        """The layouts for kernels that read no column: row counts, first positions and, as base, first entry ids."""
         self.extents[:, _ROWS] = self._heads[:, 0]
         self.extents[:, _FIRST] = ends - self._heads[:, 0]
         self.extents[:, _BASE] = self.ordinals << ENTRY_BITS
@@ -502,10 +491,7 @@ def _read_head(block: Block) -> tuple[int, int, bool]:
 
 
 def _list_identities(values: Sequence[object]) -> Longs:
-    """Return the identities of the objects, int64[objects].
-
-    As long as the objects are alive, equal identities mean the same object.
-    """
+    """Return the identities of live objects, int64[objects]. Equal identities mean the same object."""
     return np.fromiter(map(id, values), dtype=np.int64, count=len(values))
 
 
