@@ -203,9 +203,9 @@ class JobQueue:
         pause_s = min(BACKOFF_S * 2 ** min(failures - 1, 16), BACKOFF_MAX_S) if failed else max(rest_s, took_s)
         self._forget_rested(now)
         self._resting[job.key] = (now + pause_s, failures)
-        again, due_s = self._repeated.pop(job.key, (job if failed else None, now))
-        if again is not None:
-            self.put(again, delay_s=max(0.0, due_s - now))
+        repeated_job, due_s = self._repeated.pop(job.key, (job if failed else None, now))
+        if repeated_job is not None:
+            self.put(repeated_job, delay_s=max(0.0, due_s - now))
         return pause_s
 
     def check_invariants(self) -> None:
@@ -271,7 +271,7 @@ class JobQueue:
 
     def _forget_rested(self, now: float) -> None:
         if len(self._resting) >= self._limit:
-            self._resting = {key: rest for key, rest in self._resting.items() if rest[0] > now}
+            self._resting = {key: rest_entry for key, rest_entry in self._resting.items() if rest_entry[0] > now}
         if len(self._served_s) > 2 * len(self._counts) + _STALE_MIN:
             active = {*self._ready, *self._counts}
             self._served_s = {

@@ -78,7 +78,7 @@ async def apply_advice(call: Call, body: ChosenProposal) -> AppliedProposal:
     return applied
 
 
-async def _find_proposal(call: Call, chosen: ChosenProposal) -> Proposal:
+async def _find_proposal(call: Call, choice: ChosenProposal) -> Proposal:
     """Return the chosen proposal, if the advisor still makes it.
 
     Raises:
@@ -87,11 +87,11 @@ async def _find_proposal(call: Call, chosen: ChosenProposal) -> Proposal:
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     assert loaded.entry is not None
     history = call.components.history
-    shapes = await history.list_table_shapes(loaded.entry.uuid, chosen.days) if history.is_on else []
+    shapes = await history.list_table_shapes(loaded.entry.uuid, choice.days) if history.is_on else []
     async with call.components.worker_limits.advising.hold(call.principal.name):
         build = await read_state(call, loaded, shapes)
         proposals = [] if isinstance(build, str) else (await simulate(call, lambda: make_proposals(build())))[1]
     for proposal in proposals:
-        if proposal.id == chosen.id:
+        if proposal.id == choice.id:
             return proposal
-    raise NotFound(f"The advisor does not make the proposal {chosen.id[:_ID_CHARACTERS_MAX]!r} now; load the proposals")
+    raise NotFound(f"The advisor does not make the proposal {choice.id[:_ID_CHARACTERS_MAX]!r} now; load the proposals")

@@ -114,11 +114,11 @@ class _Trials:
 
     @property
     def applied(self) -> list[AppliedProposal]:
-        return [stored.applied for stored in self.stored]
+        return [stored_trial.applied for stored_trial in self.stored]
 
     def find(self, *states: str) -> list[_StoredTrial]:
         """Return the trials in these states."""
-        return [stored for stored in self.stored if stored.trial.state in states]
+        return [stored_trial for stored_trial in self.stored if stored_trial.trial.state in states]
 
     async def start(self, proposal: Proposal, trial: Trial) -> _StoredTrial:
         """Store a new trial.
@@ -129,7 +129,7 @@ class _Trials:
         return await self._save(AppliedProposal(proposal, self.now_ms, None, trial=trial), None)
 
     async def change(
-        self, stored: _StoredTrial, applied: AppliedProposal | None = None, **fields: object
+        self, stored_trial: _StoredTrial, applied: AppliedProposal | None = None, **fields: object
     ) -> _StoredTrial:
         """Change fields of a trial, and the time of its decision.
 
@@ -139,11 +139,11 @@ class _Trials:
         Raises:
             CommitConflict: Another request has changed the trial.
         """
-        trial = replace(stored.trial, since_ms=self.now_ms, **fields)
-        return await self._save(replace(applied or stored.applied, trial=trial), stored.text)
+        trial = replace(stored_trial.trial, since_ms=self.now_ms, **fields)
+        return await self._save(replace(applied or stored_trial.applied, trial=trial), stored_trial.text)
 
     async def end(
-        self, stored: _StoredTrial, state: str, applied: AppliedProposal | None = None, **fields: object
+        self, stored_trial: _StoredTrial, state: str, applied: AppliedProposal | None = None, **fields: object
     ) -> _StoredTrial:
         """Remove the properties of a trial, and change its state.
 
@@ -156,13 +156,13 @@ class _Trials:
             CommitConflict: A user has changed one of the properties, or another request has changed the trial.
         """
         # A second removal would remove values of the restored clustering. So only one request continues after this.
-        stored = await self.change(stored)
-        properties = stored.trial.properties
+        stored_trial = await self.change(stored_trial)
+        properties = stored_trial.trial.properties
         current = (await self._call.components.catalog.tables.load(self._call.namespace, self._call.name)).metadata
         replaced = [
             other
             for other in self.find(REPLACED)
-            if other.trial.number == stored.trial.replaces
+            if other.trial.number == stored_trial.trial.replaces
             # Continue only if no user has changed the properties.
             and all(
                 current.properties.get(name) == properties.get(name)
@@ -172,10 +172,12 @@ class _Trials:
         updates = {name: value for other in replaced for name, value in other.trial.properties.items()}
         removals = {name: value for name, value in properties.items() if name not in updates}
         await self.set_properties(updates, removals)
-        stored = await self.change(stored, applied, state=state, **fields)
+        stored_trial = await self.change(stored_trial, applied, state=state, **fields)
         for other in replaced:
-            await self.change(other, state=KEPT, reason=f"the replacement is {state}: {stored.applied.proposal.title}")
-        return stored
+            await self.change(
+                other, state=KEPT, reason=f"the replacement is {state}: {stored_trial.applied.proposal.title}"
+            )
+        return stored_trial
 
     async def _save(self, applied: AppliedProposal, expected: str | None) -> _StoredTrial:
         """Store a trial if its stored text is `expected`, and update the loaded trials without a new read."""
@@ -201,10 +203,10 @@ class _Trials:
         """
         call, tables = self._call, self._call.components.catalog.tables
         current = (await tables.load(call.namespace, call.name)).metadata.properties
-        own = list_own_properties(self.applied)
+        present = list_own_properties(self.applied)
         changed = {name: value for name, value in updates.items() if current.get(name) != value}
         for name in changed:
-            if name in current and own.get(name) != current[name]:
+            if name in current and present.get(name) != current[name]:
                 raise CommitConflict(f"A user has defined the property {name}, so a trial cannot set it")
         removed = sorted(name for name, value in removals.items() if current.get(name) == value)
         if not changed and not removed:
@@ -239,18 +241,18 @@ async def take_advice_step(call: Call) -> AdviceStep:
     effective, policy = await _load_policy(call, trials.loaded.metadata)
     if not call.components.history.is_on:
         return AdviceStep("none", "the setting query_history_days is 0, so no statements are recorded")
-    for stored in trials.find(APPLYING):
-        wait_ms = stored.trial.since_ms + _CLAIM_MS - trials.now_ms
+    for stored_trial in trials.find(APPLYING):
+        wait_ms = stored_trial.trial.since_ms + _CLAIM_MS - trials.now_ms
         if wait_ms > 0:
-            reason = f"another job applies the proposal {stored.applied.proposal.title!r}"
+            reason = f"another job applies the proposal {stored_trial.applied.proposal.title!r}"
             return AdviceStep("none", reason, recheck_after_s=wait_ms / 1000)
-        await trials.end(stored, FAILED, reason="the job did not finish the change within an hour")
+        await trials.end(stored_trial, FAILED, reason="the job did not finish the change within an hour")
         # The end of the trial has changed the properties of the table.
         trials = await _load_trials(call)
         effective, policy = await _load_policy(call, trials.loaded.metadata)
     await _withdraw(trials)
-    for stored in trials.find(WAITING):
-        return await _begin(trials, await trials.change(stored, state=APPLYING))
+    for stored_trial in trials.find(WAITING):
+        return await _begin(trials, await trials.change(stored_trial, state=APPLYING))
     await _judge_trials(call, trials, policy)
     if measuring := trials.find(MEASURING):
         proposal, trial = measuring[0].applied.proposal, measuring[0].trial
@@ -279,35 +281,39 @@ async def finish_advice_step(call: Call, body: FinishedStep) -> AppliedProposal:
     if not (0 <= body.size_bytes < 1 << 60 and 0 <= body.seconds < 1e9):
         raise BadRequest("size-bytes must be from 0 to 2^60, and seconds must be from 0 to 10^9")
     trials = await _load_trials(call)
-    stored = next((stored for stored in trials.find(APPLYING) if stored.trial.number == body.number), None)
-    if stored is None:
+    stored_trial = next(
+        (stored_trial for stored_trial in trials.find(APPLYING) if stored_trial.trial.number == body.number), None
+    )
+    if stored_trial is None:
         raise NotFound(f"The table has no trial {body.number} in the state applying")
-    if stored.trial.since_ms != body.since_ms:
+    if stored_trial.trial.since_ms != body.since_ms:
         raise CommitConflict(
-            f"Another job has taken the trial {body.number} at {stored.trial.since_ms}, after the time {body.since_ms} "
-            "of this report; take the next step instead"
+            f"Another job has taken the trial {body.number} at {stored_trial.trial.since_ms}, after the time "
+            f"{body.since_ms} of this report; take the next step instead"
         )
     reason = body.reason[:_REASON_CHARACTERS_MAX]
-    spent_bytes = max(stored.trial.spent_bytes, body.size_bytes)
-    spent_seconds = max(stored.trial.spent_seconds, body.seconds)
+    spent_bytes = max(stored_trial.trial.spent_bytes, body.size_bytes)
+    spent_seconds = max(stored_trial.trial.spent_seconds, body.seconds)
     if body.outcome == "busy":
-        stored = await trials.change(stored, state=WAITING, reason="another job rewrites the table")
+        stored_trial = await trials.change(stored_trial, state=WAITING, reason="another job rewrites the table")
     elif body.outcome == "failed":
-        stored = await trials.end(stored, FAILED, reason=reason, spent_bytes=spent_bytes, spent_seconds=spent_seconds)
+        stored_trial = await trials.end(
+            stored_trial, FAILED, reason=reason, spent_bytes=spent_bytes, spent_seconds=spent_seconds
+        )
     else:
         # Replay the statements of the prediction over the changed table.
-        since_ms = stored.trial.since_ms - (await _load_policy(call, trials.loaded.metadata))[1].measure_ms
+        since_ms = stored_trial.trial.since_ms - (await _load_policy(call, trials.loaded.metadata))[1].measure_ms
         shapes = await call.components.history.list_shapes_since(trials.uuid, since_ms)
         async with call.components.worker_limits.advising.hold(call.principal.name):
             loaded = await call.components.catalog.tables.load(call.namespace, call.name)
             build = await read_state(call, loaded, shapes)
             measured = None if isinstance(build, str) else await simulate(call, lambda: measure(build()))
-        applied = replace(stored.applied, measured=measured, applied_ms=trials.now_ms)
+        applied = replace(stored_trial.applied, measured=measured, applied_ms=trials.now_ms)
         reason = "the change is applied, and its statements are measured"
-        stored = await trials.change(
-            stored, applied, state=MEASURING, reason=reason, spent_bytes=spent_bytes, spent_seconds=spent_seconds
+        stored_trial = await trials.change(
+            stored_trial, applied, state=MEASURING, reason=reason, spent_bytes=spent_bytes, spent_seconds=spent_seconds
         )
-    return stored.applied
+    return stored_trial.applied
 
 
 async def _load_trials(call: Call) -> _Trials:
@@ -326,29 +332,31 @@ async def _load_policy(call: Call, metadata: TableMetadata) -> tuple[TableMetada
 async def _withdraw(trials: _Trials) -> None:
     """End the trials whose properties a user has changed or removed."""
     current = trials.loaded.metadata.properties
-    for stored in trials.find(WAITING, MEASURING, KEPT):
-        changed = [name for name, value in stored.trial.properties.items() if current.get(name) != value]
+    for stored_trial in trials.find(WAITING, MEASURING, KEPT):
+        changed = [name for name, value in stored_trial.trial.properties.items() if current.get(name) != value]
         if changed:
-            await trials.change(stored, state=WITHDRAWN, reason=f"a user has changed {', '.join(changed)}")
+            await trials.change(stored_trial, state=WITHDRAWN, reason=f"a user has changed {', '.join(changed)}")
 
 
 async def _judge_trials(call: Call, trials: _Trials, policy: AutoAdvicePolicy) -> None:
     """Judge each trial whose measuring period has ended, and undo the changes that do not pay."""
-    for stored in trials.find(MEASURING, KEPT):
-        if trials.now_ms - stored.trial.since_ms < policy.measure_ms:
+    for stored_trial in trials.find(MEASURING, KEPT):
+        if trials.now_ms - stored_trial.trial.since_ms < policy.measure_ms:
             continue
         # Leave out the hour in which the change was applied, because it has statements from before the change.
-        shapes = await call.components.history.list_shapes_since(trials.uuid, stored.trial.since_ms + 3_600_000)
-        verdict = judge(stored.trial, shapes)
+        shapes = await call.components.history.list_shapes_since(trials.uuid, stored_trial.trial.since_ms + 3_600_000)
+        verdict = judge(stored_trial.trial, shapes)
         if verdict.pays is None:
             continue
-        applied = replace(stored.applied, recorded=verdict.reads)
+        applied = replace(stored_trial.applied, recorded=verdict.reads)
         if verdict.pays:
             await trials.change(
-                stored, applied, state=KEPT, reason=verdict.reason, saved_fraction=verdict.saved_fraction
+                stored_trial, applied, state=KEPT, reason=verdict.reason, saved_fraction=verdict.saved_fraction
             )
         else:
-            await trials.end(stored, UNDONE, applied, reason=verdict.reason, saved_fraction=verdict.saved_fraction)
+            await trials.end(
+                stored_trial, UNDONE, applied, reason=verdict.reason, saved_fraction=verdict.saved_fraction
+            )
 
 
 async def _start_trial(call: Call, trials: _Trials, effective: TableMetadata, policy: AutoAdvicePolicy) -> AdviceStep:
@@ -381,7 +389,7 @@ async def _start_trial(call: Call, trials: _Trials, effective: TableMetadata, po
         if refusal is not None or properties is None:
             refusals.append(f"{proposal.title}: {refusal}")
             continue
-        number = 1 + max((stored.trial.number for stored in trials.stored), default=0)
+        number = 1 + max((stored_trial.trial.number for stored_trial in trials.stored), default=0)
         replaced = _find_replaced(trials.find(MEASURING, KEPT), proposal.change)
         trial = Trial(
             number=number,
@@ -395,15 +403,15 @@ async def _start_trial(call: Call, trials: _Trials, effective: TableMetadata, po
             shapes=record_shapes(shapes),
             replaces=replaced[0].trial.number if replaced else None,
         )
-        stored = await trials.start(proposal, trial)
-        return await _begin(trials, stored)
+        stored_trial = await trials.start(proposal, trial)
+        return await _begin(trials, stored_trial)
     reason = "; ".join(refusals[:_REFUSALS_MAX]) or "no change would save more bytes in 30 days than it costs"
     return AdviceStep("none", reason)
 
 
-async def _begin(trials: _Trials, stored: _StoredTrial) -> AdviceStep:
+async def _begin(trials: _Trials, stored_trial: _StoredTrial) -> AdviceStep:
     """Set the properties of a trial, and end the trials that it replaces."""
-    change, properties = stored.applied.proposal.change, stored.trial.properties
+    change, properties = stored_trial.applied.proposal.change, stored_trial.trial.properties
     replaced = _find_replaced(trials.find(MEASURING, KEPT), change)
     removals = {
         name: value for other in replaced for name, value in other.trial.properties.items() if name not in properties
@@ -411,15 +419,17 @@ async def _begin(trials: _Trials, stored: _StoredTrial) -> AdviceStep:
     try:
         await trials.set_properties(properties, removals)
     except CommitConflict as error:
-        await trials.change(stored, state=FAILED, reason=error.message, spent_bytes=0, spent_seconds=0.0)
+        await trials.change(stored_trial, state=FAILED, reason=error.message, spent_bytes=0, spent_seconds=0.0)
         return AdviceStep("none", error.message)
     for other in replaced:
-        await trials.change(other, state=REPLACED, reason=f"replaced by: {stored.applied.proposal.title}")
-    return AdviceStep("apply", stored.trial.reason, stored.trial.number, stored.trial.since_ms, change)
+        await trials.change(other, state=REPLACED, reason=f"replaced by: {stored_trial.applied.proposal.title}")
+    return AdviceStep(
+        "apply", stored_trial.trial.reason, stored_trial.trial.number, stored_trial.trial.since_ms, change
+    )
 
 
-def _find_replaced(stored: Sequence[_StoredTrial], change: ProposedChange) -> list[_StoredTrial]:
+def _find_replaced(stored_trials: Sequence[_StoredTrial], change: ProposedChange) -> list[_StoredTrial]:
     """Return the trials that a clustering replaces, because a table has only one clustering."""
     if change.kind != "cluster":
         return []
-    return [other for other in stored if other.applied.proposal.change.kind == "cluster"]
+    return [other for other in stored_trials if other.applied.proposal.change.kind == "cluster"]

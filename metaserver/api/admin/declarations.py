@@ -76,9 +76,9 @@ async def put_table_policy(call: Call, body: PolicyState) -> TablePolicy:
         raise BadRequest(f"The policy is invalid: {problem}")
 
     def compute_updates(metadata: TableMetadata) -> list[dict[str, Any]]:
-        own = {name: value for name, value in metadata.properties.items() if name in PROPERTIES}
-        changed = {name: value for name, value in body.properties.items() if own.get(name) != value}
-        removed = sorted(own.keys() - body.properties.keys())
+        present = {name: value for name, value in metadata.properties.items() if name in PROPERTIES}
+        changed = {name: value for name, value in body.properties.items() if present.get(name) != value}
+        removed = sorted(present.keys() - body.properties.keys())
         updates: list[dict[str, Any]] = []
         if changed:
             updates.append({"action": "set-properties", "updates": changed})

@@ -177,11 +177,11 @@ def _compute_view_updates(body: DeclaredView, version: dict[str, Any], metadata:
         now_ms=version["timestamp-ms"],
     )
     updates = _set_properties(body.properties, metadata.properties)
-    current, wanted = metadata.current_version, declared.current_version
-    current_schema, wanted_schema = metadata.schema(current.schema_id), declared.schema(wanted.schema_id)
+    current, declared_version = metadata.current_version, declared.current_version
+    current_schema, wanted_schema = metadata.schema(current.schema_id), declared.schema(declared_version.schema_id)
     is_same = (
         (current.representations, current.default_namespace, current.default_catalog)
-        == (wanted.representations, wanted.default_namespace, wanted.default_catalog)
+        == (declared_version.representations, declared_version.default_namespace, declared_version.default_catalog)
         and current_schema is not None
         and wanted_schema is not None
         and wanted_schema.is_same_as(current_schema)
@@ -196,16 +196,16 @@ def _compute_view_updates(body: DeclaredView, version: dict[str, Any], metadata:
 
 
 def _check_properties(properties: Mapping[str, str]) -> None:
-    own = next((name for name in properties if name.startswith(_OWN_PREFIX)), None)
-    if own is not None:
+    refused = next((name for name in properties if name.startswith(_OWN_PREFIX)), None)
+    if refused is not None:
         raise BadRequest(
-            f"The property {own[:80]!r} cannot be declared here: declare policies of table services with PUT …/policy, "
-            "and indexes with PUT …/indexes/{index}"
+            f"The property {refused[:80]!r} cannot be declared here: declare policies of table services with PUT "
+            "…/policy, and indexes with PUT …/indexes/{index}"
         )
 
 
-def _set_properties(wanted: Mapping[str, str], present: Mapping[str, str]) -> list[dict[str, Any]]:
-    changed = {name: value for name, value in wanted.items() if present.get(name) != value}
+def _set_properties(declared: Mapping[str, str], present: Mapping[str, str]) -> list[dict[str, Any]]:
+    changed = {name: value for name, value in declared.items() if present.get(name) != value}
     return [{"action": "set-properties", "updates": changed}] if changed else []
 
 

@@ -138,7 +138,7 @@ class _Advisor:
         return self.now_ms // DAY_MS
 
     def _count_reads(self, column_id: int) -> int:
-        return sum(one.reads for one in self.reads if one.column_id == column_id)
+        return sum(read.reads for read in self.reads if read.column_id == column_id)
 
     def _advise(self, time: TimeColumn, unread_days: int, first_day: int) -> Iterator[ColumnAdvice]:
         """Yield the advice for each column, for the smallest age of partitions in which no query reads the column."""
@@ -151,23 +151,23 @@ class _Advisor:
             related = {field.id, EVERY_COLUMN, *_find_columns_inside(schema, field.id)}
             for age_d in AGES_D:
                 before_ms = self._find_boundary_ms(time, age_d)
-                old = (ends != MISSING) & (ends <= before_ms) & (sizes > 0)
-                last = max(
+                is_old = (ends != MISSING) & (ends <= before_ms) & (sizes > 0)
+                last_day = max(
                     (read.last_day for read in self.reads if read.column_id in related and read.oldest_age_d >= age_d),
                     default=first_day,
                 )
-                if not old.any():
+                if not is_old.any():
                     break
-                if self.today - last >= unread_days:
+                if self.today - last_day >= unread_days:
                     condition = f"{_quote(time.name)} < {_write_literal(time, before_ms)}"
                     name = ".".join(map(_quote, self.table))
                     yield ColumnAdvice(
                         field.name,
                         age_d,
-                        self.today - last,
-                        int(old.sum()),
-                        len(np.unique(ends[old])),
-                        int(sizes[old].sum()),
+                        self.today - last_day,
+                        int(is_old.sum()),
+                        len(np.unique(ends[is_old])),
+                        int(sizes[is_old].sum()),
                         f"ALTER TABLE {name} PARTITION ({condition}) DROP COLUMNS ({_quote(field.name)})",
                         f"{_choose_policy_name(field.name)}: {age_d} days",
                     )
@@ -202,7 +202,11 @@ class _Advisor:
 
 def _find_columns_inside(schema: Schema, column_id: int) -> set[int]:
     """Return the ids of the columns that are nested in a column."""
-    return {one.id for one in schema.index.by_id.values() if column_id in {up.id for up in schema.list_ancestors(one)}}
+    return {
+        field.id
+        for field in schema.index.by_id.values()
+        if column_id in {ancestor.id for ancestor in schema.list_ancestors(field)}
+    }
 
 
 def _measure_column(files: FoundFiles, schema: Schema, column_id: int) -> Longs:

@@ -85,7 +85,7 @@ class PutWarehouseRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=
     answers=(ResponseSpec(200, "All warehouses", WarehousePage), _FORBIDDEN),
 )
 async def list_warehouses(call: Call) -> WarehousePage:
-    return WarehousePage([_describe(stored) for stored in await _require_warehouses(call).list()])
+    return WarehousePage([_describe(warehouse) for warehouse in await _require_warehouses(call).list()])
 
 
 @Route(
@@ -185,15 +185,15 @@ def _require_warehouses(call: Call) -> Warehouses:
     return warehouses
 
 
-def _describe(stored: StoredWarehouse) -> WarehouseAnswer:
+def _describe(warehouse: StoredWarehouse) -> WarehouseAnswer:
     return WarehouseAnswer(
-        name=stored.name,
-        id=stored.id,
-        location=stored.location,
-        settings=stored.settings,
-        has_credentials=stored.credentials is not None,
-        path=make_warehouse_path(stored.name),
-        created_ms=stored.created_ms,
-        created_by=stored.principal_name,
-        version=stored.version,
+        name=warehouse.name,
+        id=warehouse.id,
+        location=warehouse.location,
+        settings=warehouse.settings,
+        has_credentials=warehouse.credentials is not None,
+        path=make_warehouse_path(warehouse.name),
+        created_ms=warehouse.created_ms,
+        created_by=warehouse.principal_name,
+        version=warehouse.version,
     )

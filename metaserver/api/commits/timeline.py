@@ -132,26 +132,26 @@ async def _filter_by_entry(store: PointerStore, namespace: NamespacePath, name: 
         entry = await store.load_entry(kind, namespace, name)
         if entry is not None:
             return InstantFilter(uuid=entry.uuid)
-    where = InstantFilter(namespace=namespace, name=name)
-    if not await store.list_instants(where, 1):
+    instant_filter = InstantFilter(namespace=namespace, name=name)
+    if not await store.list_instants(instant_filter, 1):
         raise NoSuchTable(f"Table does not exist: {show(namespace, name)}")
-    return where
+    return instant_filter
 
 
-async def _answer_instants(call: Call, where: InstantFilter, securable: Securable) -> Answer:
-    """Answer with the instants that match `where`. The caller needs rights on `securable`."""
+async def _answer_instants(call: Call, instant_filter: InstantFilter, securable: Securable) -> Answer:
+    """Answer with the instants that match `instant_filter`. The caller needs rights on `securable`."""
     timeline = call.components.timeline
-    where, limit, wait_s = _read_query(call, where)
-    if where.since == LATEST:
-        where = msgspec.structs.replace(where, since=await timeline.head())
+    instant_filter, limit, wait_s = _read_query(call, instant_filter)
+    if instant_filter.since == LATEST:
+        instant_filter = msgspec.structs.replace(instant_filter, since=await timeline.head())
     if EVENT_STREAM in call.headers.get("Accept", ""):
-        return await _stream_instants(call, timeline, where, securable)
+        return await _stream_instants(call, timeline, instant_filter, securable)
     if wait_s > 0:
-        instants = await timeline.watch(where, limit, wait_s)
+        instants = await timeline.watch(instant_filter, limit, wait_s)
         await call.recheck(securable)  # A token may have expired during the wait.
     else:
-        instants = await timeline.read(where, limit)
-    next_since = instants[-1].position if instants else (None if where.newest_first else where.since)
+        instants = await timeline.read(instant_filter, limit)
+    next_since = instants[-1].position if instants else (None if instant_filter.newest_first else instant_filter.since)
     visible_instants = [await _show_instant(call, instant) for instant in await _select_visible(call, instants)]
     return InstantPage(visible_instants, next_since)
 
@@ -183,7 +183,7 @@ async def _show_instant(call: Call, instant: Instant) -> InstantAnswer:
     return msgspec.structs.replace(answer, summary=summary)
 
 
-def _read_query(call: Call, where: InstantFilter) -> tuple[InstantFilter, int, float]:
+def _read_query(call: Call, instant_filter: InstantFilter) -> tuple[InstantFilter, int, float]:
     """Return the filter, the limit, and the seconds to wait from the query of a request.
 
     Raises:
@@ -208,14 +208,14 @@ def _read_query(call: Call, where: InstantFilter) -> tuple[InstantFilter, int, f
     if order == "desc" and (wait_s > 0 or stream):
         raise BadRequest("order=desc cannot wait for new instants; omit order or the wait")
     limit = parse_page_size(query.get("limit", str(INSTANTS_PER_PAGE_DEFAULT)), "limit", settings.page_limit)
-    where = msgspec.structs.replace(
-        where,
+    instant_filter = msgspec.structs.replace(
+        instant_filter,
         since=since,
         action=action,
         state=InstantState(state) if state is not None else None,
         newest_first=order == "desc",
     )
-    return where, limit, min(wait_s, settings.watch_timeout_s)
+    return instant_filter, limit, min(wait_s, settings.watch_timeout_s)
 
 
 def _parse_number(text: str, name: str) -> float:
@@ -229,14 +229,14 @@ def _parse_number(text: str, name: str) -> float:
 
 
 async def _stream_instants(
-    call: Call, timeline: Timeline, where: InstantFilter, securable: Securable
+    call: Call, timeline: Timeline, instant_filter: InstantFilter, securable: Securable
 ) -> web.StreamResponse:
     """Send server-sent events (WHATWG HTML, 9.2) until the connection or the server closes.
 
     The login and the rights are checked before each write, and also every `rights_recheck_s`. If the login ends or the
     rights are lost, the stream ends with an event `error` that contains the refusal.
     """
-    async with timeline.watch_instants(where) as watcher:
+    async with timeline.watch_instants(instant_filter) as watcher:
         response = web.StreamResponse(
             headers={
                 "Content-Type": f"{EVENT_STREAM}; charset=utf-8",

@@ -347,11 +347,11 @@ def encode_partition(metadata: TableMetadata, partition: PartitionTuple) -> dict
 
     The values have the current types of the fields.
     """
-    stored = {field.field_id: field for field in partition.fields}
+    field_values = {field.field_id: field for field in partition.fields}
     spec = metadata.spec(partition.spec_id)
     json_values: dict[str, object] = {}
     for field in () if spec is None else spec.fields:
-        value = stored.get(field.field_id or 0)
+        value = field_values.get(field.field_id or 0)
         if value is None or value.value is None:
             json_values[field.name] = None
             continue

@@ -319,8 +319,8 @@ class Call:
         authorizer = self.components.authorizer
         if authorizer.is_uniform(self.principal, "namespaceExists", parent):
             return paths
-        seen = await authorizer.sees(self.principal, paths)
-        return [path for path, is_seen in zip(paths, seen, strict=True) if is_seen]
+        visibility = await authorizer.sees(self.principal, paths)
+        return [path for path, is_seen in zip(paths, visibility, strict=True) if is_seen]
 
     def list_visible_children(self, parent: NamespacePath) -> frozenset[str] | None:
         """Return the names in `parent` that a listing may include, or None if `select_seen` finds them."""

@@ -52,9 +52,9 @@ class HolderLimit:
     def release(self, holder: str | None, amount: int = 1) -> None:
         self.taken -= amount
         if holder is not None:
-            left = self._held[holder] - amount
-            if left:
-                self._held[holder] = left
+            remaining = self._held[holder] - amount
+            if remaining:
+                self._held[holder] = remaining
             else:
                 del self._held[holder]
 

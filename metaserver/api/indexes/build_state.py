@@ -131,7 +131,7 @@ def compute_progress(build: Build) -> dict[str, Any]:
     summary, began_ms = build.instant.summary, build.instant.requested_ms
     indexed_rows = sum(file.rows for file in files)
     latest_ms = max((file.created_ms for file in files), default=began_ms)
-    left = max(0, summary["rows-total"] - indexed_rows)
+    rows_left = max(0, summary["rows-total"] - indexed_rows)
     return {
         "files-done": sum(file.files for file in files),
         "files-total": summary["files-total"],
@@ -139,7 +139,7 @@ def compute_progress(build: Build) -> dict[str, Any]:
         "rows-total": summary["rows-total"],
         "index-files": len(files),
         "size-in-bytes": sum(file.size_bytes for file in files),
-        "eta-ms": latest_ms + left * (latest_ms - began_ms) // indexed_rows if indexed_rows else None,
+        "eta-ms": latest_ms + rows_left * (latest_ms - began_ms) // indexed_rows if indexed_rows else None,
     }
 
 
@@ -179,8 +179,8 @@ async def require_alone(call: Call, table: TableIndexes, name: str, *, but: str 
 
 
 async def _list_running_builds(call: Call, table: TableIndexes) -> list[Instant]:
-    where = InstantFilter(uuid=table.entry.uuid, action=INDEXING, state=InstantState.INFLIGHT, archived=False)
-    return await call.components.store.list_instants(where, _UNDER_WAY_MAX)
+    instant_filter = InstantFilter(uuid=table.entry.uuid, action=INDEXING, state=InstantState.INFLIGHT, archived=False)
+    return await call.components.store.list_instants(instant_filter, _UNDER_WAY_MAX)
 
 
 async def roll_back_abandoned(call: Call, table: TableIndexes) -> None:

@@ -138,7 +138,7 @@ async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, An
         await require_alone(call, table, name)
     new_files = await find_new_files_by_snapshot(call, table.metadata, find_named_snapshots(table.metadata))
     live_files = table.registered.list_live(definition.id)
-    lag = [(new.files, await find_missing_files(call, new, live_files)) for new in new_files]
+    lag = [(entry.files, await find_missing_files(call, entry, live_files)) for entry in new_files]
     clock = call.components.clock
     build_id, now_ms = str(clock.uuid7()), clock.now_ms()
     summary = {
@@ -241,10 +241,10 @@ async def list_index_build_files(call: Call) -> dict[str, Any]:
     for at in range(token.at, len(new_files)):
         rows = np.flatnonzero(await find_missing_files(call, new_files[at], live_files))
         rows = rows[rows >= token.row] if at == token.at else rows
-        chosen, limit = rows[:limit], limit - min(limit, len(rows))
-        page.append((new_files[at].files, chosen))
-        if len(rows) > len(chosen):
-            following = _Token(token.build, token.snapshots, at, int(rows[len(chosen)]))
+        page_rows, limit = rows[:limit], limit - min(limit, len(rows))
+        page.append((new_files[at].files, page_rows))
+        if len(rows) > len(page_rows):
+            following = _Token(token.build, token.snapshots, at, int(rows[len(page_rows)]))
             break
 
     def answer() -> dict[str, Any]:

@@ -128,8 +128,8 @@ async def find_new_files_by_snapshot(call: Call, metadata: TableMetadata, snapsh
     for snapshot_id in snapshots:
         files = await load_snapshot_files(call, metadata, snapshot_id)
         fresh = np.ones(files.ids.count, dtype=np.bool_)
-        for before in new_files:
-            fresh &= ~await asyncio.to_thread(files.ids.are_covered_by, before.files.ids.ids)
+        for earlier_files in new_files:
+            fresh &= ~await asyncio.to_thread(files.ids.are_covered_by, earlier_files.files.ids.ids)
         new_files.append(NewFiles(files, fresh))
     return new_files
 
@@ -148,16 +148,18 @@ async def read_audit_times_ms(call: Call, table: TableIndexes) -> dict[str, int]
 
     Only the last `_AUDITS_MAX` audits of the table are read.
     """
-    where = InstantFilter(uuid=table.entry.uuid, action=AUDITING, newest_first=True)
+    instant_filter = InstantFilter(uuid=table.entry.uuid, action=AUDITING, newest_first=True)
     audits: dict[str, int] = {}
-    for instant in await call.components.store.list_instants(where, _AUDITS_MAX):
+    for instant in await call.components.store.list_instants(instant_filter, _AUDITS_MAX):
         audits.setdefault(str(instant.summary.get("definition")), instant.requested_ms)
     return audits
 
 
-async def find_missing_files(call: Call, new: NewFiles, live_files: tuple[RegisteredIndexFile, ...]) -> Mask:
+async def find_missing_files(call: Call, new_files: NewFiles, live_files: tuple[RegisteredIndexFile, ...]) -> Mask:
     """Return whether each file is new and could be indexed, but is not described by these index files, bool[files]."""
-    return ~await find_covered_files(call, new.files, live_files) & new.files.ids.identified & new.fresh
+    return (
+        ~await find_covered_files(call, new_files.files, live_files) & new_files.files.ids.identified & new_files.fresh
+    )
 
 
 async def read_described_ids(call: Call, file: RegisteredIndexFile) -> npt.NDArray[np.uint64]:

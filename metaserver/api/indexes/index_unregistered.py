@@ -102,9 +102,9 @@ async def _are_unreferenced(
         if clock.monotonic() > until_s:
             return None
         view = await load_view(call, metadata, snapshot.snapshot_id)
-        left = np.flatnonzero(unreferenced)
-        rows = await asyncio.to_thread(_find, view, ids[left])
-        unreferenced[left[rows >= 0]] = False
+        remaining = np.flatnonzero(unreferenced)
+        rows = await asyncio.to_thread(_find, view, ids[remaining])
+        unreferenced[remaining[rows >= 0]] = False
     return unreferenced
 
 

@@ -296,21 +296,21 @@ def _change_definition(
     name: str, body: PutIndexRequest, defined: Definitions, metadata: TableMetadata
 ) -> IndexDefinition:
     """Return the definition of the index with the changes of the body, or a new definition."""
-    before = defined.by_name.get(name)
-    kind = body.kind if body.kind is not None else before.kind if before else None
-    if kind is None or (before is None and body.columns is None):
+    present = defined.by_name.get(name)
+    kind = body.kind if body.kind is not None else present.kind if present else None
+    if kind is None or (present is None and body.columns is None):
         if name in defined.problems:
             raise BadRequest(f"The index {name} is invalid ({defined.problems[name]}); define it again completely")
         raise BadRequest(
             f"The table has no index {name[:_SHOWN_CHARS_MAX]!r}; to define it, set kind "
             f"({', '.join(KINDS)}) and columns"
         )
-    columns: Sequence[str | Term] = body.columns if body.columns is not None else before.terms if before else ()
-    parameters: dict[str, Any] = dict(before.parameters) if before and before.kind == kind else {}
+    columns: Sequence[str | Term] = body.columns if body.columns is not None else present.terms if present else ()
+    parameters: dict[str, Any] = dict(present.parameters) if present and present.kind == kind else {}
     parameters |= body.parameters
-    state = body.state if body.state is not None else before.state if before else ENABLED
+    state = body.state if body.state is not None else present.state if present else ENABLED
     measures: Sequence[str | Measure] = (
-        body.measures if body.measures is not None else before.measures if before else ()
+        body.measures if body.measures is not None else present.measures if present else ()
     )
     definition = define(
         name, kind, columns, metadata.current_schema, parameters=parameters, state=state, measures=measures

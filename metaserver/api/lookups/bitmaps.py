@@ -327,12 +327,12 @@ class _Page:
         self._files: list[_AnswerFile] = []
         self.last: int | None = None
 
-    async def fill(self, after: int, metadata: TableMetadata, entry: Entry) -> None:
-        """Add the files after the file `after`, up to the limits of the page."""
+    async def fill(self, after_id: int, metadata: TableMetadata, entry: Entry) -> None:
+        """Add the files after the file `after_id`, up to the limits of the page."""
         matcher = PredicateMatcher(
             await self._list_indexes(metadata, entry), self._predicate.meaning, self._body.where is not None
         )
-        entry_ids = self._scan.entry_ids[np.searchsorted(self._scan.entry_ids, after, side="right") :]
+        entry_ids = self._scan.entry_ids[np.searchsorted(self._scan.entry_ids, after_id, side="right") :]
         records = find_files_at(self._scan.view, entry_ids).read_longs("record_count").clip(0, CANDIDATES_MAX + 1)
         size = candidates = start = 0
         while start < len(entry_ids) and len(self._files) < self._limit:
@@ -342,17 +342,17 @@ class _Page:
                 break
             few = min(_FILES_PER_CHECK, self._limit - len(self._files))
             few = max(1, int(np.searchsorted(np.cumsum(records[start : start + few]), CANDIDATES_MAX)))
-            chosen = entry_ids[start : start + few]
-            file_positions = self._scan.view.find_positions(chosen).tolist()
+            batch_ids = entry_ids[start : start + few]
+            file_positions = self._scan.view.find_positions(batch_ids).tolist()
             await asyncio.gather(*(self._covers.load(index, file_positions) for index in matcher.indexes.values()))
-            matched = await asyncio.to_thread(self._match, matcher, chosen)
+            matched = await asyncio.to_thread(self._match, matcher, batch_ids)
             if self._body.deletes:
                 await self._remove_deleted(matched)
                 candidates += int(records[start : start + few].sum())
             answers = await asyncio.to_thread(self._select_answers, matched)
             self._files += answers
             size += sum(file.size_bytes for file in answers)
-            start += len(chosen)
+            start += len(batch_ids)
         self.last = int(entry_ids[start - 1]) if start < len(entry_ids) else None
         await self._covers.verify_sources(entry, matcher.damaged)
 

@@ -125,7 +125,14 @@ async def find_cube(call: Call, loaded: LoadedTable, definition_id: str) -> Inde
         NotFound: The table has no cube with this id.
     """
     defined = read_definitions(loaded.metadata).by_name.values()
-    definition = next((one for one in defined if one.id == definition_id and KINDS[one.kind].aggregates), None)
+    definition = next(
+        (
+            defined_index
+            for defined_index in defined
+            if defined_index.id == definition_id and KINDS[defined_index.kind].aggregates
+        ),
+        None,
+    )
     if definition is None or loaded.entry is None:
         raise NotFound("The table has no cube with this definition-id; list its indexes with seamark index list")
     # A caller that may read the fact table may lack the right to read its dimension tables.
@@ -230,7 +237,11 @@ def _is_expensive(condition: Expression) -> bool:
     """Return whether a condition has too many values, predicates or transformed columns to be evaluated."""
     if is_longer(condition, CONDITION_VALUES_MAX):
         return True
-    transformed = {(one.column_id, one.transform) for one in collect_predicates(condition) if one.transform != IDENTITY}
+    transformed = {
+        (predicate.column_id, predicate.transform)
+        for predicate in collect_predicates(condition)
+        if predicate.transform != IDENTITY
+    }
     return len(transformed) > _TRANSFORMS_MAX
 
 

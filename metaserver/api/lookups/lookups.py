@@ -386,8 +386,8 @@ class _LookupAnswer:
                 for key, file, position, undecided in values
             ]
             pieces += [b"," if start else b"", encode_json(rows)[1:-1]]
-        missing = self._list_missing().tolist()
-        pieces.append(b'],"missing":' + encode_json(missing) + b"}")
+        missing_keys = self._list_missing().tolist()
+        pieces.append(b'],"missing":' + encode_json(missing_keys) + b"}")
         return pieces
 
     def encode_arrow(self) -> list[memoryview]:

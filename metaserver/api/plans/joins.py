@@ -366,8 +366,17 @@ def parse_filter(data: bytes, metadata: TableMetadata, *, functions: bool = Fals
 
 
 def _bind_pair(metadata: TableMetadata, other: TableMetadata, own_name: str, other_name: str) -> Pair:
-    left, right = _find_column(metadata.current_schema, own_name), _find_column(other.current_schema, other_name)
-    return Pair(left.id, left.name, get_canonical_kind(left.type), right.id, get_canonical_kind(right.type))
+    own_column, other_column = (
+        _find_column(metadata.current_schema, own_name),
+        _find_column(other.current_schema, other_name),
+    )
+    return Pair(
+        own_column.id,
+        own_column.name,
+        get_canonical_kind(own_column.type),
+        other_column.id,
+        get_canonical_kind(other_column.type),
+    )
 
 
 def _find_column(schema: Schema, name: str) -> Column:

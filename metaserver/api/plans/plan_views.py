@@ -168,8 +168,10 @@ async def _resolve_reference(call: Call, table: PlanViewReference, audience: str
     *levels, name = (check_name(level, "plan table's name") for level in path)
     namespace = tuple(levels)
     catalog = call.components.catalog
-    stored = await catalog.context.store.plan_table(namespace, name) if is_plan_name(name) else None
-    await call.allow(Securable(namespace, TABLE, name if stored is None else stored.of_name), operation="planTableScan")
+    plan_table = await catalog.context.store.plan_table(namespace, name) if is_plan_name(name) else None
+    await call.allow(
+        Securable(namespace, TABLE, name if plan_table is None else plan_table.of_name), operation="planTableScan"
+    )
     if table.plan_snapshot_id is not None:
         return await _choose_version(catalog, table, namespace, name, audience)
     if audience is not None:

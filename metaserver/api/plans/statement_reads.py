@@ -235,7 +235,7 @@ def read_of_scan_report(
 
     def find_column(name: str) -> int | None:
         if name not in by_name and not folded:
-            folded.update({known.lower(): number for known, number in by_name.items()})
+            folded.update({known_name.lower(): number for known_name, number in by_name.items()})
         return by_name.get(name, folded.get(name.lower()))
 
     ids = report.get("projected-field-ids")

@@ -76,9 +76,9 @@ async def _find_settings(call: Call) -> Settings:
         return settings
     warehouses = call.components.warehouses
     if warehouses is not None:
-        stored = await warehouses.find(requested) or await warehouses.find_by_location(location)
-        if stored is not None:
-            return warehouses.make_client_settings(stored)
+        warehouse = await warehouses.find(requested) or await warehouses.find_by_location(location)
+        if warehouse is not None:
+            return warehouses.make_client_settings(warehouse)
     allowed_names = f"{settings.prefix!r} ({warehouse_uri})" if settings.prefix else warehouse_uri
     raise NoSuchWarehouse(f"Warehouse {requested[:200]!r} does not exist; set {allowed_names}, or leave it out")
 

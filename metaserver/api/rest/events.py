@@ -329,12 +329,12 @@ class _EventPage:
             return _NO_UPDATES
         try:
             base = None if base_location is None else await self._read_document(base_location, instant.kind)
-            new = await self._read_document(location, instant.kind)
+            metadata = await self._read_document(location, instant.kind)
         except _UNREADABLE as error:
             _log.warning("an event has no updates", instant=instant.id, error=error.message)
             return _NO_UPDATES
         compare = list_table_updates if instant.kind is EntryKind.TABLE else list_view_updates
-        updates = await asyncio.to_thread(lambda: msgspec.json.encode(compare(base, new)))
+        updates = await asyncio.to_thread(lambda: msgspec.json.encode(compare(base, metadata)))
         self._updates_bytes += len(updates)
         return msgspec.Raw(updates)
 
@@ -356,15 +356,15 @@ class _EventPage:
 
     async def _find_base(self, instant: Instant) -> str | None:
         """Return the metadata file of an entry before an instant, or None if no earlier instant names one."""
-        where = InstantFilter(uuid=instant.uuid, since=instant.position, newest_first=True)
+        instant_filter = InstantFilter(uuid=instant.uuid, since=instant.position, newest_first=True)
         while True:
-            earlier = await self._store.list_instants(where, _INSTANTS_PER_BATCH)
+            earlier = await self._store.list_instants(instant_filter, _INSTANTS_PER_BATCH)
             for entry in earlier:
                 if _moves_pointer(entry):
                     return entry.metadata_location
             if len(earlier) < _INSTANTS_PER_BATCH:
                 return None
-            where = msgspec.structs.replace(where, since=earlier[-1].position)
+            instant_filter = msgspec.structs.replace(instant_filter, since=earlier[-1].position)
 
 
 def _decode(document: bytes) -> tuple[int, dict[str, Any]]:

@@ -142,7 +142,7 @@ async def _check_asserts_parent(
         BadRequest: The commit has no requirement on the branch.
     """
     parent_id = snapshot.get("parent-snapshot-id")
-    if parent_id is None or any(each.get("type") == "assert-ref-snapshot-id" for each in requirements):
+    if parent_id is None or any(requirement.get("type") == "assert-ref-snapshot-id" for requirement in requirements):
         return
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
     if not isinstance(parent_id, int) or metadata.snapshot(parent_id) is None:

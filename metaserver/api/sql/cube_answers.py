@@ -196,7 +196,9 @@ class CubeAnswers:
         """Return the enabled cubes of a table, ordered by their number of dimensions."""
         cubes = self._cubes.get(entry.metadata_location)
         if cubes is None:
-            defined = [one for one in read_definitions(metadata).enabled if KINDS[one.kind].aggregates]
+            defined = [
+                definition for definition in read_definitions(metadata).enabled if KINDS[definition.kind].aggregates
+            ]
             cubes = tuple(sorted(defined, key=lambda cube: (len(cube.terms), len(cube.measures), cube.name)))
             self._cubes.put(entry.metadata_location, cubes, _CUBE_BYTES * (1 + len(cubes)))
         return cubes

@@ -65,13 +65,13 @@ async def add_columns(
     await call.components.authorizer.require(call.principal, _OPERATION, Securable(namespace, TABLE, name))
     for _ in range(_COMMIT_TRIES_MAX):
         names = {field.name for field in metadata.current_schema.fields}
-        missing = {column: kind for column, kind in columns.items() if column not in names}
-        if not missing:
+        missing_columns = {column: kind for column, kind in columns.items() if column not in names}
+        if not missing_columns:
             return target
-        check_new_columns(missing, metadata)
+        check_new_columns(missing_columns, metadata)
         try:
             await call.components.engine_commits.commit_table(
-                call.caller, namespace, name, _build_requirements(metadata), _build_updates(metadata, missing)
+                call.caller, namespace, name, _build_requirements(metadata), _build_updates(metadata, missing_columns)
             )
         except CommitConflict:
             pass  # Another request may have added the columns.
@@ -111,7 +111,7 @@ def _widen_schema(metadata: TableMetadata, columns: Mapping[str, str]) -> Schema
     widened = msgspec.structs.replace(
         schema,
         fields=(*schema.fields, *fields),
-        schema_id=max(each.id for each in metadata.schemas) + 1,
+        schema_id=max(table_schema.id for table_schema in metadata.schemas) + 1,
     )
     assert isinstance(widened, Schema)
     return widened

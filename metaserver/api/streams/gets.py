@@ -147,13 +147,13 @@ def _read_keys(metadata: TableMetadata, keys: Sequence[Any]) -> pa.RecordBatch |
             described = f"the key has the columns {', '.join(key)}" if key else "the table has no key"
             raise BadRequest(f"keys[0] is not an object, and {described}; send each key as an object by column")
         objects = [{key[0]: value} for value in keys]
-    for number, each in enumerate(objects):
-        if not isinstance(each, dict) or not each or each.keys() != objects[0].keys():
+    for number, key_object in enumerate(objects):
+        if not isinstance(key_object, dict) or not key_object or key_object.keys() != objects[0].keys():
             raise BadRequest(
                 f"keys[{number}] is empty or its columns differ from those of keys[0]; all keys must have the same "
                 "columns"
             )
-        if any(value is None for value in each.values()):
+        if any(value is None for value in key_object.values()):
             raise BadRequest(f"keys[{number}] has a null; a key must not have nulls")
     kinds = {field.name: field.type for field in metadata.current_schema.fields}
     for name in objects[0]:

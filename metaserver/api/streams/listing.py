@@ -50,12 +50,12 @@ class StreamList(msgspec.Struct, frozen=True, rename="kebab"):
 async def list_streams(call: Call) -> StreamList:
     """Return a page of the stream tables that the caller may read."""
     token, page_limit = call.read_paging()
-    after = _read_token(token)
+    after_uuid = _read_token(token)
     store = call.components.store
     durable = await call.components.streams.list_durable_offsets()
-    last = ""
+    last_uuid = ""
     page: list[ListedStream] = []
-    uuids = sorted(uuid for uuid in durable if uuid > after)
+    uuids = sorted(uuid for uuid in durable if uuid > after_uuid)
     size = min(
         page_limit + 1, FOUND_TABLES_MAX
     )  # If there is one table more than the page shows, there is a next page.
@@ -66,9 +66,9 @@ async def list_streams(call: Call) -> StreamList:
         for uuid, names in groupby(visible, key=lambda entry: entry.uuid):
             entry = next(names)
             if len(page) == page_limit:
-                return StreamList(page, last)
+                return StreamList(page, last_uuid)
             page.append(await _describe(call, entry, durable[uuid]))
-            last = uuid
+            last_uuid = uuid
     return StreamList(page, None)
 
 

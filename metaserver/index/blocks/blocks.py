@@ -149,7 +149,9 @@ class Blocks:
             size_bytes = sum(manifest.manifest_length for manifest in absent.values())
             with self._decoders.expecting(size_bytes):
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._load_block(*one)) for one in absent.items()]
+                    tasks = [
+                        group.create_task(self._load_block(*key_and_manifest)) for key_and_manifest in absent.items()
+                    ]
             return dict(task.result() for task in tasks)
         except BaseExceptionGroup as errors:
             # If several files are damaged, raise only the first error.

@@ -88,14 +88,14 @@ class Decoders:
             return
         with self._lock:
             self._active_loads += 1
-            before = self.by_processes
+            earlier_count = self.by_processes
         try:
             yield
         finally:
             with self._lock:
                 self._active_loads -= 1
                 idle, self._idle = ([], self._idle) if self._active_loads else (self._idle, [])
-            log.info("manifests_decoded", size_bytes=size_bytes, by_processes=self.by_processes - before)
+            log.info("manifests_decoded", size_bytes=size_bytes, by_processes=self.by_processes - earlier_count)
             with contextlib.suppress(RuntimeError):  # After the executor's shutdown, `close` ends the processes.
                 for process in idle:
                     self._executor.submit(self._end, process)

@@ -68,9 +68,9 @@ class IndexReader:
 
     async def _read_header(self, location: str, size_bytes: int) -> IndexHeader:
         tail = await self._read_tail(location, size_bytes, _TAIL_BYTES)
-        needed = read_footer_size(tail, location)
-        if len(tail) < needed <= min(size_bytes, FOOTER_LIMIT_BYTES):
-            tail = await self._read_tail(location, size_bytes, needed)
+        needed_bytes = read_footer_size(tail, location)
+        if len(tail) < needed_bytes <= min(size_bytes, FOOTER_LIMIT_BYTES):
+            tail = await self._read_tail(location, size_bytes, needed_bytes)
         return read_header(tail, size_bytes, location)
 
     async def _read_tail(self, location: str, size_bytes: int, length: int) -> bytes:

@@ -104,11 +104,11 @@ class RegistryRebuild:
                 (file for file in files if file.described.header.definition == definition.id),
                 key=lambda file: file.rank,
             )
-            needed = await self._select_needed(registered_files, definition, candidates)
-            redundant += len(candidates) - len(needed)
-            if needed:
-                await self._register(uuid, definition, needed)
-                registered.append((definition, needed))
+            needed_files = await self._select_needed(registered_files, definition, candidates)
+            redundant += len(candidates) - len(needed_files)
+            if needed_files:
+                await self._register(uuid, definition, needed_files)
+                registered.append((definition, needed_files))
         registered_before = sum(info.location in registered_locations for info in folder_objects)
         return RebuiltRegistry(f"{location}/{INDEX_FOLDER}", registered_before, registered, redundant, left_out)
 

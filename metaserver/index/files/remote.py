@@ -71,15 +71,19 @@ class _Blob:
     async def read_head(self, size_of: Callable[[bytes], int]) -> bytes:
         """Read the head like `BlobReader`, with one or two reads."""
         start = await self.read(0, min(_GUESS_BYTES, self.length))
-        needed = size_of(start)
-        return start if needed <= len(start) else start + await self.read(len(start), needed - len(start))
+        needed_bytes = size_of(start)
+        return start if needed_bytes <= len(start) else start + await self.read(len(start), needed_bytes - len(start))
 
     async def read_tail(self, size_of: Callable[[bytes], int]) -> bytes:
         """Read the tail like `BlobReader`, with one or two reads."""
         guess = min(_GUESS_BYTES, self.length)
         tail = await self.read(self.length - guess, guess)
-        needed = size_of(tail)
-        return tail if needed <= len(tail) else await self.read(self.length - needed, needed - len(tail)) + tail
+        needed_bytes = size_of(tail)
+        return (
+            tail
+            if needed_bytes <= len(tail)
+            else await self.read(self.length - needed_bytes, needed_bytes - len(tail)) + tail
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,9 +143,9 @@ async def open_remote(objects: ObjectStore, file: RegisteredIndexFile) -> tuple[
     """
     location, size = file.location, file.size_bytes
     tail = await _read_end(objects, location, size, _GUESS_BYTES)
-    needed = read_footer_size(tail, location)
-    if needed > len(tail):
-        tail = await _read_end(objects, location, size, needed)
+    needed_bytes = read_footer_size(tail, location)
+    if needed_bytes > len(tail):
+        tail = await _read_end(objects, location, size, needed_bytes)
     header = read_header(tail, size, location)
     blob = _Blob(objects, location, header.offset, header.length)
     table, opened = await asyncio.gather(

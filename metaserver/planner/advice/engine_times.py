@@ -133,8 +133,8 @@ def _solve_without_negatives(matrix: Floats, target: Floats) -> tuple[float, flo
     """
     scale = np.maximum(np.abs(matrix).max(axis=0), 1e-300)
     best, best_error = np.zeros(3), math.inf
-    for chosen in ((0, 1, 2), (0, 1), (0, 2), (1, 2), (0,), (1,), (2,)):
-        columns = list(chosen)
+    for used_columns in ((0, 1, 2), (0, 1), (0, 2), (1, 2), (0,), (1,), (2,)):
+        columns = list(used_columns)
         solution = np.linalg.lstsq(matrix[:, columns] / scale[columns], target, rcond=None)[0]
         if (solution < 0).any():
             continue

@@ -263,7 +263,12 @@ def _group_intervals_by_column(scan: ScanPlan) -> dict[str, tuple[list[Bound], l
         assert isinstance(part, Bound)
         before = columns.get(part.name)
         if before is not None:
-            intervals = [both for one in before[1] for other in intervals if (both := _intersect(one, other))]
+            intervals = [
+                intersection
+                for earlier_interval in before[1]
+                for interval in intervals
+                if (intersection := _intersect(earlier_interval, interval))
+            ]
         columns[part.name] = ([*(() if before is None else before[0]), part], intervals)
     return columns
 

@@ -432,9 +432,9 @@ class _Advisor:
             return
         columns = self._rank_compared_columns()[:_SORTED_MAX]
         files = math.ceil(self._state.total_bytes / self._state.target_bytes)
-        for chosen in permutations(columns, 2):
-            names = [self._name(column_id) for column_id in chosen]
-            order = compute_curve_order(self._state.sample, chosen, LINEAR)
+        for pair in permutations(columns, 2):
+            names = [self._name(column_id) for column_id in pair]
+            order = compute_curve_order(self._state.sample, pair, LINEAR)
             fields = ", ".join(_quote_path(name) for name in names)
             table = _quote_path(self._state.name)
             literal = self._state.name.replace("'", "''")

@@ -88,9 +88,9 @@ def _measure_effect(scan: ScanPlan, part: Bound, definitions: Definitions, sampl
 
 
 def _estimate_with_index(
-    part: Bound, kind: str, left: int, sample: ColumnSample | str | None
+    part: Bound, kind: str, files_left: int, sample: ColumnSample | str | None
 ) -> tuple[int | None, str | None]:
-    """Estimate how many of the `left` files a plan keeps if an index of this kind exists.
+    """Estimate how many of `files_left` files a plan keeps if an index of this kind exists.
 
     Returns:
         The number of files and None, or None and the reason why there is no estimate.
@@ -104,9 +104,9 @@ def _estimate_with_index(
         return None, "too few files of the sample have a matching row"
     # The sample is from the files that all conditions on the column keep. `left` counts the files that a
     # single condition keeps.
-    hits = min(left, round(hits * left / max(1, sample.files_left)))
+    hits = min(files_left, round(hits * files_left / max(1, sample.files_left)))
     false_share = min(1.0, FALSE_POSITIVE_PROBABILITY * (values or 1)) if kind == "bloom" else 0.0
-    return hits + math.ceil(false_share * (left - hits)), None
+    return hits + math.ceil(false_share * (files_left - hits)), None
 
 
 def _has_bounds(scan: ScanPlan, part: Bound) -> bool:

@@ -179,8 +179,12 @@ def make_reads(files: float, size_bytes: int, sums: Sequence[QuerySums]) -> Read
 
     The seconds are the mean of the times that engines have reported. Without a reported time, they are an estimate.
     """
-    timed = sum(each.timed for each in sums)
-    seconds = sum(each.run_us for each in sums) / 1e6 / timed if timed else EngineCosts().estimate(files, size_bytes)
+    timed = sum(shape_sums.timed for shape_sums in sums)
+    seconds = (
+        sum(shape_sums.run_us for shape_sums in sums) / 1e6 / timed
+        if timed
+        else EngineCosts().estimate(files, size_bytes)
+    )
     return Reads(round(files, 2), size_bytes, round(seconds, 4))
 
 
@@ -249,10 +253,10 @@ def refuse(
         return "the proposal does not pay within the horizon"
     if properties is None:
         return "a job cannot apply it"
-    own = list_own_properties(applied)
+    present = list_own_properties(applied)
     for name in properties:
         current = effective.properties.get(name)
-        if current is not None and own.get(name) != current:
+        if current is not None and present.get(name) != current:
             return f"a user has defined the property {name}"
     if proposal.change.kind == "cluster":
         switch = CLUSTERING.switch

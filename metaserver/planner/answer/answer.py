@@ -339,9 +339,9 @@ class _Residuals:
             if forms is None:
                 return rows, (CONSTANT, self._encode_residual(self._scan.bound, _PLAIN))
             return rows, (CHOICE, [self._encode_residual(self._scan.bound, form) for form in forms])
-        stored = block.partition_fields
-        fields = [position for position, (field_id, _) in enumerate(stored) if field_id in deciding]
-        kind = (block.spec_id, stored)
+        partition_fields = block.partition_fields
+        fields = [position for position, (field_id, _) in enumerate(partition_fields) if field_id in deciding]
+        kind = (block.spec_id, partition_fields)
         texts = []
         partitions = encode_keys(block, columns, fields, rows)
         for row, key, form in zip(rows.tolist(), partitions, forms or repeat(_PLAIN), strict=False):
@@ -384,12 +384,12 @@ class _Residuals:
         """Return the residual with its JSON key. Equal residuals are encoded once."""
         # The key is the identity of the expression. Partitions share residuals, and comparing or hashing a long
         # list of values is slow.
-        stored = self._to_stored.get((id(residual), form))
-        if stored is None:
+        cached = self._to_stored.get((id(residual), form))
+        if cached is None:
             if len(self._to_stored) >= _RESIDUALS_MAX:
                 self._to_stored.clear()
-            stored = self._to_stored[id(residual), form] = (residual, self._encode_bounded(residual, form))
-        return stored[1]
+            cached = self._to_stored[id(residual), form] = (residual, self._encode_bounded(residual, form))
+        return cached[1]
 
     def _encode_bounded(self, residual: Expression, form: _Form) -> bytes:
         """Encode a residual in at most `_longest` bytes, as the client requires.

@@ -151,8 +151,8 @@ class CubeAnswer:
     @property
     def kept_dimensions(self) -> tuple[str, ...]:
         """The dimensions of the cube that the request uses, in their order in the cube."""
-        used = {*self.filtered.values(), *(dimension.column for dimension in self.dimensions)}
-        return tuple(sorted(used, key=lambda column: int(column[1:])))
+        used_columns = {*self.filtered.values(), *(dimension.column for dimension in self.dimensions)}
+        return tuple(sorted(used_columns, key=lambda column: int(column[1:])))
 
     @property
     def types(self) -> tuple[str, ...]:

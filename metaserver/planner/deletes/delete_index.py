@@ -56,19 +56,19 @@ def read_sequence_numbers(manifest: ManifestFile, block: Block, rows: Longs) -> 
         Corrupt: A file has no sequence number and cannot inherit one; the message names the manifest.
     """
     sequences = block.read_longs("sequence_number")[rows]
-    missing = sequences == MISSING
-    if not missing.any():
+    is_missing = sequences == MISSING
+    if not is_missing.any():
         return sequences
     if manifest.sequence_number:
         # Version 1 manifests have the sequence number 0, and so do their entries.
-        invalid = np.flatnonzero(missing & (block.read_longs("status")[rows] != ADDED))
+        invalid = np.flatnonzero(is_missing & (block.read_longs("status")[rows] != ADDED))
         if len(invalid):
             name = block.read_text("file_path", int(rows[invalid[0]]))
             raise Corrupt(
                 f"Manifest {block.location}: the entry of {name} has no sequence number, and its "
                 "status is not ADDED, so it cannot inherit one"
             )
-    return np.where(missing, manifest.sequence_number, sequences)
+    return np.where(is_missing, manifest.sequence_number, sequences)
 
 
 def assign_first_row_ids(manifest: ManifestFile, block: Block, rows: Longs) -> Longs | None:
@@ -83,9 +83,9 @@ def assign_first_row_ids(manifest: ManifestFile, block: Block, rows: Longs) -> L
         return None
     end = int(rows.max()) + 1
     stored_ids = block.read_longs("first_row_id")[:end]
-    missing = stored_ids == MISSING
-    counts = np.where(missing, block.read_longs("record_count")[:end], 0)
-    assigned = np.where(missing, manifest.first_row_id + np.cumsum(counts) - counts, stored_ids)
+    is_missing = stored_ids == MISSING
+    counts = np.where(is_missing, block.read_longs("record_count")[:end], 0)
+    assigned = np.where(is_missing, manifest.first_row_id + np.cumsum(counts) - counts, stored_ids)
     return assigned[rows]
 
 

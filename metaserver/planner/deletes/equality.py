@@ -212,9 +212,9 @@ class _ColumnGroup:
         row = node = np.empty(0, dtype=np.int64)
         for depth in reversed(range(len(self._levels))):
             shift = _CHILDREN_PER_NODE_BITS * depth
-            new = np.flatnonzero(entry == depth)
-            ranges, nodes = _spread_ranges(first[new] >> shift, ((last[new] - 1) >> shift) + 1)
-            row, node = np.concatenate([row, rows[new][ranges]]), np.concatenate([node, nodes])
+            new_rows = np.flatnonzero(entry == depth)
+            ranges, nodes = _spread_ranges(first[new_rows] >> shift, ((last[new_rows] - 1) >> shift) + 1)
+            row, node = np.concatenate([row, rows[new_rows][ranges]]), np.concatenate([node, nodes])
             keep = (node << shift < data_files.last[row]) & ((node + 1) << shift > data_files.first[row])
             keep &= _may_meet(self._levels[depth], node, data_files, row)
             row, node = row[keep], node[keep]

@@ -76,10 +76,10 @@ class FileIds:
         """Return the identities of the files at these positions, uint64[n, 2], and which files have one, bool[n]."""
         places = np.full(self.count, -1, dtype=np.int64)
         places[self._order] = np.arange(len(self._order))
-        chosen = places[positions]
+        chosen_places = places[positions]
         ids = np.zeros((len(positions), 2), dtype=np.uint64)
-        ids[chosen >= 0] = self._ids[chosen[chosen >= 0]]
-        return ids, chosen >= 0
+        ids[chosen_places >= 0] = self._ids[chosen_places[chosen_places >= 0]]
+        return ids, chosen_places >= 0
 
     def are_covered_by(self, ids: Words) -> Mask:
         """Return whether the identity of each file of the view is in `ids`, uint64[n, 2], as bool[count].

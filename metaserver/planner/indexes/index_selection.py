@@ -228,17 +228,17 @@ class IndexSelection:
         Returns:
             True if some rows were loaded.
         """
-        missing = {location: sorted(files) for location, files in probe.missing_rows.items()}
-        if sum(map(len, missing.values())) > RANGES_MAX:
+        missing_files = {location: sorted(files) for location, files in probe.missing_rows.items()}
+        if sum(map(len, missing_files.values())) > RANGES_MAX:
             return False
         tasks = [
             asyncio.create_task(
                 self._indexes.read_remotely(
-                    file, partial(_load_rows, probe.remote[file.location], missing[file.location])
+                    file, partial(_load_rows, probe.remote[file.location], missing_files[file.location])
                 )
             )
             for file in probe.listed_files
-            if file.location in missing
+            if file.location in missing_files
         ]
         await asyncio.wait(tasks, timeout=max(0.0, probe.until_s - self._clock.monotonic()))
         loaded = [_take_result(task) for task in tasks]

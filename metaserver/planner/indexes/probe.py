@@ -84,10 +84,10 @@ class Probe:
 
     def list_steps(self, expired: Expired) -> Iterator[tuple[str, Callable[[FileSelection], None]]]:
         """Yield the steps that narrow a selection, with their names, in ascending order of cost."""
-        used = {definition.kind for definition in self.projection.definitions}
+        used_kinds = {definition.kind for definition in self.projection.definitions}
         kinds: frozenset[str] = frozenset()
         for kind in KINDS:
-            if kind in used:
+            if kind in used_kinds:
                 kinds |= {kind}
                 yield kind, partial(self.narrow, kinds=kinds, expired=expired)
         if self.can_prune_by_row:

@@ -110,12 +110,12 @@ class IndexResolver:
         If an index file cannot be read by range, the method waits until the whole file is loaded. It removes index
         files that cannot be used from `index.files`.
         """
-        missing: dict[str, list[int]] = {}
+        missing_files: dict[str, list[int]] = {}
         for position in positions:
             covered = index.coverage.find_index_file(position)
             if covered is not None and isinstance(index.files.get(covered[0]), RemoteIndexFile):
-                missing.setdefault(covered[0], []).append(covered[1])
-        await asyncio.gather(*(self._load(index, location, files) for location, files in missing.items()))
+                missing_files.setdefault(covered[0], []).append(covered[1])
+        await asyncio.gather(*(self._load(index, location, files) for location, files in missing_files.items()))
 
     async def _load(self, index: BitmapIndex, location: str, files: Sequence[int]) -> None:
         file, remote = index.listed[location], index.files.pop(location)

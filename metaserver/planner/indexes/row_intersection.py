@@ -133,7 +133,7 @@ def has_row(conjuncts: Sequence[Conjunct], position: int, find_other_rows: Calla
         find_other_rows: Returns the rows that satisfy the rest of the expression, or None for all rows.
     """
     columns: list[Column] = []
-    used: list[tuple[Conjunct, _Part]] = []
+    used_parts: list[tuple[Conjunct, _Part]] = []
     separate: list[tuple[Conjunct, _Part, int]] = []
     records = 0
     for conjunct in conjuncts:
@@ -150,7 +150,7 @@ def has_row(conjuncts: Sequence[Conjunct], position: int, find_other_rows: Calla
             separate.append((conjunct, part, file))
         else:
             columns.append(column)
-            used.append((conjunct, part))
+            used_parts.append((conjunct, part))
             records = part.records[file]
     among = find_other_rows()
     for conjunct, part, file in separate:
@@ -163,6 +163,6 @@ def has_row(conjuncts: Sequence[Conjunct], position: int, find_other_rows: Calla
     try:
         return any_row(columns[:COLUMNS_MAX], records, among)
     except ValueError as error:  # The kernel does not report which column is damaged.
-        for conjunct, part in used:
+        for conjunct, part in used_parts:
             conjunct.mark_damaged(part, str(error))
         return True

@@ -261,7 +261,7 @@ class Dimensions:
         return key_sets
 
     async def _read(
-        self, metadata: TableMetadata, files: Sequence[ListedFile], needed: Sequence[DimensionColumn]
+        self, metadata: TableMetadata, files: Sequence[ListedFile], needed_columns: Sequence[DimensionColumn]
     ) -> list[Columns]:
         """Return the columns of each data file, from the cache if possible.
 
@@ -271,10 +271,10 @@ class Dimensions:
         mapping = read_name_mapping(metadata.properties)
         loop = asyncio.get_running_loop()
         rows = DataRows(self._objects, loop, mapping, self._limits.read_bytes_max, self._limits.decoded_bytes_max)
-        sources = {column: _find_default_and_names(metadata, mapping, column) for column in needed}
+        sources = {column: _find_default_and_names(metadata, mapping, column) for column in needed_columns}
 
         async def read(file: ListedFile) -> Columns:
-            columns = {ref: self._columns.get((file.path, ref, sources[ref])) for ref in needed}
+            columns = {ref: self._columns.get((file.path, ref, sources[ref])) for ref in needed_columns}
             uncached = [ref for ref, column in columns.items() if column is None]
             if uncached:
                 fresh = await asyncio.to_thread(read_file_columns, rows, metadata, file, uncached)
@@ -309,7 +309,7 @@ def _find_identity_field(metadata: TableMetadata, spec_id: int) -> frozenset[int
 
 
 def read_file_columns(
-    rows: DataRows, metadata: TableMetadata, file: ListedFile, needed: Sequence[DimensionColumn]
+    rows: DataRows, metadata: TableMetadata, file: ListedFile, needed_columns: Sequence[DimensionColumn]
 ) -> dict[DimensionColumn, FileColumn]:
     """Read columns of a data file. The function is called in a thread.
 
@@ -320,8 +320,8 @@ def read_file_columns(
         raise Unreadable(file.path, f"the format is {file.format or 'unknown'}; only parquet is supported")
     schemas = _sort_newest_first(metadata)
     columns = {}
-    with rows.read_all(file.path, file.size, file.records, [ref.column_id for ref in needed]) as arrays:
-        for ref in needed:
+    with rows.read_all(file.path, file.size, file.records, [ref.column_id for ref in needed_columns]) as arrays:
+        for ref in needed_columns:
             array = arrays.get(ref.column_id)
             try:
                 if array is not None:

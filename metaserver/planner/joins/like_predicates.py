@@ -70,7 +70,7 @@ AnyLike = tuple[BoundLike, ...]
 
 def like_columns(likes: Sequence[AnyLike]) -> list[DimensionColumn]:
     """Return the columns that the LIKE predicates compare."""
-    return [one.column for either in likes for one in either]
+    return [like.column for either in likes for like in either]
 
 
 def match_rows(likes: Sequence[AnyLike], columns: Columns) -> Mask | None:
@@ -78,7 +78,7 @@ def match_rows(likes: Sequence[AnyLike], columns: Columns) -> Mask | None:
     mask: Mask | None = None
     for alternatives in likes:
         matching = np.logical_or.reduce(
-            [columns[one.column].mark_matching_rows(partial(_match_keys, one.predicate)) for one in alternatives]
+            [columns[like.column].mark_matching_rows(partial(_match_keys, like.predicate)) for like in alternatives]
         )
         mask = intersect_masks(mask, matching)
     return mask

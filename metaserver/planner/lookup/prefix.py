@@ -480,8 +480,10 @@ def _matches(block: Block, row: int, predicates: tuple[Bound, ...]) -> bool:
 
     The comparison is in Python, because kernels support neither promoted dates nor fields that the block lacks.
     """
-    stored = dict(zip(block.partition_fields, block.partition(row), strict=True))
-    values: dict[int, tuple[str, Any]] = {field_id: (kind, value) for (field_id, kind), value in stored.items()}
+    partition_values = dict(zip(block.partition_fields, block.partition(row), strict=True))
+    values: dict[int, tuple[str, Any]] = {
+        field_id: (kind, value) for (field_id, kind), value in partition_values.items()
+    }
     for predicate in predicates:
         kind, value = values.get(predicate.column_id, (predicate.kind, None))
         if predicate.op is Op.IS_NULL:

@@ -226,24 +226,24 @@ class CachedViews:
         if key in self._views:
             self._evict(key)
 
-    def evict_over_budget(self, used: CachedView) -> None:
+    def evict_over_budget(self, used_view: CachedView) -> None:
         """Evict the least recently used views until the total fits the budget.
 
-        The caller still references `used`, so its eviction frees no memory yet. If `used` alone exceeds the budget, it
-        is evicted and the other views stay.
+        The caller still references `used_view`, so its eviction frees no memory yet. If `used_view` alone exceeds the
+        budget, it is evicted and the other views stay.
         """
         if self._blocks.live_bytes + self.added_bytes <= self.budget_bytes:
             return
-        blocks_bytes = sum(block.size_bytes for block in used.all_blocks)
+        blocks_bytes = sum(block.size_bytes for block in used_view.all_blocks)
         leaving_bytes = 0
-        if blocks_bytes + used.added_bytes > self.budget_bytes:
-            for key in [key for key, cached in self._views.items() if cached is used]:
+        if blocks_bytes + used_view.added_bytes > self.budget_bytes:
+            for key in [key for key, cached in self._views.items() if cached is used_view]:
                 self._evict(key)
             leaving_bytes = blocks_bytes
-        elif used.charged_bytes != _EVICTED:
-            holder_views = self._held[used.holder]
-            holder_views.refresh(used)
-            self._compare(used.holder, holder_views)
+        elif used_view.charged_bytes != _EVICTED:
+            holder_views = self._held[used_view.holder]
+            holder_views.refresh(used_view)
+            self._compare(used_view.holder, holder_views)
         while self._views and self._blocks.live_bytes - leaving_bytes + self.added_bytes > self.budget_bytes:
             self._evict(self._choose_evicted_key())
 

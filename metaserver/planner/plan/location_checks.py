@@ -156,10 +156,10 @@ class _Folders:
         """int32[blocks, 4]: for each block, the folder of its manifest, the common folder of its files, whether the
         manifest's path has dots, and whether the path of a file may have dots. Folders are positions in `names`.
         """
-        used, positions = np.unique(self.blocks[:, :_DOTTED], return_inverse=True)
+        used_numbers, positions = np.unique(self.blocks[:, :_DOTTED], return_inverse=True)
         self.blocks[:, :_DOTTED] = positions.reshape(len(self.blocks), _DOTTED)
         all_folders = list(numbers)
-        self.names: list[bytes | None] = [all_folders[number] for number in used.tolist()]
+        self.names: list[bytes | None] = [all_folders[number] for number in used_numbers.tolist()]
         """The folders. None represents the files of blocks without paths."""
 
     @property

@@ -108,18 +108,18 @@ def find_kept_manifests(scan: ScanPlan, format_version: int, *, hidden: bool = F
     """
     view = scan.view
     numbers, local = view.split_entry_ids(scan.entry_ids)
-    whole, parts = [], []
+    whole_manifests, parts = [], []
     edges = np.flatnonzero(np.diff(numbers)) + 1
     for rows, number in zip(np.split(local, edges), numbers[np.append(0, edges)] if len(numbers) else (), strict=False):
         block = view.blocks[number]
         manifest = msgspec.structs.replace(view.manifests[number], partition_spec_id=block.spec_id)
         sound = not block.has_unusable_bounds and not (hidden and may_have_nan(block))
         if sound and len(rows) == block.rows and _has_required_fields(manifest, format_version):
-            whole.append(manifest)
+            whole_manifests.append(manifest)
         else:
             parts.append(ManifestPart(manifest, rows))
     tests_nan = any(predicate.op is Op.IS_NAN for predicate in collect_predicates(scan.bound))
-    return KeptManifests(tuple(whole), tuple(parts), view.delete_manifests, hidden, tests_nan)
+    return KeptManifests(tuple(whole_manifests), tuple(parts), view.delete_manifests, hidden, tests_nan)
 
 
 def _has_required_fields(manifest: ManifestFile, format_version: int) -> bool:

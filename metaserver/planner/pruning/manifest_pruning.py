@@ -51,11 +51,11 @@ class ManifestSummaries:
         if all(isinstance(expression, Always) and expression.value for expression in by_spec.values()):
             return list(range(len(self._manifests)))
         positions = {spec.spec_id: {field.field_id: n for n, field in enumerate(spec.fields)} for spec in specs}
-        needed, keys = np.ones(len(self._manifests), dtype=np.bool_), _Keys()
+        is_needed, keys = np.ones(len(self._manifests), dtype=np.bool_), _Keys()
         for spec_id, numbers in self._group_by_spec().items():
             if spec_id in by_spec:
-                needed[numbers] = self._may_hold(by_spec[spec_id], spec_id, positions[spec_id], keys)
-        numbers_needed: list[int] = np.flatnonzero(needed).tolist()
+                is_needed[numbers] = self._may_hold(by_spec[spec_id], spec_id, positions[spec_id], keys)
+        numbers_needed: list[int] = np.flatnonzero(is_needed).tolist()
         return numbers_needed
 
     def _group_by_spec(self) -> dict[int, Longs]:
