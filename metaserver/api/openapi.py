@@ -57,6 +57,7 @@ _ERROR_CONTENT = {"application/json": {"schema": {"$ref": "#/components/schemas/
     public=True,
 ).takes_request
 async def openapi(request: web.Request) -> web.Response:
+    """Return the OpenAPI description of the routes."""
     return make_json_answer(request.app[DOCUMENT]())
 
 
@@ -111,6 +112,7 @@ def _derive_schemas(descriptions: list[Description]) -> tuple[Callable[[Any], di
 
 
 def _describe_operation(described: Description, schema_of: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    """Return the OpenAPI object of an operation."""
     operation: dict[str, Any] = {
         "operationId": described.operation,
         "summary": described.summary,
@@ -134,6 +136,7 @@ def _describe_operation(described: Description, schema_of: Callable[[Any], dict[
 
 
 def _describe_parameter(parameter: Parameter) -> dict[str, Any]:
+    """Return the OpenAPI object of a parameter."""
     return {
         "name": parameter.name,
         "in": parameter.where,
@@ -146,6 +149,7 @@ def _describe_parameter(parameter: Parameter) -> dict[str, Any]:
 def _describe_response(
     answer: ResponseSpec, schema_of: Callable[[Any], dict[str, Any]], streams: bool
 ) -> dict[str, Any]:
+    """Return the OpenAPI object of a response."""
     response: dict[str, Any] = {"description": answer.description}
     if answer.schema is not None:
         response["content"] = {"application/json": {"schema": schema_of(answer.schema)}}

@@ -155,6 +155,7 @@ def _measure_files(view: TableView, target_bytes: int, small_bytes_max: float) -
 
 
 def _find_launcher_problems(metadata: TableMetadata, settings: Settings) -> Iterator[Problem]:
+    """Yield a problem if the launcher in the table's properties cannot be used."""
     launcher_name = metadata.properties.get(LAUNCHER, AUTO)
     reason = why_ignored(launcher_name, settings.services_launchers)
     if reason is None:
@@ -167,6 +168,7 @@ def _find_launcher_problems(metadata: TableMetadata, settings: Settings) -> Iter
 
 
 def _find_snapshot_problems(health: TableHealth) -> Iterator[Problem]:
+    """Yield a problem if the table retains many snapshots."""
     if not health.expired_snapshots and health.snapshots > _SNAPSHOTS_ALERT_COUNT:
         yield Problem(
             "many snapshots",

@@ -225,6 +225,7 @@ class JobQueue:
             del self._counts[job.tenant]
 
     def _push(self, entry: _Entry) -> None:
+        """Add an entry to the delayed jobs."""
         self._items += 1
         entry.item = self._items
         heappush(self._delayed, (entry.due_s, entry.item, entry.job.key))
@@ -270,6 +271,7 @@ class JobQueue:
             self.finish(job, failed=True)
 
     def _forget_rested(self, now: float) -> None:
+        """Forget pauses that have ended, and tenants without jobs."""
         if len(self._resting) >= self._limit:
             self._resting = {key: rest_entry for key, rest_entry in self._resting.items() if rest_entry[0] > now}
         if len(self._served_s) > 2 * len(self._counts) + _STALE_MIN:

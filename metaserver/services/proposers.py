@@ -241,6 +241,7 @@ class ColumnTtl(RewriteProposer):
         return self.make_job(entry, _compute_ttl_pause_s(policy))
 
     def recheck_after_s(self, metadata: TableMetadata) -> float:
+        """Return the number of seconds after which the table is examined again."""
         if not self.is_on(metadata):
             return NEVER
         try:

@@ -89,6 +89,7 @@ class RunLog:
         return failed
 
     def _note_result(self, job: Job, *, failed: bool) -> None:
+        """Remember whether the last run of a job succeeded."""
         if failed:
             self._clean.discard(job.key)
             return

@@ -285,6 +285,7 @@ class Scheduler:
         return None
 
     async def _is_needed(self, job: Job) -> bool:
+        """Return whether the table still needs the job."""
         table = await self._watch.find(job.namespace, job.table)
         if table is None or table[0].uuid != job.uuid:
             return False

@@ -133,6 +133,7 @@ class TableWatch:
             return {}
 
     async def _examine(self, entry: Entry, policies: Policies, examine: Examine) -> float:
+        """Examine a table with its policies, and return the result of `examine`, or 0 after an error."""
         table = {"namespace": entry.namespace, "table": entry.name}
         try:
             return examine(entry, with_policies(await self._load(entry.metadata_location), policies))
@@ -175,6 +176,7 @@ class _Parent:
         self._last: str | None = None
 
     async def read_next(self, store: PointerStore) -> NamespacePath | None:
+        """Return the next child namespace, or None after the last one."""
         if not self._children:
             self._children += await store.list_namespaces(self._path, self._last, _TABLES_PER_PAGE)
         if not self._children:

@@ -190,6 +190,7 @@ class AddGrantRequest(msgspec.Struct, forbid_unknown_fields=True):
     answers=(ResponseSpec(200, "One page, by name", TokenPage), _FORBIDDEN),
 )
 async def list_tokens(call: Call) -> TokenPage:
+    """Return a page of all tokens, without their secrets."""
     now_ms = call.components.clock.now_ms()
     # A name contains no space, so the texts have the same order as the pairs.
     tokens = {f"{token.name} {token.id}": token for token in await call.components.store.list_tokens()}
@@ -212,6 +213,7 @@ async def list_tokens(call: Call) -> TokenPage:
     ),
 ).takes(CreateTokenRequest)
 async def create(call: Call, body: CreateTokenRequest) -> CreatedToken:
+    """Create a bearer token for a principal."""
     grants = None
     if body.grants is not None:
         if len(body.grants) > _GRANTS_MAX:
@@ -231,6 +233,7 @@ async def create(call: Call, body: CreateTokenRequest) -> CreatedToken:
     answers=(ResponseSpec(204, "The token is revoked"), _FORBIDDEN, ResponseSpec(404, "No valid token has this name")),
 )
 async def revoke(call: Call) -> None:
+    """Revoke a token and all access tokens that were issued for it."""
     name = check_name(call.variables["name"], "token name")
     await revoke_token(call.components.store, call.components.clock, name)
 
@@ -246,6 +249,7 @@ async def revoke(call: Call) -> None:
     answers=(ResponseSpec(200, "One page, by principal", GrantPage),),
 )
 async def list_grants(call: Call) -> GrantPage:
+    """Return a page of the grants that the caller may see."""
     principal = call.query.get("principal")
     if principal is not None:
         check_name(principal, "principal")
@@ -310,6 +314,7 @@ def _decode_position(token: str) -> Grant:
     answers=(ResponseSpec(204, "Given"), _MAY_NOT_GRANT),
 ).takes(AddGrantRequest)
 async def add_grant(call: Call, body: AddGrantRequest) -> None:
+    """Grant or deny a right on an object and everything in it."""
     grant = _make_grant(body)
     await _check_may_manage(call, grant)
     if grant.deny and grant.principal != call.principal.name:
@@ -337,6 +342,7 @@ async def add_grant(call: Call, body: AddGrantRequest) -> None:
     ),
 )
 async def remove_grant(call: Call) -> None:
+    """Remove a grant."""
     query = call.query
     if "principal" not in query:
         raise BadRequest("The parameter principal is missing")
@@ -370,6 +376,7 @@ async def remove_grant(call: Call) -> None:
     answers=(ResponseSpec(200, "One page", AuditPage), _FORBIDDEN),
 )
 async def list_audit(call: Call) -> AuditPage:
+    """Return a page of the audit log."""
     after, size = _read_paging(call)
     records = await call.components.store.read_audit_records(after, size + 1)
     return AuditPage(

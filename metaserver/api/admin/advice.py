@@ -99,6 +99,7 @@ class ReportedProposal(msgspec.Struct, frozen=True, rename="kebab", forbid_unkno
     ),
 )
 async def advise_table(call: Call) -> Advice:
+    """Propose layouts and indexes for the statements that read the table, with their predicted gain and cost."""
     days = read_number(call, "days", DAYS, DAYS_MAX)
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     assert loaded.entry is not None
@@ -128,6 +129,7 @@ async def advise_table(call: Call) -> Advice:
     ),
 ).takes(ReportedProposal)
 async def record_applied_advice(call: Call, body: ReportedProposal) -> AppliedProposal:
+    """Record that a proposal was applied, and measure the table again."""
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     assert loaded.entry is not None
     uuid, history = loaded.entry.uuid, call.components.history
@@ -229,6 +231,7 @@ def _to_recorded(shape_sums: QueryShapeSums, metadata: TableMetadata) -> Recorde
 
 
 def _bind(filter_json: str, metadata: TableMetadata) -> Expression | None:
+    """Return the bound filter, or None if a column no longer exists under its name."""
     try:
         expression = parse_expression(convert_json(filter_json, object))
         return bind(expression, metadata.current_schema, metadata.schemas, case_sensitive=True)
@@ -302,6 +305,7 @@ def _find_pinnable_bytes(call: Call) -> int:
 
 
 def _find_unused_indexes(call: Call, loaded: LoadedTable) -> list[str]:
+    """Return the names of the indexes that many plans have used without removing a file."""
     assert loaded.entry is not None
     unused = []
     for definition in read_definitions(loaded.metadata).enabled:

@@ -46,6 +46,7 @@ class ChosenProposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ),
 ).takes(ChosenProposal)
 async def apply_advice(call: Call, body: ChosenProposal) -> AppliedProposal:
+    """Set the properties of a proposal, so that the table services make its change."""
     if not 1 <= body.days <= DAYS_MAX:
         raise BadRequest(f"days is {body.days}; it must be 1 to {DAYS_MAX}")
     proposal = await _find_proposal(call, body)

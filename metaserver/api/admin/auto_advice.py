@@ -237,6 +237,7 @@ class _Trials:
     ),
 )
 async def take_advice_step(call: Call) -> AdviceStep:
+    """Take the next step of the policy `auto`: judge and undo changes, or begin a change."""
     trials = await _load_trials(call)
     effective, policy = await _load_policy(call, trials.loaded.metadata)
     if not call.components.history.is_on:
@@ -276,6 +277,7 @@ async def take_advice_step(call: Call) -> AdviceStep:
     ),
 ).takes(FinishedStep)
 async def finish_advice_step(call: Call, body: FinishedStep) -> AppliedProposal:
+    """Report the end of a change of the policy `auto`, and measure the table."""
     if body.outcome not in ("applied", "failed", "busy"):
         raise BadRequest(f"outcome is {body.outcome[:40]!r}; it must be applied, failed or busy")
     if not (0 <= body.size_bytes < 1 << 60 and 0 <= body.seconds < 1e9):

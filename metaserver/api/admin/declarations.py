@@ -54,6 +54,7 @@ class PolicyState(msgspec.Struct, frozen=True):
     ),
 ).takes(NamespaceState)
 async def put_namespace(call: Call, body: NamespaceState) -> NamespaceAnswer:
+    """Create a namespace with these properties, or replace its properties."""
     namespace = await call.components.catalog.namespaces.put(call.caller, call.namespace, body.properties)
     return NamespaceAnswer(list(namespace.path), dict(namespace.properties))
 
@@ -72,6 +73,7 @@ async def put_namespace(call: Call, body: NamespaceState) -> NamespaceAnswer:
     ),
 ).takes(PolicyState)
 async def put_table_policy(call: Call, body: PolicyState) -> TablePolicy:
+    """Replace the properties of a table that control its table services."""
     if problem := check_policy(body.properties):
         raise BadRequest(f"The policy is invalid: {problem}")
 

@@ -72,6 +72,7 @@ class DeclaredEntry(msgspec.Struct, frozen=True, rename="kebab"):
     ),
 ).takes(DeclaredTable)
 async def put_table(call: Call, body: DeclaredTable) -> DeclaredEntry:
+    """Create a table, or set the properties of an existing table with this schema."""
     _check_properties(body.properties)
     tables = call.components.catalog.tables
     try:
@@ -134,6 +135,7 @@ def _check_same(call: Call, body: DeclaredTable, metadata: TableMetadata) -> Non
     ),
 ).takes(DeclaredView)
 async def put_view(call: Call, body: DeclaredView) -> DeclaredEntry:
+    """Create a view, or replace its text and set its properties."""
     _check_properties(body.properties)
     views = call.components.catalog.views
     version: dict[str, Any] = {
@@ -196,6 +198,11 @@ def _compute_view_updates(body: DeclaredView, version: dict[str, Any], metadata:
 
 
 def _check_properties(properties: Mapping[str, str]) -> None:
+    """Check that no property belongs to another route.
+
+    Raises:
+        BadRequest: A property controls table services or indexes.
+    """
     refused = next((name for name in properties if name.startswith(_OWN_PREFIX)), None)
     if refused is not None:
         raise BadRequest(

@@ -47,6 +47,7 @@ _READY = {
     public=True,
 ).takes_request
 async def healthz(request: web.Request) -> web.Response:
+    """Answer that the process is alive."""
     return _make_json_response(200, {"status": "alive"})
 
 
@@ -60,6 +61,7 @@ async def healthz(request: web.Request) -> web.Response:
     public=True,
 ).takes_request
 async def readyz(request: web.Request) -> web.Response:
+    """Answer whether the server can serve requests."""
     components = request.app[COMPONENTS]
     store, objects, writing = await asyncio.gather(
         _check("store", components.store.ping),
@@ -73,6 +75,7 @@ async def readyz(request: web.Request) -> web.Response:
 
 
 async def _check(part: str, ping: Callable[[], Awaitable[None]]) -> str:
+    """Return the state of one component, which `ping` checks."""
     try:
         await asyncio.wait_for(ping(), PING_TIMEOUT_S)
     except TimeoutError:

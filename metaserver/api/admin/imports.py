@@ -58,6 +58,7 @@ class ImportAnswer(msgspec.Struct, frozen=True, rename="kebab"):
     answers=(ResponseSpec(200, "The registered table", ImportAnswer), _INVALID, _MISSING, _TAKEN),
 ).takes(ImportTableRequest)
 async def import_table(call: Call, body: ImportTableRequest) -> ImportAnswer:
+    """Register a table of another catalog whose files are all in its own location."""
     imports = call.components.catalog.imports
     return _describe(
         *await imports.import_table(
@@ -81,6 +82,7 @@ async def import_table(call: Call, body: ImportTableRequest) -> ImportAnswer:
     answers=(ResponseSpec(200, "The registered view", ImportAnswer), _INVALID, _MISSING, _TAKEN),
 ).takes(ImportViewRequest)
 async def import_view(call: Call, body: ImportViewRequest) -> ImportAnswer:
+    """Register a view of another catalog."""
     imports = call.components.catalog.imports
     return _describe(
         *await imports.import_view(

@@ -85,6 +85,7 @@ class _Refusal(Exception):
     public=True,
 ).takes_request
 async def get_token(request: web.Request) -> web.Response:
+    """Issue an access token by the OAuth 2.0 protocol."""
     try:
         token, ttl_s = await _answer(request)
     except _Refusal as refusal:
@@ -173,6 +174,11 @@ def _read_credentials(request: web.Request, form: dict[str, str]) -> tuple[str |
 
 
 async def _issue_login(authenticator: Authenticator, name: str | None, secret: str) -> Login:
+    """Return the login that belongs to a client secret.
+
+    Raises:
+        _Refusal: The secret is invalid, or belongs to another client.
+    """
     try:
         login = await authenticator.find_token_holder(secret)
     except Unauthenticated as error:
@@ -184,6 +190,11 @@ async def _issue_login(authenticator: Authenticator, name: str | None, secret: s
 
 
 def _check_exchange(form: dict[str, str]) -> None:
+    """Check the form of a token exchange.
+
+    Raises:
+        _Refusal: The subject token is missing, or a type of a token is not supported.
+    """
     if "subject_token" not in form:
         raise _Refusal("invalid_request", "subject_token is missing")
     if form.get("subject_token_type") not in (_ACCESS_TOKEN, _JWT, _ID_TOKEN):
@@ -230,6 +241,7 @@ async def _log_in_subject(authenticator: Authenticator, subject: str, holder: Lo
 
 
 def _refuse(refusal: _Refusal) -> web.Response:
+    """Return the response to a refused request, in the form of OAuth 2.0."""
     response = _make_json_response(
         401 if refusal.error == "invalid_client" else 400,
         {"error": refusal.error, "error_description": refusal.description},

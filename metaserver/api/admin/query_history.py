@@ -118,6 +118,7 @@ class ReadTables(msgspec.Struct, frozen=True, rename="kebab"):
     ),
 )
 async def load_query_history(call: Call) -> TableHistory:
+    """List the shapes of the statements that read a table, with files and bytes before and after pruning."""
     days = read_number(call, "days", DAYS, DAYS_MAX)
     limit = read_number(call, "limit", 100, SHAPES_MAX)
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
@@ -143,6 +144,7 @@ async def load_query_history(call: Call) -> TableHistory:
     ),
 )
 async def list_query_history(call: Call) -> ReadTables:
+    """List the tables that are read most, with their statements, files and bytes."""
     days = read_number(call, "days", DAYS, DAYS_MAX)
     history = call.components.history
     readable = call.components.authorizer.list_readable_namespaces(call.principal)
@@ -188,6 +190,7 @@ class StatementTimeReport(msgspec.Struct, frozen=True, rename="kebab", forbid_un
     ),
 ).takes(StatementTimeReport)
 async def record_statement_time(call: Call, body: StatementTimeReport) -> None:
+    """Record the time that an engine took for a statement that reads the table."""
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     assert loaded.entry is not None
     history = call.components.history
@@ -252,6 +255,7 @@ def show_conditions(shape: QueryShape, metadata: TableMetadata) -> list[str]:
 
 
 def _show_term(term: ShapeTerm, metadata: TableMetadata) -> str:
+    """Return a term of a shape as text, without its values."""
     name = name_column(metadata, term.column_id)
     subject = name if term.transform == "identity" else f"{term.transform}({name})"
     if term.op in ("in", "not-in"):

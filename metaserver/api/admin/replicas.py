@@ -41,5 +41,6 @@ class ReplicasAnswer(msgspec.Struct, frozen=True, rename="kebab"):
     answers=(ResponseSpec(200, "All replicas", ReplicasAnswer), ResponseSpec(403, "Requires the role admin")),
 )
 async def list_replicas(call: Call) -> ReplicasAnswer:
+    """List the replicas whose leases are live."""
     replicas = [each for each in await call.components.store.replicas() if each.protocol != STREAM_OWNER_PROTOCOL]
     return ReplicasAnswer([convert_attributes(replica, ReplicaAnswer) for replica in replicas])

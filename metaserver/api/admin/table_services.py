@@ -50,6 +50,7 @@ _ANSWER = ResponseSpec(200, "The jobs, on all replicas", JobList)
     answers=(_ANSWER,),
 )
 async def list_running_jobs(call: Call) -> JobList:
+    """List the running jobs of table services, and the jobs that start next."""
     state = await load_jobs(call.components.store, call.components.clock.now_ms())
     visible = await call.select(state.unlisted, Securable)
     return JobList(
@@ -69,6 +70,7 @@ async def list_running_jobs(call: Call) -> JobList:
     answers=(_ANSWER, ResponseSpec(404, "No such table")),
 )
 async def list_running_table_jobs(call: Call) -> JobList:
+    """List the running jobs of table services on a table, and the jobs that start next."""
     entry = await call.components.catalog.context.require_entry(EntryKind.TABLE, call.namespace, call.name)
     state = await load_jobs(call.components.store, call.components.clock.now_ms())
     return JobList(
@@ -91,6 +93,7 @@ async def list_running_table_jobs(call: Call) -> JobList:
     ),
 )
 async def load_table_health(call: Call) -> TableHealth:
+    """Return counts and sizes of the current snapshot, and the problems of the table."""
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     metadata = loaded.metadata
     view = await load_view(call, metadata, metadata.current_snapshot_id)
@@ -122,6 +125,7 @@ async def load_table_health(call: Call) -> TableHealth:
     ),
 )
 async def load_table_policy(call: Call) -> TablePolicy:
+    """Return the properties that control the table services, and where each property is set."""
     return await load_policy(call)
 
 

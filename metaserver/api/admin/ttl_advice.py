@@ -86,6 +86,7 @@ class TtlAdvice(msgspec.Struct, frozen=True, rename="kebab"):
     ),
 )
 async def advise_ttl(call: Call) -> TtlAdvice:
+    """List columns that no query reads in old partitions, with statements that drop them in these partitions."""
     catalog = call.components.catalog
     unread_days = _parse_unread_days(call.query.get("unread-days", str(UNREAD_DAYS)))
     loaded = await catalog.tables.load(call.namespace, call.name)

@@ -85,6 +85,7 @@ class PutWarehouseRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=
     answers=(ResponseSpec(200, "All warehouses", WarehousePage), _FORBIDDEN),
 )
 async def list_warehouses(call: Call) -> WarehousePage:
+    """List the warehouses of the server."""
     return WarehousePage([_describe(warehouse) for warehouse in await _require_warehouses(call).list()])
 
 
@@ -103,6 +104,7 @@ async def list_warehouses(call: Call) -> WarehousePage:
     ),
 ).takes(CreateWarehouseRequest)
 async def create_warehouse(call: Call, body: CreateWarehouseRequest) -> WarehouseAnswer:
+    """Create a warehouse."""
     warehouses = _require_warehouses(call)
     return _describe(
         await warehouses.create(body.name, body.location, body.settings, body.credentials or {}, call.principal.name)
@@ -119,6 +121,7 @@ async def create_warehouse(call: Call, body: CreateWarehouseRequest) -> Warehous
     answers=(ResponseSpec(200, "The warehouse", WarehouseAnswer), _FORBIDDEN, _MISSING),
 )
 async def load_warehouse(call: Call) -> WarehouseAnswer:
+    """Return a warehouse."""
     return _describe(await _require_warehouses(call).require(call.variables["warehouse"]))
 
 
@@ -137,6 +140,7 @@ async def load_warehouse(call: Call) -> WarehouseAnswer:
     ),
 ).takes(PutWarehouseRequest)
 async def put_warehouse(call: Call, body: PutWarehouseRequest) -> WarehouseAnswer:
+    """Create a warehouse, or replace its settings."""
     warehouses, name = _require_warehouses(call), call.variables["warehouse"]
     stored_warehouse = await warehouses.find(name)
     if stored_warehouse is None:
@@ -176,6 +180,7 @@ async def put_warehouse(call: Call, body: PutWarehouseRequest) -> WarehouseAnswe
     ),
 )
 async def drop_warehouse(call: Call) -> None:
+    """Drop a warehouse."""
     await _require_warehouses(call).drop(call.variables["warehouse"])
 
 
@@ -186,6 +191,7 @@ def _require_warehouses(call: Call) -> Warehouses:
 
 
 def _describe(warehouse: StoredWarehouse) -> WarehouseAnswer:
+    """Return a warehouse in the form of the answer, without its credentials."""
     return WarehouseAnswer(
         name=warehouse.name,
         id=warehouse.id,

@@ -69,6 +69,7 @@ class CommitAnswer(CommittedChange, frozen=True, kw_only=True, rename="kebab"):
     ),
 ).takes(ChangeBody)
 async def commit_change(call: Call, body: ChangeBody) -> web.Response:
+    """Commit a change: the added files, the removed files, and the rows that the writer read."""
     namespace, name = call.namespace, call.name
     read_change = partial(read_request, body, files_max=call.components.settings.commit_files_limit)
     change = read_change() if call.caller.request_bytes <= LARGE_BYTES else await asyncio.to_thread(read_change)

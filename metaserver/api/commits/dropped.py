@@ -93,6 +93,7 @@ class UndropRequest(msgspec.Struct, forbid_unknown_fields=True):
     answers=(ResponseSpec(200, "One page, sorted by the time of the drop", DroppedPage),),
 )
 async def list_dropped(call: Call) -> DroppedPage:
+    """List dropped entries that can be restored, or that keep their locations."""
     namespace = call.query.get("namespace")
     path = parse_namespace(namespace) if namespace is not None else None
     await call.allow(Securable(path or ()))
@@ -117,6 +118,7 @@ async def list_dropped(call: Call) -> DroppedPage:
     ),
 ).takes(UndropRequest)
 async def undrop(call: Call, change: UndropRequest) -> EntryAnswer:
+    """Restore a dropped table or view, under its old name or a new name."""
     namespace = check_namespace(tuple(change.namespace)) if change.namespace is not None else None
     name = check_name(change.name, "name") if change.name is not None else None
     dropped = call.components.catalog.dropped
@@ -147,6 +149,7 @@ async def undrop(call: Call, change: UndropRequest) -> EntryAnswer:
     answers=(ResponseSpec(204, "The files are deleted, or the locations are released"), _NOT_FOUND),
 )
 async def purge_dropped(call: Call) -> None:
+    """Delete the files of a dropped table, or a dropped view, permanently."""
     dropped = call.components.catalog.dropped
     row = await _find_dropped_entry(call)
     await call.allow(Securable(row.entry.namespace))
@@ -169,6 +172,7 @@ async def purge_dropped(call: Call) -> None:
     ),
 )
 async def list_table_metrics(call: Call) -> MetricsReportPage:
+    """List the scan and commit reports that engines sent for a table."""
     page = await call.components.catalog.metrics.list(call.namespace, call.name, *call.read_paging())
     return MetricsReportPage([convert_attributes(row, MetricsReportAnswer) for row in page.items], page.next_token)
 

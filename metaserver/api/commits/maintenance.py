@@ -27,6 +27,7 @@ from seamark.metaserver.commit.rewriting.manifest_rewrite import ManifestReport,
     ),
 ).takes(ExpireSnapshotsRequest)
 async def expire_snapshots(call: Call, body: ExpireSnapshotsRequest) -> ExpirationReport:
+    """Remove expired snapshots and references, and delete the files that no other snapshot needs."""
     return await call.components.expiration.expire(call.caller, call.namespace, call.name, body)
 
 
@@ -46,6 +47,7 @@ async def expire_snapshots(call: Call, body: ExpireSnapshotsRequest) -> Expirati
     ),
 ).takes(RewriteManifestsRequest)
 async def rewrite_manifests(call: Call, body: RewriteManifestsRequest) -> ManifestReport:
+    """List the files of the main branch in fewer manifests, sorted by partition. The files stay the same."""
     return await call.components.manifest_rewrite.rewrite(call.caller, call.namespace, call.name, body)
 
 
@@ -63,4 +65,5 @@ async def rewrite_manifests(call: Call, body: RewriteManifestsRequest) -> Manife
     ),
 ).takes(RemoveOrphanFilesRequest)
 async def remove_orphan_files(call: Call, body: RemoveOrphanFilesRequest) -> OrphanReport:
+    """Remove files in the table's folders that no snapshot names."""
     return await call.components.orphan_removal.remove(call.caller, call.namespace, call.name, body)

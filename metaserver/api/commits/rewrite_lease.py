@@ -70,6 +70,7 @@ class _Holder(msgspec.Struct, frozen=True):
     ),
 ).takes(RewriteLeaseRequest)
 async def take_rewrite_lease(call: Call, body: RewriteLeaseRequest) -> RewriteLease:
+    """Take, renew or end the lease of a job that rewrites files of the table. Commits do not need it."""
     entry = await call.components.catalog.context.require_entry(EntryKind.TABLE, call.namespace, call.name)
     now_ms, lasts_ms = call.components.clock.now_ms(), 0 if body.release else LASTS_MS
     name = f"{REWRITE}{entry.uuid}"

@@ -102,6 +102,7 @@ _ANSWERS = (
     streams=True,
 )
 async def list_timeline(call: Call) -> Answer:
+    """Read the timeline of the catalog: list, read from a position, long-poll, or stream."""
     return await _answer_instants(call, InstantFilter(), WAREHOUSE)
 
 
@@ -117,6 +118,7 @@ async def list_timeline(call: Call) -> Answer:
     streams=True,
 )
 async def list_table_timeline(call: Call) -> Answer:
+    """Read the timeline of a table or view under all its names, or of a name that no longer exists."""
     return await _answer_instants(
         call, await _filter_by_entry(call.components.store, call.namespace, call.name), call.securable
     )
@@ -219,6 +221,11 @@ def _read_query(call: Call, instant_filter: InstantFilter) -> tuple[InstantFilte
 
 
 def _parse_number(text: str, name: str) -> float:
+    """Return a number of seconds from the query.
+
+    Raises:
+        BadRequest: It is not a number, or negative.
+    """
     try:
         number = float(text)
     except ValueError:
@@ -289,6 +296,7 @@ async def _await_instants(call: Call, timeline: Timeline, watcher: Watcher, secu
 
 
 async def _encode_events(call: Call, instants: list[Instant]) -> bytes:
+    """Return instants as server-sent events, or a comment that keeps the connection open."""
     if not instants:
         return b": still here\n\n"
     events = []

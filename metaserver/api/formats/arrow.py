@@ -43,6 +43,7 @@ def wants_arrow(headers: Mapping[str, str]) -> bool:
 
 
 def _parse_weight(parameters: Sequence[str]) -> float:
+    """Return the weight of a media type in `Accept`."""
     for parameter in parameters:
         if parameter.startswith("q="):
             try:

@@ -146,6 +146,7 @@ class _FilesPage:
         return arrow.make_integer_array(self._read_longs(name))
 
     def list_values(self, name: str) -> list[Any]:
+        """Return the values of a column for the files of the page."""
         match name:
             case "file-path":
                 return _decode_strings(self._files.read_texts("file_path"))
@@ -175,6 +176,7 @@ class _FilesPage:
         return np.clip(self._files.read_longs("content"), 0, len(CONTENTS) - 1)
 
     def _read_formats(self) -> tuple[Longs, list[str]]:
+        """Return the position of each file's format in a list, and the list of formats."""
         number_of: dict[str, int] = {}
         names = [
             (text or b"").decode("utf-8", "replace").lower()
@@ -189,6 +191,7 @@ class _FilesPage:
         return self._grouped.numbers, values
 
     def _delete_files(self) -> Longs:
+        """Return the number of delete files of each data file, or MISSING for delete files."""
         files = self._files.files
         if files and self._files.segments[0].block.content != 0:
             return np.full(files, MISSING, dtype=np.int64)
@@ -225,6 +228,7 @@ class ColumnStats:
         return columns.stream(about)
 
     def _add_bounds(self, columns: RecordBatchWriter, name: str, stats: FoundStatistics, side: str) -> None:
+        """Add a column with the lower or upper bounds."""
         kind = arrow.find_arrow_type(self._column.kind)
         packed = stats.read_integer_bounds(side) if arrow.is_integer(kind) else None
         if packed is not None:
@@ -278,6 +282,7 @@ class PartitionListing:
         return len(self._items)
 
     def stream(self, names: Sequence[str], start: int, end: int, about: Mapping[str, str]) -> bytes:
+        """Return rows of the listing as an Arrow stream."""
         columns = {}
         for name, values in zip(names, self.lists(names, start, end), strict=True):
             if name == "partition":

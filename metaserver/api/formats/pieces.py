@@ -40,6 +40,7 @@ class _Encoder:
         self.size_bytes = 0
 
     def add(self, piece: bytes) -> None:
+        """Add a piece of the body. The body is compressed from the piece with which it becomes long."""
         if self._packer is None and self._gzip and self.size_bytes + len(piece) >= GZIP_FROM_BYTES:
             self._packer = isal_zlib.compressobj(1, isal_zlib.DEFLATED, _GZIP_WINDOW_BITS)
             piece = b"".join(self.take()) + piece

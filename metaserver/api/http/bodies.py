@@ -234,6 +234,11 @@ def _check_values(body: bytes) -> None:
 
 
 def _check_containers(body: bytes, most: int) -> None:
+    """Check the number of objects and arrays in a body.
+
+    Raises:
+        TooLarge: The body has more of them than `most`.
+    """
     # Search in steps, because this thread may check 64 MB. Other threads, such as the event loop, run between two
     # steps.
     steps = [(at, at + _STEP_BYTES) for at in range(0, len(body), _STEP_BYTES)]

@@ -59,6 +59,7 @@ class Router(web.UrlDispatcher):
         self._found: dict[tuple[str, str], tuple[dict[str, str], AbstractRoute]] = {}
 
     async def resolve(self, request: web.Request) -> web.UrlMappingMatchInfo:
+        """Return the route of a request. Recent paths are cached."""
         key = request.method, request.rel_url.raw_path
         match = self._found.get(key)
         if match is not None:
@@ -504,6 +505,7 @@ class Route(Description, frozen=True):
         return open_call
 
     def _make_encoder(self) -> Callable[[Call, Answer], web.StreamResponse]:
+        """Return the function that turns the answer of the handler into a response."""
         status = self.answers[0].status if self.answers else None
         with_body, without, operation, is_secret = status or 200, status or 204, self.operation, self.is_secret
 

@@ -246,6 +246,7 @@ async def _answer_with_location(
 
 
 def _add_snapshots(document: bytes, plan_snapshots: Sequence[PlanSnapshot]) -> bytes:
+    """Return the document with plan snapshots before its first snapshot."""
     before, separator, after = document.partition(_SNAPSHOTS)
     if not separator:
         return document
@@ -288,6 +289,7 @@ def answer_unregistered(call: Call, loaded: LoadedTable) -> web.Response:
 
 
 def view_answer(call: Call, loaded: LoadedView) -> web.Response:
+    """Return the answer with a view and its metadata."""
     location = loaded.entry.metadata_location
     document = call.components.catalog.documents.view_document(location, loaded.metadata)
     return _make_json_response(
@@ -400,6 +402,7 @@ async def _answer_with_gzip(call: Call, etag: str, parts: tuple[bytes, ...]) -> 
 
 
 def accepts_gzip(headers: Mapping[str, str]) -> bool:
+    """Return whether the client accepts a gzipped answer."""
     for coding in headers.get("Accept-Encoding", "").split(","):
         name, _, weight = coding.partition(";")
         if name.strip().lower() in ("gzip", "x-gzip", "*"):

@@ -50,6 +50,7 @@ class HolderLimit:
         self.taken += amount
 
     def release(self, holder: str | None, amount: int = 1) -> None:
+        """Release slots of a holder."""
         self.taken -= amount
         if holder is not None:
             remaining = self._held[holder] - amount
@@ -163,6 +164,7 @@ class RequestSlot:
         self._bytes += size
 
     def leave(self) -> None:
+        """Release the slot and the bytes of the request."""
         if self._bound is not None:
             self._bound.release(self._holder)
             self._bound = None
@@ -171,6 +173,7 @@ class RequestSlot:
             self._bytes = 0
 
     def _move(self, bound: HolderLimit) -> None:
+        """Release the slot of the request, and take a slot of another limit."""
         if self._bound is not None:
             self._bound.release(self._holder)
             self._bound = None

@@ -128,6 +128,7 @@ class _Token(msgspec.Struct, frozen=True, array_like=True):
     ),
 ).takes(StartBuildRequest)
 async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, Any]:
+    """Start a build of an index: create an instant on the timeline and a folder for its index files."""
     name, table = call.names[1], await load(call)
     definition = find_defined_index(table.metadata, name)
     await check_dimension_rights(call, definition.dimension_tables)
@@ -189,6 +190,7 @@ async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, An
     answers=(_ONE_BUILD, _NO_BUILD),
 )
 async def load_index_build(call: Call) -> dict[str, Any]:
+    """Return the progress of a build."""
     return describe_build(await load_build(call))
 
 
@@ -229,6 +231,7 @@ async def load_index_build(call: Call) -> dict[str, Any]:
     ),
 )
 async def list_index_build_files(call: Call) -> dict[str, Any]:
+    """List data files that the index does not cover, first in the current snapshot and then in branches and tags."""
     page_max = call.components.settings.page_limit
     limit = parse_page_size(call.query.get("limit", str(page_max)), "limit", page_max)
     build = await load_build(call, inflight=True)
@@ -285,6 +288,7 @@ def _list_items(metadata: TableMetadata, files: SnapshotFiles, rows: Longs) -> l
     ),
 ).takes(RegisterIndexFilesRequest)
 async def register_index_files(call: Call, body: RegisterIndexFilesRequest) -> dict[str, Any]:
+    """Register index files of a build. The server checks each file, and plans use it afterwards."""
     if max(len(body.index_files), len(body.replaces)) > REGISTERED_MAX:
         raise BadRequest(f"The request has more than {REGISTERED_MAX} index files; send them in several requests")
     if not body.index_files:
@@ -309,6 +313,7 @@ async def register_index_files(call: Call, body: RegisterIndexFilesRequest) -> d
     answers=(_ONE_BUILD, _NO_BUILD, _BUILD_ENDED),
 ).takes(FinishBuildRequest)
 async def finish_index_build(call: Call, body: FinishBuildRequest) -> dict[str, Any]:
+    """End a build. Its registered index files stay."""
     states = {"completed": InstantState.COMPLETED, "rolled-back": InstantState.ROLLED_BACK}
     if body.outcome not in states:
         raise BadRequest(f"outcome is {body.outcome[:40]!r}; it must be completed or rolled-back")

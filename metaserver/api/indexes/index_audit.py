@@ -106,6 +106,7 @@ class RebuildRegistryResponse(msgspec.Struct, rename="kebab"):
     ),
 ).takes(QuarantineIndexFileRequest)
 async def quarantine_index_file(call: Call, body: QuarantineIndexFileRequest) -> QuarantineIndexFileResponse:
+    """Quarantine an index file that an audit found wrong, so that plans no longer use it."""
     if not body.reason.strip():
         raise BadRequest("reason is empty; describe what is wrong with the index file")
     table = await load(call)
@@ -121,6 +122,11 @@ async def quarantine_index_file(call: Call, body: QuarantineIndexFileRequest) ->
 
 
 def _find_registered_file(table: TableIndexes, definition: IndexDefinition, location: str) -> RegisteredIndexFile:
+    """Return a registered index file of the index.
+
+    Raises:
+        NotFound: The index has no file at this location.
+    """
     for file in table.registered.files:
         if (file.location, file.definition) == (location, definition.id):
             return file
@@ -139,6 +145,7 @@ def _find_registered_file(table: TableIndexes, definition: IndexDefinition, loca
     answers=(ResponseSpec(200, "The instant `auditing` on the table's timeline", RecordAuditResponse), NO_INDEX),
 ).takes(RecordAuditRequest)
 async def record_index_audit(call: Call, body: RecordAuditRequest) -> RecordAuditResponse:
+    """Record that all live index files of an index were verified, so that the next audit is due later."""
     table = await load(call)
     definition = find_defined_index(table.metadata, call.names[1])
     now_ms = call.components.clock.now_ms()
@@ -175,6 +182,7 @@ async def record_index_audit(call: Call, body: RecordAuditRequest) -> RecordAudi
     ),
 )
 async def rebuild_index_registry(call: Call) -> RebuildRegistryResponse:
+    """Register index files in the table's folder that the registry lacks, for example after a data loss."""
     table = await load(call)
     components = call.components
     rebuild = RegistryRebuild(components.objects, call.app[READER], components.registry, components.clock)
@@ -193,6 +201,7 @@ async def rebuild_index_registry(call: Call) -> RebuildRegistryResponse:
 
 
 def _summarize_index(definition: IndexDefinition, files: Sequence[FolderIndexFile]) -> RebuiltIndex:
+    """Return the totals of the index files of an index."""
     headers = [file.described.header for file in files]
     return RebuiltIndex(
         index=definition.name,

@@ -61,6 +61,7 @@ class UnreferencedFilesResponse(msgspec.Struct):
     ),
 ).takes(UnreferencedFilesRequest)
 async def list_unreferenced_files(call: Call, body: UnreferencedFilesRequest) -> UnreferencedFilesResponse:
+    """List data files in live index files that no snapshot of the table contains."""
     if len(body.index_files) > FILES_MAX:
         raise BadRequest(f"The request has more than {FILES_MAX} index files; send them in several requests")
     table = await load(call)

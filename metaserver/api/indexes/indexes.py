@@ -209,6 +209,7 @@ def _make_body_type(names: tuple[str, ...]) -> type[PutIndexRequest]:
     ),
 )
 async def list_indexes(call: Call) -> dict[str, Any]:
+    """List the indexes of a table: definition, coverage of the current snapshot, size, health, use."""
     table = await load(call)
     defined = read_definitions(table.metadata)
     state = await _read_table_state(call, table)
@@ -231,6 +232,7 @@ async def list_indexes(call: Call) -> dict[str, Any]:
     answers=(_ONE_INDEX, NO_INDEX),
 )
 async def load_index(call: Call) -> dict[str, Any]:
+    """Return an index with its index files."""
     return await _show_index(call, await load(call), call.names[1])
 
 
@@ -249,6 +251,7 @@ async def load_index(call: Call) -> dict[str, Any]:
     ),
 ).takes_bytes(_make_body_type(tuple(list_parameters())))
 async def put_index(call: Call, data: bytes) -> dict[str, Any]:
+    """Define an index, or change the fields of an index that the body has."""
     name = check_name(call.names[1])
     body = await call.parse(
         data, _make_body_type(tuple(list_parameters()))
@@ -280,6 +283,7 @@ async def put_index(call: Call, data: bytes) -> dict[str, Any]:
     answers=(ResponseSpec(204, "Dropped"), NO_INDEX, _CONFLICT),
 )
 async def drop_index(call: Call) -> None:
+    """Drop an index. Until housekeeping deletes its index files, an equal new definition reuses them."""
     name = call.names[1]
     if name.startswith(BUCKET_PREFIX):
         check_name(name)
@@ -364,6 +368,7 @@ class _TableState(NamedTuple):
 
 
 async def _read_table_state(call: Call, table: TableIndexes) -> _TableState:
+    """Return the files of the named snapshots and the times of audits, which describe the state of each index."""
     metadata = table.metadata
     new_files = await find_new_files_by_snapshot(call, metadata, find_named_snapshots(metadata))
     audits = await read_audit_times_ms(call, table)
@@ -447,6 +452,7 @@ def _describe_bucket_index(
 
 
 def _encode_definition(definition: IndexDefinition) -> dict[str, Any]:
+    """Return the JSON object of a definition."""
     return {
         "name": definition.name,
         "kind": definition.kind,
@@ -466,6 +472,7 @@ def _to_broken_index_json(name: str, problem: str) -> dict[str, Any]:
 
 
 def _index_file_to_json(file: RegisteredIndexFile) -> dict[str, Any]:
+    """Return the JSON object of an index file."""
     return {
         "location": file.location,
         "level": file.level,
@@ -480,6 +487,7 @@ def _index_file_to_json(file: RegisteredIndexFile) -> dict[str, Any]:
 
 
 def _make_missing_error(name: str, names: Iterable[str]) -> NotFound:
+    """Return the error for an unknown index, with the most similar name."""
     similar_names = near_names(
         name[:_SHOWN_CHARS_MAX], names, maximum=1, cutoff=0.5
     )  # For example, price_bitmap is similar to price.

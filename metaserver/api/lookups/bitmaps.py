@@ -232,6 +232,7 @@ class _AnswerFile:
     ),
 ).takes(SelectRowsRequest)
 async def select_rows(call: Call, body: SelectRowsRequest) -> web.Response:
+    """Find the rows that match a predicate in each file, by bitmap indexes."""
     as_arrow = arrow.wants_arrow(call.headers)
     # All pages of an answer have the same snapshot. If it is a fresh snapshot, only the body can name it.
     loaded = await load_to_read(call, call.namespace, call.name, body.snapshot_id, is_named=body.snapshot_id is None)
@@ -357,6 +358,7 @@ class _Page:
         await self._covers.verify_sources(entry, matcher.damaged)
 
     async def _list_indexes(self, metadata: TableMetadata, entry: Entry) -> dict[tuple[int, str], BitmapIndex]:
+        """Return the enabled indexes that answer predicates of the filter, by column and transform."""
         requested = {(predicate.column_id, predicate.transform) for predicate in collect_predicates(self._scan.bound)}
         indexes = {}
         for definition in read_definitions(metadata).enabled:
@@ -432,6 +434,7 @@ class _Page:
         return answers
 
     def _describe_page(self, snapshot_id: int | None, token: str | None) -> SelectRowsResponse:
+        """Return the page in the form of the answer."""
         return SelectRowsResponse(
             snapshot_id=snapshot_id,
             meaning=self._predicate.meaning,

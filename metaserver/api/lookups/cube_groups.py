@@ -104,6 +104,7 @@ class ReadCubeGroupsRequest(msgspec.Struct, rename="kebab", forbid_unknown_field
     ),
 ).takes(ReadCubeGroupsRequest)
 async def read_cube_groups(call: Call, body: ReadCubeGroupsRequest) -> web.Response:
+    """Return the groups of a cube with their partial aggregates, for the data files that the cube covers."""
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     definition = await find_cube(call, loaded, body.definition_id)
     is_short = len(body.files) <= _IN_LOOP_CHARACTERS
@@ -246,6 +247,11 @@ def _is_expensive(condition: Expression) -> bool:
 
 
 def _parse_ids(text: str) -> Ids:
+    """Return the identities of data files.
+
+    Raises:
+        BadRequest: The text is not base64, or has the wrong length.
+    """
     try:
         data = base64.b64decode(text, validate=True)
     except binascii.Error as error:
@@ -325,6 +331,7 @@ class GroupReading:
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
 
     def _add(self, part: GroupPart) -> None:
+        """Add the groups of some files."""
         try:
             selected = part.groups.select(self._condition, self._schema.names)
         except ValueError:  # Keep all groups, because the client's query evaluates its condition itself.
@@ -342,6 +349,7 @@ class GroupReading:
         self._combine()
 
     def _combine(self) -> None:
+        """Combine the pending groups with the groups so far."""
         groups = pa.concat_tables([self._groups, *(part for part in self._pending if part.num_rows)])
         if groups.num_rows > (0 if self._combines_few else _ENGINE_COMBINED_GROUPS_MAX):
             # Do not report the error here: the engine sums up the groups again, and reports it.
@@ -350,6 +358,7 @@ class GroupReading:
         self._groups, self._pending, self._rows, self._bytes = groups, [], 0, 0
 
     def encode(self) -> bytes:
+        """Return the groups as an Arrow stream, with the covered files in the metadata of its schema."""
         covered = base64.b64encode(np.packbits(self._covered, bitorder="little").tobytes())
         table = self._groups.replace_schema_metadata({"covered": covered})
         sink = pa.BufferOutputStream()

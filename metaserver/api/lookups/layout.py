@@ -136,6 +136,7 @@ class ColumnLayout(msgspec.Struct, rename="kebab"):
     ),
 )
 async def load_column_layout(call: Call) -> ColumnLayout:
+    """Return how the ranges of a column in the data files overlap, and the sizes of the files, in bins."""
     metadata = (await call.components.catalog.tables.load(call.namespace, call.name)).metadata
     name = call.names[1]
     column = find_stats_column(metadata, name)
@@ -213,6 +214,7 @@ def _make_snapshot_layout(
 
 
 def _place_marks(axis: Axis, kind: str) -> list[Mark]:
+    """Return marks on the axis with their values."""
     form = get_form(kind)
     assert form is not None
     return [

@@ -188,6 +188,7 @@ class _KeyQuery:
     ),
 ).takes_bytes(LookupKeysRequest)
 async def lookup_keys(call: Call, data: bytes) -> web.Response:
+    """Find rows by key in a snapshot, and return the data file and the position of each row."""
     wants_arrow = arrow.wants_arrow(call.headers)
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     metadata, entry = loaded.metadata, loaded.entry
@@ -238,6 +239,11 @@ async def _parse(call: Call, body: bytes, metadata: TableMetadata) -> _KeyQuery:
 
 
 def _read(body: bytes) -> tuple[LookupKeysRequest, list[Any]]:
+    """Return the request and its keys from a JSON body.
+
+    Raises:
+        BadRequest: The body is invalid.
+    """
     lookup = parse_now(body, LookupKeysRequest)
     rows = decode_json(bytes(lookup.keys), "keys")
     if not isinstance(rows, list):

@@ -149,6 +149,7 @@ PARTITION_SCHEMA = _make_schema(PARTITION_COLUMNS, tuple(PARTITION_COLUMNS))
     answers=_describe_answers("Files, in the order of the manifests", "files", "ContentFile"),
 )
 async def list_files(call: Call) -> web.Response:
+    """List the live files of a snapshot, or of some of its partitions: first data files, then delete files."""
     metadata = await _load_metadata(call)
     content = call.query.get("content", "all")
     if content not in ("all", "data", "deletes"):
@@ -186,6 +187,7 @@ async def list_files(call: Call) -> web.Response:
     answers=_describe_answers("Statistics, in the order of the manifests", "stats", "ColumnStats"),
 )
 async def list_column_stats(call: Call) -> web.Response:
+    """List the bounds and counts of a column in each data file of all or some partitions."""
     metadata = await _load_metadata(call)
     column = find_stats_column(metadata, call.names[1])
     fields = _read_fields(call.query.get("fields"))
@@ -205,6 +207,7 @@ async def list_column_stats(call: Call) -> web.Response:
     answers=_describe_answers("Partitions, in the order of their first files", "partitions", "Partition"),
 )
 async def list_partitions(call: Call) -> web.Response:
+    """List the partitions of a snapshot with totals of their files."""
     metadata = await _load_metadata(call)
     page = _read_page_request(call, metadata, ("partitions",))
     view = await _open_view(call, metadata, page)
@@ -259,6 +262,11 @@ def _read_prefix(call: Call, metadata: TableMetadata) -> Prefix:
 
 
 def _read_page_request(call: Call, metadata: TableMetadata, checksum: tuple[str, ...]) -> _Page:
+    """Return the requested page of a listing.
+
+    Raises:
+        BadRequest: The page token does not belong to this listing.
+    """
     wanted_arrow = arrow.wants_arrow(call.headers)
     page_max = ARROW_ITEMS_MAX if wanted_arrow else call.components.settings.page_limit
     limit = parse_page_size(call.query.get("limit", str(page_max)), "limit", page_max)
@@ -271,6 +279,11 @@ def _read_page_request(call: Call, metadata: TableMetadata, checksum: tuple[str,
 
 
 def _read_fields(fields_text: str | None) -> tuple[str, ...]:
+    """Return the requested columns of the statistics.
+
+    Raises:
+        BadRequest: A column is unknown.
+    """
     if fields_text is None:
         return tuple(name for name in STATS_COLUMNS if name != "file")
     names = tuple(dict.fromkeys(fields_text.split(",")))
@@ -292,6 +305,7 @@ def _delete_view(view: TableView) -> TableView:
 
 
 async def _answer(page: _Page, list_name: str, names: tuple[str, ...], listing: Listing) -> web.Response:
+    """Return the response with a page of a listing."""
     work: Callable[[], bytes | bytearray] = partial(
         _encode_arrow if page.encode_arrow else _encode_json, page, list_name, names, listing
     )
@@ -304,6 +318,7 @@ async def _answer(page: _Page, list_name: str, names: tuple[str, ...], listing: 
 
 
 def _encode_arrow(page: _Page, list_name: str, names: tuple[str, ...], listing: Listing) -> bytes | bytearray:
+    """Return a page of a listing as an Arrow stream."""
     end = min(listing.total, page.start + page.limit)
     token = page.make_token(listing.total)
     about = {} if page.snapshot_id is None else {"snapshot-id": str(page.snapshot_id)}
@@ -312,6 +327,7 @@ def _encode_arrow(page: _Page, list_name: str, names: tuple[str, ...], listing: 
 
 
 def _encode_json(page: _Page, list_name: str, names: tuple[str, ...], listing: Listing) -> bytes:
+    """Return a page of a listing as JSON."""
     end = min(listing.total, page.start + page.limit)
     rows = make_items(listing, names, min(page.start, end), end)
     return encode_json(

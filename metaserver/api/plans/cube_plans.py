@@ -122,6 +122,10 @@ class MakeCubePlanResponse(msgspec.Struct, rename="kebab"):
     ),
 ).takes(MakeCubePlanRequest)
 async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
+    """Plan an aggregate query with a cube.
+
+    The answer has groups of the cube, and a plan table for the files that the cube does not cover.
+    """
     check_lease(body.lease_s)
     if not 1 <= body.groups_max <= GROUPS_MAX:
         raise BadRequest(f"groups-max is {body.groups_max}; it must be from 1 to {GROUPS_MAX:,}")
@@ -233,6 +237,8 @@ def _find_whole_files(scan_plan: ScanPlan, excluded: ScanPlan | None) -> tuple[n
 
 
 async def _encode(groups: pa.Table, answer: MakeCubePlanResponse) -> web.Response:
+    """Return the response with groups as an Arrow stream, and the answer in the metadata of its schema."""
+
     def encode() -> bytes:
         table = groups.replace_schema_metadata({CUBE_PLAN: msgspec.json.encode(answer)})
         sink = pa.BufferOutputStream()

@@ -238,6 +238,7 @@ class ExplainRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True)
     ),
 ).takes(ExplainRequest)
 async def explain(call: Call, body: ExplainRequest) -> web.Response:
+    """Explain the plan of a scan: files and bytes after each stage, and the parts of the predicate that prune."""
     is_named = body.ref is not None or body.as_of is not None
     loaded = await load_to_read(call, call.namespace, call.name, body.snapshot_id, is_named=is_named)
     metadata = loaded.metadata

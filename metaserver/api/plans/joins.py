@@ -280,6 +280,7 @@ def _check_comparison(spec: JoinSpec, transform: str, pairs: Sequence[Pair], tab
 
 
 async def _bind_exempt_condition(call: Call, spec: JoinSpec, metadata: TableMetadata) -> Expression:
+    """Return the condition on rows that the join does not remove."""
     filter_json = bytes(spec.exempt_condition)
     if not filter_json:
         return FALSE
@@ -338,6 +339,11 @@ def _bind_likes(spec: JoinSpec, metadata: TableMetadata) -> tuple[AnyLike, ...]:
 
 
 def _bind_like(metadata: TableMetadata, predicate: LikePredicate) -> BoundLike:
+    """Return a LIKE predicate on a column of the other table.
+
+    Raises:
+        BadRequest: The column is not a string, or the pattern is invalid.
+    """
     column = _find_column(metadata.current_schema, predicate.column)
     if column.type != "string":
         raise BadRequest(f"LIKE needs a string, but the column {column.name} is a {describe_type(column.type)}")
@@ -366,6 +372,7 @@ def parse_filter(data: bytes, metadata: TableMetadata, *, functions: bool = Fals
 
 
 def _bind_pair(metadata: TableMetadata, other: TableMetadata, own_name: str, other_name: str) -> Pair:
+    """Return the pair of columns by which the tables are joined."""
     own_column, other_column = (
         _find_column(metadata.current_schema, own_name),
         _find_column(other.current_schema, other_name),
@@ -402,6 +409,7 @@ def _find_column(schema: Schema, name: str) -> Column:
 
 
 async def _open(app: web.Application) -> AsyncIterator[None]:
+    """Create the object that reads dimension tables, and close it when the server stops."""
     components = app[COMPONENTS]
     dimensions = Dimensions(components.planner, components.objects, components.clock, get_limits(components.settings))
     app[DIMENSIONS] = dimensions

@@ -81,6 +81,7 @@ class RenewPlanTableResponse(msgspec.Struct, rename="kebab"):
     ),
 ).takes(RenewPlanTableRequest)
 async def renew_plan_table(call: Call, body: RenewPlanTableRequest) -> RenewPlanTableResponse:
+    """Renew the lease of a plan table."""
     namespace, name = call.namespace, call.name
     check_lease(body.lease_s)
     lease_s = grant_lease_s(body.lease_s, call.components.settings)
@@ -106,6 +107,7 @@ async def renew_plan_table(call: Call, body: RenewPlanTableRequest) -> RenewPlan
     ),
 ).takes(LeasePlanSnapshotsRequest)
 async def lease_plan_snapshots(call: Call, body: LeasePlanSnapshotsRequest) -> LeasePlanSnapshotsResponse:
+    """Renew or end the leases of plan snapshots that were created with X-Seamark-Plans."""
     audience = call.audience
     if audience is None:
         raise BadRequest(f"The header {HEADER} is missing; send the value with which the plans were created")

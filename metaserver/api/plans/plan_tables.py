@@ -242,6 +242,7 @@ The key is the name that the plan table would have, which covers all values on w
     ),
 ).takes_bytes(PlanTableRequest)
 async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
+    """Create a plan table."""
     requested = _read_named_snapshot(call, data)
     loaded = await load_to_read(
         call, call.namespace, call.name, requested.snapshot_id, is_named=requested.ref is not None
@@ -322,6 +323,7 @@ def _read_named_snapshot(call: Call, data: bytes) -> _NamedSnapshot:
 
 
 async def _read_bound_request(call: Call, data: bytes, loaded: LoadedTable) -> tuple[PlanTableRequest, BoundScan]:
+    """Return the decoded request and the bound scan. Recent requests are cached."""
     decoded_requests, entry, metadata = call.app[READ], loaded.entry, loaded.metadata
     assert entry is not None
     if len(data) > _IN_LOOP_BYTES_MAX:
@@ -335,6 +337,11 @@ async def _read_bound_request(call: Call, data: bytes, loaded: LoadedTable) -> t
 
 
 def _read(data: bytes, metadata: TableMetadata) -> _Read:
+    """Return the request and its filter.
+
+    Raises:
+        BadRequest: A field is invalid.
+    """
     body = parse_now(data, PlanTableRequest)
     check_lease(body.lease_s)
     if body.max_kept_fraction is not None and not 0 <= body.max_kept_fraction <= 1:
@@ -350,6 +357,11 @@ def bind_request(read: _Read, metadata: TableMetadata) -> tuple[PlanTableRequest
 
 
 def read_filter(body: PlanTableRequest, metadata: TableMetadata) -> Expression:
+    """Return the filter of a request, from SQL or from an Iceberg expression.
+
+    Raises:
+        BadRequest: The request has both, or the filter is invalid.
+    """
     filter_json = bytes(body.filter)
     if body.predicate is None:
         return parse_filter(filter_json, metadata, functions=True)
@@ -527,6 +539,7 @@ def measure_plan(scan: ScanPlan) -> tuple[int, int, int, int | None]:
 
 
 def _answer(plan: StoredPlanTable) -> PlanTableResponse:
+    """Return a plan table in the form of the answer."""
     return PlanTableResponse(
         plan.name,
         plan.snapshot_id,

@@ -115,6 +115,7 @@ class PlanViewResponse(msgspec.Struct, rename="kebab"):
     ),
 ).takes(PlanViewRequest)
 async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewResponse:
+    """Create a plan view: a view over plan tables, which Trino can read by its name until its lease ends."""
     namespace, name = call.namespace, call.name
     check_lease(body.lease_s)
     if not 0 < len(body.tables) <= TABLES_MAX:
@@ -192,6 +193,11 @@ async def _resolve_reference(call: Call, table: PlanViewReference, audience: str
 async def _choose_version(
     catalog: Catalog, table: PlanViewReference, namespace: NamespacePath, name: str, audience: str | None
 ) -> ReplacedReference:
+    """Return the reference to a plan snapshot that replaces a reference to a table.
+
+    Raises:
+        NoSuchTable: The client has no such plan snapshot of the table.
+    """
     entry = await catalog.tables.load_entry(namespace, name)
     plan_snapshots = [] if audience is None else await catalog.plan_tables.list_shown(entry, audience)
     if table.plan_snapshot_id not in {plan.id for plan in plan_snapshots}:

@@ -609,6 +609,7 @@ def _encode_pieces(head: bytes, writer: ScanTaskWriter, entry_ids: Longs, tail: 
 
 
 async def _open(app: web.Application) -> AsyncIterator[None]:
+    """Create the components of planning, and close them when the server stops."""
     app[POINTERS] = PointerCache(app[COMPONENTS].catalog.tables, watch(app[COMPONENTS].settings.make_database_url()))
     app[TOKENS] = Tokens(app[COMPONENTS].keyring)
     try:

@@ -185,6 +185,7 @@ class _EventPage:
         return self._events, position
 
     async def _read_batch(self, position: _Position, batch: Sequence[Instant]) -> _Position:
+        """Add the events of a batch of instants to the page, and return the position after them."""
         visible = await self._find_operations(batch)
         groups = [list(group) for _, group in itertools.groupby(batch, _find_request_id)]
         if len(groups) > 1 and len(batch) == _INSTANTS_PER_BATCH:

@@ -409,6 +409,7 @@ class _Exchange:
 
 
 async def _open_statements(app: web.Application) -> AsyncIterator[None]:
+    """Create the limits of statements, and end the workers when the server stops."""
     app[RUNNING] = RunningStatements(app[COMPONENTS].settings, app[COMPONENTS].extensions.statement_worker)
     try:
         yield

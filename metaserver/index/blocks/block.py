@@ -331,6 +331,7 @@ class Block:
         return True
 
     def _iter_packed(self) -> Iterator[Packed]:
+        """Return an iterator over all packed columns."""
         directory = self._directory
         columns: list[Packed | None] = [*directory.longs.values(), *directory.texts.values()]
         for entry in directory.lists.values():

@@ -218,6 +218,11 @@ class Blocks:
         return packed
 
     async def _read(self, location: str, file_kind: str, objects: ObjectStore) -> bytes:
+        """Read a file of the table.
+
+        Raises:
+            Corrupt: The file is missing.
+        """
         try:
             return await objects.read(location, limit_bytes=self._limit_bytes)
         except ObjectMissing:

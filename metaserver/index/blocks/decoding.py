@@ -145,6 +145,7 @@ class Decoders:
             return None
 
     def _give(self, process: _Process) -> None:
+        """Make a process idle, or end it if nothing is being loaded."""
         with self._lock:
             if self._active_loads:
                 self._idle.append(process)
@@ -222,6 +223,11 @@ class _Process:
         return kind, self._read(size)
 
     def _write(self, data: memoryview) -> None:
+        """Write data to the process.
+
+        Raises:
+            _ProcessLost: The process has ended.
+        """
         try:
             while data:
                 data = data[os.write(self._to, data) :]

@@ -179,6 +179,7 @@ def _convert_avro_kind(values: PartitionFieldValues) -> str:
 
 
 def _add_values(packer: Packer, values: PartitionFieldValues, kind: str) -> int:
+    """Pack the values of a partition field, and return their position."""
     if values.longs is not None:
         return packer.longs(values.longs, values.valid, absent_low=True)
     if values.doubles is not None:
@@ -238,6 +239,7 @@ def _get_column_kind(schema: Schema, column_id: int) -> str | None:
 
 
 def _canonicalize_primitive(of: object) -> str | None:
+    """Return the canonical name of a primitive type, or None for any other type."""
     if not isinstance(of, str):
         return None
     try:

@@ -67,6 +67,7 @@ class IndexReader:
         return summary
 
     async def _read_header(self, location: str, size_bytes: int) -> IndexHeader:
+        """Return the header of an index file, with a second request if its footer is long."""
         tail = await self._read_tail(location, size_bytes, _TAIL_BYTES)
         needed_bytes = read_footer_size(tail, location)
         if len(tail) < needed_bytes <= min(size_bytes, FOOTER_LIMIT_BYTES):

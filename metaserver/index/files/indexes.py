@@ -269,6 +269,7 @@ class Indexes:
                 self._defer(file, error.message)
 
     async def _quarantine(self, file: RegisteredIndexFile, reason: str) -> None:
+        """Quarantine an index file, so that plans no longer read it."""
         self._defer(file, reason)
         try:
             await self.registry.quarantine(file.uuid, file.location, reason)
@@ -315,6 +316,11 @@ def _open_registered(data: memoryview, file: RegisteredIndexFile) -> OpenIndex:
 
 
 def _check(header: IndexHeader, file: RegisteredIndexFile) -> None:
+    """Check that a header belongs to the registered index file.
+
+    Raises:
+        Corrupt: The header belongs to another table or index.
+    """
     header_identity = (header.table_uuid, header.definition, header.kind)
     registered = (file.uuid, file.definition, file.kind)
     if header_identity != registered:

@@ -97,6 +97,7 @@ class EngineTimes:
 
 
 def _average(sums: QueryShapeSums) -> _TimedShape:
+    """Return the means of the timed statements of a shape."""
     counts = sums.sums
     return _TimedShape(
         sums.fingerprint,

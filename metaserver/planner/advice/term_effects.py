@@ -115,6 +115,7 @@ def _has_bounds(scan: ScanPlan, part: Bound) -> bool:
 
 
 def _find_indexes_on_column(definitions: Definitions, part: Bound) -> Iterator[IndexDefinition]:
+    """Yield the enabled indexes that serve a predicate."""
     for definition in definitions.enabled:
         if KINDS[definition.kind].aggregates:
             continue

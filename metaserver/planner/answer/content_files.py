@@ -127,6 +127,7 @@ def _build_layout(block: Block) -> BlockLayout:
 
 
 def _find_uniform_content(block: Block) -> bytes | None:
+    """Return the text for the content of all files of a block, or None if the files differ."""
     column = block.find_long_column("content")
     if column is None:
         return _CONTENTS[MISSING]
@@ -187,6 +188,7 @@ def _encode_format(name: object) -> bytes:
 
 
 def encode_strings(block: Block, column: PackedColumn) -> Part:
+    """Return a packed column of strings in the form that the compiled writer reads."""
     packed = column.packed
     offsets = (
         _view_at(block, packed.lengths),
@@ -207,6 +209,7 @@ def _view_at(block: Block, offset: int) -> int:
 
 
 def _make_partition_key_part(block: Block, column: PackedColumn | None) -> Part | None:
+    """Return a part of the key of a partition tuple, or None for a column of floats."""
     if column is None:
         return CONSTANT, b""
     if column.packed.form == Form.FLOATS:
@@ -283,6 +286,7 @@ def _write_maps(name: str, columns: list[tuple[str, Texts]], rows: Longs) -> lis
 
 
 def _write_map(name: str, keys: list[str], texts: tuple[str | None, ...]) -> str:
+    """Return the JSON of a map without its null values, or an empty text if all are null."""
     present = [text for text in texts if text is not None]
     if not present:
         return ""
@@ -458,6 +462,7 @@ class PartitionTexts:
         return texts
 
     def _list_fields(self, block: Block) -> Fields:
+        """Return the partition fields of a block."""
         kind = (block.spec_id, block.partition_fields)
         fields_of_kind = self._kinds.get(kind)
         if fields_of_kind is None:
@@ -538,6 +543,7 @@ UNCACHED = PartitionTextCache(0)
 
 
 def _encode_partition(fields: Fields, values: tuple[Value | None, ...], dialect: ClientDialect) -> str:
+    """Return the JSON of a partition tuple, or an empty text if the client cannot read a value."""
     texts = []
     for field in fields:
         value = None if field.position < 0 else values[field.position]
@@ -548,6 +554,7 @@ def _encode_partition(fields: Fields, values: tuple[Value | None, ...], dialect:
 
 
 def _encode_value(kind: str, target: str, value: Value, dialect: ClientDialect) -> str:
+    """Return the JSON of a partition value in its current type."""
     if isinstance(value, float):
         return _encode_float(target, value)
     value = promote_value(kind, target, value)

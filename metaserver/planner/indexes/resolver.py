@@ -118,6 +118,7 @@ class IndexResolver:
         await asyncio.gather(*(self._load(index, location, files) for location, files in missing_files.items()))
 
     async def _load(self, index: BitmapIndex, location: str, files: Sequence[int]) -> None:
+        """Load the rows of files from a remote index file."""
         file, remote = index.listed[location], index.files.pop(location)
         assert isinstance(remote, RemoteIndexFile)
 

@@ -137,6 +137,7 @@ class DimensionRequest:
 
     @property
     def key(self) -> Hashable:
+        """Return the key under which the key sets of the request are cached."""
         snapshot = self.bound_scan.snapshot
         at = None if snapshot is None else (snapshot.snapshot_id, snapshot.manifest_list)
         metadata = self.bound_scan.metadata
@@ -301,6 +302,7 @@ def list_files_at(scan: ScanPlan, entry_ids: Longs) -> list[ListedFile]:
 
 
 def _find_identity_field(metadata: TableMetadata, spec_id: int) -> frozenset[int]:
+    """Return the source columns of the identity fields of a partition spec."""
     spec = metadata.spec(spec_id)
     fields = () if spec is None else spec.fields
     return frozenset(

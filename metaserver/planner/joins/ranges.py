@@ -340,6 +340,7 @@ def make_range_condition(column: LimitedColumn, starts: KeySet, ends: KeySet) ->
 
 
 def _make_key_span_condition(column: LimitedColumn, start: int | bytes, end: int | bytes) -> Expression:
+    """Return the condition that a column is between two keys."""
     if isinstance(start, int) and isinstance(end, int):
         return make_span_condition(column, start - SIGN, end - SIGN)
     assert isinstance(start, bytes)

@@ -55,6 +55,7 @@ class Strings(NamedTuple):
     present: npt.NDArray[np.uint8]
 
     def list_values(self) -> list[bytes | None]:
+        """Return the strings, with None for missing strings."""
         data, ends = self.data.tobytes(), self.ends.tolist()
         return [
             data[start:end] if is_present else None
@@ -101,6 +102,7 @@ class FoundFiles:
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
+        """Return the parts of the found files, one for each block."""
         blocks, picks = self.view.blocks, self._picks
         return tuple(
             Segment(number, blocks[number], first, files, None if at < 0 else picks[at : at + files])
@@ -190,6 +192,7 @@ class FoundFiles:
         return _lookup.doubles(side.layout, self._table, self._picks)
 
     def _read_strings(self, sides: tuple[BoundColumn, ...]) -> Strings:
+        """Return the bounds of one side as strings."""
         side = _find_side_of_form(sides, Form.STRINGS)
         if side is None:
             files = self.files
@@ -398,6 +401,7 @@ class _Layouts:
         return self.whole.nbytes + sum(side.size_bytes for sides in list(self._sides.values()) for side in sides)
 
     def read_longs(self, view: TableView, name: str) -> tuple[BoundColumn, ...]:
+        """Return the layouts of a column of numbers in all blocks."""
         cached = self._sides.get(key := (name, _NUMBER))
         return (
             self._read(view, key, lambda block: _get_packing(block.find_long_column(name)))
@@ -406,6 +410,7 @@ class _Layouts:
         )
 
     def read_texts(self, view: TableView, name: str) -> tuple[BoundColumn, ...]:
+        """Return the layouts of a column of texts in all blocks."""
         cached = self._sides.get(key := (name, _TEXT))
         return (
             self._read(view, key, lambda block: _get_packing(block.find_text_column(name)))

@@ -75,6 +75,7 @@ def group_by_partition(data_files: FoundFiles) -> FilesByPartition:
 
 
 def _read_partition(segment: Segment, row: int) -> PartitionTuple:
+    """Return the partition tuple of a file."""
     block = segment.block
     values = zip(block.partition_fields, block.partition(row), strict=True)
     return PartitionTuple(

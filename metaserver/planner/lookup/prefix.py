@@ -201,6 +201,7 @@ class _KnownValues:
 
 
 def _list_partition_values(view: TableView, spec_id: int, predicate: Bound) -> _BlockValues:
+    """Return the distinct values of a partition field in each block. They are cached with the view."""
     known_values = view.derived.get(_KnownValues) or view.derived.keep(_KnownValues())
     key = (spec_id, predicate.column_id, predicate.kind)
     values = known_values.by_field.get(key)

@@ -92,6 +92,7 @@ class _PrincipalMemory:
         """For each block, a list of two numbers: the views that contain the block, and its counted bytes."""
 
     def put(self, key: ViewKey, cached: CachedView) -> None:
+        """Add a view of the principal."""
         self.views[key] = cached
         for block in cached.all_blocks:
             counted = self._blocks.setdefault(block, [0, 0])
@@ -257,6 +258,7 @@ class CachedViews:
         return next(iter(self._views))
 
     def _evict(self, key: ViewKey) -> None:
+        """Remove a view from the cache."""
         evicted = self._views.pop(key)
         holder_views = self._held[evicted.holder]
         self._add(evicted, -evicted.charged_bytes)

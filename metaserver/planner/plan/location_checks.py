@@ -189,6 +189,7 @@ class _Folders:
 
 
 def _list_folders(view: TableView) -> _Folders:
+    """Return the folders of the files of a view. They are cached with the view."""
     folders = view.derived.get(_Folders)
     if folders is None:
         base = view.base

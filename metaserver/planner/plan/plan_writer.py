@@ -168,6 +168,7 @@ class PlanWriter:
         return work() if small else await asyncio.to_thread(work)
 
     async def _add_manifest(self, manifest: ManifestFile) -> DecodedManifest:
+        """Return a decoded manifest. Recent manifests are cached."""
         path = manifest.manifest_path
         decoded = self._decoded.get(path)
         if decoded is None:
@@ -176,6 +177,11 @@ class PlanWriter:
         return decoded
 
     async def _read(self, manifest: ManifestFile) -> DecodedManifest:
+        """Read and decode a manifest.
+
+        Raises:
+            Corrupt: The manifest is missing or truncated.
+        """
         path = manifest.manifest_path
         try:
             data = await self._objects.read(path, limit_bytes=self._limit_bytes)

@@ -85,6 +85,7 @@ class DynamicFilter:
         return Bound(op, self.column_id, self.name, self.kind, IDENTITY, self.kind, values)
 
     def _decode_value(self, position: int) -> Value:
+        """Return the value of a key."""
         key = self.keys.get_key(position)
         if self.kind == "string":
             assert isinstance(key, bytes)

@@ -225,6 +225,7 @@ def _overlaps(op: Op, keys: Sequence[Any], low: Key, high: Key) -> bool:
 
 
 def _read_key(form: Form, kind: str, data: bytes | None) -> Key | None:
+    """Return the key of an encoded bound, or None if it is missing or invalid."""
     if data is None:
         return None
     try:

@@ -47,6 +47,7 @@ class _Ranges:
         """The bytes of ranges that are read once for checks and once by pyarrow, by offset and length."""
 
     def read(self, size: int = -1) -> bytes:
+        """Return the next bytes of the file."""
         length = self._size - self._at if size < 0 else max(0, min(size, self._size - self._at))
         if not length:
             return b""

@@ -78,6 +78,7 @@ class PredicateMatcher:
 
     @staticmethod
     def _intersect(parts: list[MatchingRows]) -> MatchingRows:
+        """Return the rows that all parts may match."""
         narrowest: Bits | None = None
         for part in parts:
             if part.bits is not None:
@@ -88,6 +89,7 @@ class PredicateMatcher:
 
     @staticmethod
     def _unite(parts: list[MatchingRows]) -> MatchingRows:
+        """Return the rows that any part may match."""
         widest: Bits | None = None
         for part in parts:
             if part.bits is None:

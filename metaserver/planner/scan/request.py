@@ -355,6 +355,11 @@ def resolve_snapshot(metadata: TableMetadata, options: ScanOptions) -> Snapshot 
 
 
 def _require_snapshot(metadata: TableMetadata, snapshot_id: int | None, name: str) -> Snapshot:
+    """Return a snapshot of an incremental scan.
+
+    Raises:
+        BadRequest: The id is missing, or the table does not have the snapshot.
+    """
     if snapshot_id is None:
         raise BadRequest(f"An incremental scan requires {name}; send it")
     snapshot = metadata.snapshot(snapshot_id)

@@ -154,6 +154,7 @@ class LauncherChoice:
         self._spark_bytes = spark_bytes
 
     def find_launcher_name(self, job: Job) -> str:
+        """Return the name of the launcher that runs a job, by its properties and size."""
         if job.service not in SERVICES or not SERVICES[job.service].runs_on_spark:
             return WORKER
         if job.launcher in self._launchers:

@@ -147,6 +147,7 @@ class SparkSubmit:
         """Do nothing, because each job has its own driver."""
 
     def _make_command(self, program: str, folder: Path) -> list[str]:
+        """Return the command that starts the Spark application of a job."""
         local = self._master.startswith("local")
         defaults = [*_QUIET, *(_LOOPBACK if local else ())]
         if self._process_bytes:

@@ -78,6 +78,8 @@ def _to_bytes(logger: Any, method: str, line: str) -> bytes:
 
 
 def _add_worker(worker: int) -> Any:
+    """Return a processor that adds the number of the worker to each event."""
+
     def add(logger: Any, method: str, event: dict[str, Any]) -> dict[str, Any]:
         event["worker"] = worker
         return event
@@ -86,6 +88,7 @@ def _add_worker(worker: int) -> Any:
 
 
 def _serialize(event: dict[str, Any], **_: Any) -> bytes:
+    """Return an event as JSON."""
     try:
         return encode_json(event, enc_hook=str)
     except (UnicodeEncodeError, RecursionError):
@@ -102,6 +105,7 @@ class _Bridge(logging.Handler):
     """Forwards `logging` records to structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Pass a record of the standard library to structlog."""
         log = structlog.get_logger(record.name)
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and record.name.split(".")[0] in _QUOTING:

@@ -55,6 +55,7 @@ class _PendingTimes:
         self.counts = [0] * (len(_BUCKETS) + 1)
 
     def flush(self) -> None:
+        """Add the pending times to the histogram."""
         if not any(self.counts):
             return
         # The library's API takes only single observations. The library adds up the buckets when it renders the metrics.
@@ -91,6 +92,7 @@ class RequestMetrics:
         self._took: dict[str, _PendingTimes] = {}
 
     def observe(self, operation: str, status: int, seconds: float) -> None:
+        """Count an answered request and its duration."""
         key = (operation, status)
         self._answered[key] = self._answered.get(key, 0) + 1
         times = self._took.get(operation)
@@ -100,6 +102,7 @@ class RequestMetrics:
         times.counts[bisect_left(_BUCKETS, seconds)] += 1
 
     def flush(self) -> None:
+        """Add the pending counts to the metrics."""
         for key, count in self._answered.items():
             self._requests.labels(*key).inc(count)
         self._answered.clear()

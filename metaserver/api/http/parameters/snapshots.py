@@ -62,6 +62,11 @@ def resolve_snapshot_id(
 
 
 def _find_snapshot_of_ref(metadata: TableMetadata, name: str) -> int | None:
+    """Return the snapshot id of a branch or tag, or None if the table has no snapshot.
+
+    Raises:
+        BadRequest: The table does not have this branch or tag.
+    """
     ref = metadata.refs.get(name)
     if ref is not None:
         return ref.snapshot_id
