@@ -117,7 +117,7 @@ class _CountedReads(NamedTuple):
 
 
 class _CachedAnswer(msgspec.Struct, frozen=True, gc=False):
-    """Represent an encoded answer, with the number of files of its plan."""
+    """An encoded answer, with the number of files of its plan."""
 
     body: bytes
     headers: CIMultiDict[str]
@@ -127,7 +127,7 @@ class _CachedAnswer(msgspec.Struct, frozen=True, gc=False):
 
 
 class _FetchScanTasks(msgspec.Struct, rename="kebab"):
-    """Represent the body of a request for the files of a plan task."""
+    """The body of a request for the files of a plan task."""
 
     plan_task: str
 

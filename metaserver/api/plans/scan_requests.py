@@ -38,7 +38,7 @@ _MODE_PROPERTIES = ("write.delete.mode", "write.update.mode", "write.merge.mode"
 
 
 class _Extensions(msgspec.Struct, frozen=True, rename="kebab"):
-    """Represent the fields of a plan request that only Seamark's client sends (`planner.answer.TaskForm`)."""
+    """The fields of a plan request that only Seamark's client sends (`planner.answer.TaskForm`)."""
 
     residuals: bool = True
     sequence_numbers: bool = False
@@ -59,7 +59,7 @@ class _Extensions(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class PlanTableScan(msgspec.Struct, rename="kebab"):
-    """Represent the body of a plan request."""
+    """The body of a plan request."""
 
     select: tuple[str, ...] | None = None
     """The columns that the client reads.

@@ -65,7 +65,7 @@ REPORTED_COLUMNS_MAX, REPORTED_KEYS_MAX = 64, 32
 
 
 class ReportedAggregate(msgspec.Struct, frozen=True):
-    """Represent an aggregate of the statement, for the query history."""
+    """An aggregate of the statement, for the query history."""
 
     function: Annotated[
         str,
@@ -80,7 +80,7 @@ ReportedNames = Annotated[list[str], msgspec.Meta(max_length=REPORTED_KEYS_MAX)]
 
 
 class ReportedUse(msgspec.Struct, frozen=True, rename="kebab"):
-    """Represent how the statement of a plan request uses the table. Unknown names are ignored.
+    """The use of the table by the statement of a plan request. Unknown names are ignored.
 
     Attributes:
         engine: The engine that runs the statement. A name that is not in `ENGINES` is recorded as `other`.

@@ -51,7 +51,7 @@ _log = structlog.get_logger("seamark.events")
 
 
 class QueryEventsRequest(msgspec.Struct, frozen=True, rename="kebab"):
-    """Represent the body of a request for events."""
+    """The body of a request for events."""
 
     continuation_token: str | None = None
     page_size: Annotated[int | None, doc("The maximum number of events.", minimum=1)] = None
@@ -69,7 +69,7 @@ class QueryEventsRequest(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class CatalogEvent(msgspec.Struct, frozen=True, rename="kebab"):
-    """Represent a change of a table or view."""
+    """A change of a table or view."""
 
     event_id: str
     request_id: str
@@ -80,14 +80,14 @@ class CatalogEvent(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class QueryEventsResponse(msgspec.Struct, frozen=True, rename="kebab"):
-    """Represent a page of events."""
+    """A page of events."""
 
     continuation_token: str
     events: list[CatalogEvent]
 
 
 class _Position(msgspec.Struct, frozen=True, array_like=True):
-    """Represent the position that a continuation token contains."""
+    """The position that a continuation token contains."""
 
     after: str | None
     """The position of the last instant that was read, or None at the beginning of the log."""

@@ -20,14 +20,14 @@ _NAMESPACE = f"{_NAMESPACES}/{{namespace}}"
 
 
 class _CreateNamespace(msgspec.Struct):
-    """Represent the body of a request that creates a namespace."""
+    """The body of a request that creates a namespace."""
 
     namespace: tuple[str, ...]
     properties: dict[str, str] | None = None
 
 
 class _UpdateProperties(msgspec.Struct):
-    """Represent the body of a request that changes the properties of a namespace."""
+    """The body of a request that changes the properties of a namespace."""
 
     removals: list[str] | None = None
     updates: dict[str, str] | None = None

@@ -19,7 +19,7 @@ from seamark.metaserver.store.model import TABLE, VIEW
 
 
 class _Rename(msgspec.Struct):
-    """Represent the body of a rename."""
+    """The body of a rename."""
 
     source: TableIdentifier
     destination: TableIdentifier

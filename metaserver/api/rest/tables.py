@@ -50,13 +50,13 @@ A longer report is analysed in a thread, because its filter may have thousands o
 
 
 class _CreateTable(CreateTable, frozen=True, rename="kebab"):
-    """Represent the body of a request that creates a table."""
+    """The body of a request that creates a table."""
 
     stage_create: bool | None = None
 
 
 class _RegisterTable(msgspec.Struct, rename="kebab"):
-    """Represent the body of a request that registers a table."""
+    """The body of a request that registers a table."""
 
     name: str
     metadata_location: str
@@ -64,7 +64,7 @@ class _RegisterTable(msgspec.Struct, rename="kebab"):
 
 
 class _CommitTable(msgspec.Struct):
-    """Represent the body of a commit to a table.
+    """The body of a commit to a table.
 
     The field `identifier` is ignored, because the path names the table, and old clients write the name of their catalog
     into `identifier`.

@@ -20,14 +20,14 @@ from seamark.metaserver.store.model import TABLE
 
 
 class _Identifier(msgspec.Struct):
-    """Represent the name of a table."""
+    """The name of a table."""
 
     namespace: tuple[str, ...]
     name: str
 
 
 class _Change(msgspec.Struct):
-    """Represent the changes of one table."""
+    """The changes of one table."""
 
     identifier: _Identifier
     requirements: list[dict[str, Any]]
@@ -35,7 +35,7 @@ class _Change(msgspec.Struct):
 
 
 class _CommitTransaction(msgspec.Struct, rename="kebab"):
-    """Represent the body of a commit to several tables."""
+    """The body of a commit to several tables."""
 
     table_changes: list[_Change]
 

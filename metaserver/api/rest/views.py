@@ -23,14 +23,14 @@ _VIEW = f"{_NAMESPACE}/views/{{view}}"
 
 
 class _RegisterView(msgspec.Struct, rename="kebab"):
-    """Represent the body of a request that registers a view."""
+    """The body of a request that registers a view."""
 
     name: str
     metadata_location: str
 
 
 class _ReplaceView(msgspec.Struct):
-    """Represent the body of a request that changes a view."""
+    """The body of a request that changes a view."""
 
     updates: list[dict[str, Any]]
     requirements: list[dict[str, Any]] | None = None

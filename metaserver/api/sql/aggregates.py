@@ -47,14 +47,14 @@ ON, EXACT = "on", "exact"
 
 
 class OrderKey(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    """Represent a dimension or measure by which the rows of the answer are ordered."""
+    """A dimension or measure by which the rows of the answer are ordered."""
 
     by: Annotated[str, doc("A dimension or measure of the request, in the same spelling.")]
     descending: bool = False
 
 
 class AggregateRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    """Represent a request for aggregates."""
+    """A request for aggregates."""
 
     namespace: list[str]
     table: str
@@ -166,7 +166,7 @@ async def _answer_from_cube(call: Call, body: AggregateRequest, loaded: LoadedTa
 
 @dataclass(frozen=True)
 class _ParsedRequest:
-    """Represent a parsed request with the columns that it names.
+    """A parsed request with the columns that it names.
 
     Attributes:
         snapshot_id: The id of the snapshot, or None for the current state of the table.

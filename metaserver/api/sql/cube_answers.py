@@ -75,7 +75,7 @@ _SNAPSHOT_BYTES = 500
 
 
 class _SnapshotFiles(NamedTuple):
-    """Represent the data files of a snapshot.
+    """The data files of a snapshot.
 
     Attributes:
         key: The table and the manifest list.
@@ -87,7 +87,7 @@ class _SnapshotFiles(NamedTuple):
 
 
 class _EncodedAnswer(NamedTuple):
-    """Represent an encoded answer to a request.
+    """An encoded answer to a request.
 
     Attributes:
         body: JSON or an Arrow stream, with a placeholder for the id of the statement.
@@ -103,7 +103,7 @@ class _EncodedAnswer(NamedTuple):
 
 
 class CubeAnswers:
-    """Compute answers, and keep answers and groups in memory. An instance belongs to one event loop."""
+    """Computes answers, and keeps answers and groups in memory. An instance belongs to one event loop."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._placeholder = str(clock.uuid4())

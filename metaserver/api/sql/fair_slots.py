@@ -25,14 +25,14 @@ _FREE_SLOTS_DIVISOR = 4
 
 @dataclass(eq=False)
 class _Waiting:
-    """Represent a statement that waits for a slot."""
+    """A statement that waits for a slot."""
 
     holder: str | None
     granted: asyncio.Future[None]
 
 
 class FairSlots:
-    """Share a limited number of slots between holders. Each holder gets at most half of the `limit`.
+    """Shares a limited number of slots between holders. Each holder gets at most half of the `limit`.
 
     The holder None is a caller without a login. Its share is not limited.
     """

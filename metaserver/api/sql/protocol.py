@@ -24,7 +24,7 @@ Format = Literal["json", "arrow", "explain"]
 
 
 class StatementRequest(msgspec.Struct, frozen=True):
-    """Represent the request that the server sends to a worker."""
+    """The request that the server sends to a worker."""
 
     statement: str
     schema: str | None
@@ -48,7 +48,7 @@ class StatementRequest(msgspec.Struct, frozen=True):
 
 
 class TableRead(msgspec.Struct, frozen=True, rename="kebab"):
-    """Represent what a statement reads of one table."""
+    """The files and columns that a statement reads of one table."""
 
     table: str
     files: Annotated[int, doc("The number of data files that are read.")]
@@ -62,7 +62,7 @@ class TableRead(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class CubeUse(msgspec.Struct, frozen=True, rename="kebab"):
-    """Represent how a statement uses cubes."""
+    """The use of cubes by a statement."""
 
     index: Annotated[str | None, doc("The cube that answers the query, or null if no cube does.")]
     files: Annotated[int, doc("The number of data files that are answered from the cube.")]
@@ -71,7 +71,7 @@ class CubeUse(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class StatementPlan(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
-    """Represent the plan of a statement, which is the whole answer of `explain`."""
+    """The plan of a statement, which is the whole answer of `explain`."""
 
     statement_id: str
     engine: str
@@ -81,14 +81,14 @@ class StatementPlan(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=T
 
 
 class StatementColumn(msgspec.Struct, frozen=True):
-    """Represent a column of an answer."""
+    """A column of an answer."""
 
     name: str
     type: Annotated[str, doc("The type in the SQL dialect.")]
 
 
 class StatementHead(msgspec.Struct, frozen=True):
-    """Represent the head of an answer.
+    """The head of an answer.
 
     Attributes:
         tables: For each table that the statement reads, the levels of its namespace and its name.
@@ -99,7 +99,7 @@ class StatementHead(msgspec.Struct, frozen=True):
 
 
 class StatementError(msgspec.Struct, frozen=True):
-    """Represent an error of a statement."""
+    """An error of a statement."""
 
     status: int
     message: str

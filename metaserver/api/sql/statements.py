@@ -56,7 +56,7 @@ _SQL_IS_NOT_INSTALLED = "This server cannot run SQL: an operator installs it wit
 
 
 class StatementBody(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    """Represent a request that runs a statement."""
+    """A request that runs a statement."""
 
     statement: Annotated[str, doc("The SQL query.", examples=["SELECT count(*) FROM shop.orders"])]
     schema: Annotated[
@@ -81,7 +81,7 @@ class StatementBody(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
 
 
 class StatementRows(StatementPlan, frozen=True, rename="kebab"):
-    """Represent the JSON answer in the documentation. The worker writes the answer itself."""
+    """The JSON answer in the documentation. The worker writes the answer itself."""
 
     columns: tuple[StatementColumn, ...] = ()
     rows: tuple[tuple[Any, ...], ...] = ()
@@ -89,7 +89,7 @@ class StatementRows(StatementPlan, frozen=True, rename="kebab"):
 
 
 class SqlState(msgspec.Struct, frozen=True, rename="kebab"):
-    """Represent whether the server runs statements, and their limits."""
+    """The state of SQL on the server, and the limits of statements."""
 
     is_on: Annotated[bool, doc("Whether this server runs statements.")]
     reason: Annotated[
@@ -102,7 +102,7 @@ class SqlState(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class RunningStatements:
-    """Limit the statements of this process, and cancel them."""
+    """Limits the statements of this process, and cancels them."""
 
     def __init__(self, settings: Settings, worker_module: str) -> None:
         self.slots = FairSlots("SQL statements at once", settings.sql_statements_limit)
@@ -326,7 +326,7 @@ def _find_own_certificates(call: Call, settings: Settings) -> str:
 
 
 class _Exchange:
-    """Pass one statement and its answer between the client and the worker."""
+    """Passes one statement and its answer between the client and the worker."""
 
     def __init__(self, call: Call, worker: StatementWorker, kind: Format, cancelled: asyncio.Event) -> None:
         self._call = call

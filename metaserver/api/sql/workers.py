@@ -71,7 +71,7 @@ def list_worker_variables() -> dict[str, str]:
 
 
 class StatementWorker:
-    """Represent a process for one statement. `close` ends it."""
+    """A process for one statement. `close` ends it."""
 
     def __init__(
         self, workers: StatementWorkers, pid: int, source: asyncio.WriteTransport, frames: asyncio.StreamReader,
@@ -116,7 +116,7 @@ class StatementWorker:
 
 
 class StatementWorkers:
-    """Start workers, which run `module`. `memory_bytes` and `time_s` limit each worker."""
+    """Starts workers, which run `module`. `memory_bytes` and `time_s` limit each worker."""
 
     def __init__(self, module: str, *, memory_bytes: int, time_s: float) -> None:
         self._module = module

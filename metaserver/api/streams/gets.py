@@ -34,7 +34,7 @@ _IN_LOOP_VALUES_MAX = 200
 
 
 class GetRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Represent a request for the rows with some keys."""
+    """A request for the rows with some keys."""
 
     keys: Annotated[
         list[Any],
@@ -48,7 +48,7 @@ class GetRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RowsOfKeys(msgspec.Struct, frozen=True):
-    """Represent the rows with the requested keys."""
+    """The rows with the requested keys."""
 
     rows: Annotated[
         list[dict[str, Any]],

@@ -21,14 +21,14 @@ from seamark.metaserver.streams.pauses import read_pause
 
 
 class ListedStream(StreamStatus, frozen=True, rename="kebab"):
-    """Represent a stream table and its rows that wait for a flush."""
+    """A stream table and its rows that wait for a flush."""
 
     namespace: list[str]
     table: str
 
 
 class StreamList(msgspec.Struct, frozen=True, rename="kebab"):
-    """Represent a page of stream tables."""
+    """A page of stream tables."""
 
     streams: list[ListedStream]
     next_page_token: Annotated[str | None, doc("The `pageToken` of the next page, or null on the last page.")]

@@ -27,7 +27,7 @@ _NO_REASON = "no reason was given"
 
 
 class PauseStream(msgspec.Struct, forbid_unknown_fields=True):
-    """Represent a request that pauses a stream table."""
+    """A request that pauses a stream table."""
 
     reason: Annotated[
         str, doc("The reason why the table accepts no rows, for the writers.", maxLength=REASON_CHARACTERS_MAX)
@@ -35,13 +35,13 @@ class PauseStream(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PausedStream(msgspec.Struct, frozen=True):
-    """Represent whether a stream table is paused."""
+    """The state of a stream table after a pause or a resumption."""
 
     paused: Annotated[str | None, doc("The reason for the pause, or null if the table accepts rows.")]
 
 
 class DrainedStream(msgspec.Struct, frozen=True):
-    """Represent the result of draining a stream table."""
+    """The result of draining a stream table."""
 
     paused: Annotated[str | None, doc("The reason for the pause.")]
     rows: Annotated[int, doc("The number of rows that this request has added to the table's files.")]

@@ -60,7 +60,7 @@ _KIND_NAMES = {RowKind.INSERT: "insert", RowKind.UPDATE: "update", RowKind.DELET
 
 
 class StreamPosition(msgspec.Struct, frozen=True, rename="kebab"):
-    """Represent a position of a continuous read."""
+    """A position of a continuous read."""
 
     position: Annotated[
         str,

@@ -48,7 +48,7 @@ _SEQUENCE_MAX = 1 << 62
 
 
 class RowPosition(msgspec.Struct, frozen=True):
-    """Represent the position of rows in the log."""
+    """The position of rows in the log."""
 
     shard: int
     offset: Annotated[int, doc("The offset of the first row.")]
@@ -56,7 +56,7 @@ class RowPosition(msgspec.Struct, frozen=True):
 
 
 class AppendedRows(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Represent the result of an append to one table."""
+    """The result of an append to one table."""
 
     rows: Annotated[int, doc("The number of rows that fit the table. They are durable.")]
     duplicate: Annotated[bool, doc("Whether an earlier request of the producer appended the rows.")]
@@ -75,7 +75,7 @@ class AppendedRows(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RowTarget(NamedTuple):
-    """Represent a stream table to which a request appends rows.
+    """A stream table to which a request appends rows.
 
     Attributes:
         loaded: The table.

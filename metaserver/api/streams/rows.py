@@ -121,7 +121,7 @@ async def _append_body(
 
 
 class ShardStatus(msgspec.Struct, frozen=True, rename="kebab"):
-    """Represent the state of a shard of a stream."""
+    """The state of a shard of a stream."""
 
     shard: int
     flushed: Annotated[int, doc("The offset before which all rows are in the table's files.")]
@@ -129,7 +129,7 @@ class ShardStatus(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class StreamStatus(msgspec.Struct, frozen=True, rename="kebab"):
-    """Represent the state of a stream."""
+    """The state of a stream."""
 
     shards: list[ShardStatus]
     waiting_rows: Annotated[int, doc("The number of rows that are not flushed.")]
@@ -203,7 +203,7 @@ def to_status(
 
 
 class FlushedRows(msgspec.Struct, frozen=True):
-    """Represent the result of a flush."""
+    """The result of a flush."""
 
     rows: Annotated[int, doc("The number of rows that this flush has added to the table's files.")]
 
@@ -227,7 +227,7 @@ async def flush_rows(call: Call) -> FlushedRows:
 
 
 class _DecodedBody(NamedTuple):
-    """Represent the rows of a body, which are record batches or JSON rows.
+    """The rows of a body, which are record batches or JSON rows.
 
     Attributes:
         batches: The record batches, or None if the body has JSON rows.

@@ -38,7 +38,7 @@ _ALL_TABLES = "tables"
 
 
 class RowsOfTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Represent the rows for one table."""
+    """The rows for one table."""
 
     namespace: tuple[str, ...]
     name: str
@@ -46,7 +46,7 @@ class RowsOfTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RowsOfTables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Represent a request that appends rows to several tables."""
+    """A request that appends rows to several tables."""
 
     tables: Annotated[
         list[RowsOfTable],
@@ -55,7 +55,7 @@ class RowsOfTables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AppendedToTables(msgspec.Struct, frozen=True):
-    """Represent the result of an append to several tables."""
+    """The result of an append to several tables."""
 
     tables: Annotated[list[AppendedRows], doc("The result for each table, in the order of the request.")]
 
@@ -110,7 +110,7 @@ async def append_rows_to_tables(call: Call, body: RowsOfTables) -> AppendedToTab
 
 
 class _TableRequest:
-    """Prepare the rows of one table of a request."""
+    """Prepares the rows of one table of a request."""
 
     def __init__(self, call: Call, namespace: NamespacePath, name: str, target: RowTarget, text: bytes) -> None:
         self._call = call

@@ -14,7 +14,7 @@ from seamark.metaserver.streams.stream_properties import check_stream_table
 
 
 class StreamTopic(msgspec.Struct, frozen=True):
-    """Represent the input topic of a stream table."""
+    """The input topic of a stream table."""
 
     topic: Annotated[
         str,

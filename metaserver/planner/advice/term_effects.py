@@ -102,7 +102,7 @@ def _estimate_with_index(
     hits = sample.estimate_files(part, values)
     if hits is None:
         return None, "too few files of the sample have a matching row"
-    # The sample is from the files that all conditions on the column keep. `left` counts the files that a
+    # The sample is from the files that all conditions on the column keep. `files_left` counts the files that a
     # single condition keeps.
     hits = min(files_left, round(hits * files_left / max(1, sample.files_left)))
     false_share = min(1.0, FALSE_POSITIVE_PROBABILITY * (values or 1)) if kind == "bloom" else 0.0
