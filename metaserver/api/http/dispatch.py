@@ -196,7 +196,7 @@ class Call:
 
     @property
     def request(self) -> web.Request:
-        """Return the request, for routes that declare that they stream."""
+        """The request, for routes that declare that they stream."""
         if not self._route.streams:
             raise RuntimeError(f"{self._route.operation} does not declare that it streams")
         return self._request

@@ -171,7 +171,7 @@ class PutIndexRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def parameters(self) -> dict[str, float]:
-        """Return the parameters of the index that the request sets."""
+        """The parameters of the index that the request sets."""
         parameter_names = self.__struct_fields__[len(PutIndexRequest.__struct_fields__) :]
         return {name: value for name in parameter_names if (value := getattr(self, name)) is not None}
 

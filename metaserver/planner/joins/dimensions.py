@@ -137,7 +137,7 @@ class DimensionRequest:
 
     @property
     def key(self) -> Hashable:
-        """Return the key under which the key sets of the request are cached."""
+        """The key under which the key sets of the request are cached."""
         snapshot = self.bound_scan.snapshot
         at = None if snapshot is None else (snapshot.snapshot_id, snapshot.manifest_list)
         metadata = self.bound_scan.metadata

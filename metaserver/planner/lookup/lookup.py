@@ -102,7 +102,7 @@ class FoundFiles:
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
-        """Return the parts of the found files, one for each block."""
+        """The parts of the found files, one for each block."""
         blocks, picks = self.view.blocks, self._picks
         return tuple(
             Segment(number, blocks[number], first, files, None if at < 0 else picks[at : at + files])

@@ -573,7 +573,7 @@ class FileSelection:
 
     @property
     def mask(self) -> npt.NDArray[np.uint8]:
-        """Return an array with a byte for each file of the view. Pending selections are applied first."""
+        """The mask, with a byte for each file of the view. Pending selections are applied first."""
         if self._waiting:
             self.apply_waiting()
         if self._mask is None:
