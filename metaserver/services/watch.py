@@ -176,7 +176,7 @@ class _Parent:
         self._last: str | None = None
 
     async def read_next(self, store: PointerStore) -> NamespacePath | None:
-        """Return the next child namespace, or None after the last one."""
+        """Return the next child namespace, or None after the last child."""
         if not self._children:
             self._children += await store.list_namespaces(self._path, self._last, _TABLES_PER_PAGE)
         if not self._children:

@@ -447,8 +447,8 @@ async def _check_entry_exists(call: Call, grant: Grant) -> None:
 async def _manages_above(call: Call, securable: Securable) -> bool:
     """Return whether the caller may manage the grants of a level above the object.
 
-    Such a caller may remove denials on the object, including denials of its own rights. Otherwise, the managers of one
-    object could lock out the admins of its namespace or of the catalog.
+    Such a caller may remove denials on the object, including denials that apply to the caller. Otherwise, the managers
+    of one object could lock out the admins of its namespace or of the catalog.
     """
     for above in list_above(securable):
         if await call.may(above, "removeGrant"):

@@ -7,10 +7,10 @@ route supports two grants:
   the token itself, in the form or as HTTP Basic. Clients that are configured only with a secret send no id, which the
   server accepts.
 - Token exchange (RFC 8693), with which Java clients refresh their tokens. Without credentials, the client gets an
-  access token with the expiry of the old one. So a client without the secret cannot prolong a login, and a stolen
-  access token expires. After the token has expired, Java sends Basic credentials. With the credentials of the same
-  holder, the client gets an access token with a full lifetime, even if the old token has expired. A bearer token of
-  this server is returned unchanged, because it is the secret. A token of the OIDC issuer is also returned unchanged,
+  access token with the expiry of the old token. A client without the secret therefore cannot prolong a login, and a
+  stolen access token expires. After the token has expired, Java sends Basic credentials. With the credentials of the
+  same holder, the client gets an access token with a full lifetime, even if the old token has expired. A bearer token
+  of this server is returned unchanged, because it is the secret. A token of the OIDC issuer is also returned unchanged,
   because only the issuer can prolong it.
 
 The answer is a JWT (`access/issued.py`) that expires with the bearer token from which it was created. If the server has

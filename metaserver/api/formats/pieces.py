@@ -104,7 +104,7 @@ async def send(request: web.Request, pieces: Iterator[bytes], *, run: Run | None
 async def _stream_pieces(
     request: web.Request, encoder: _Encoder, following: Callable[[], bytes | None], run: Run | None
 ) -> web.StreamResponse:
-    """Send the buffer, and then each further piece as soon as it is generated."""
+    """Send the buffer, and then each further piece as soon as it exists."""
     response = await _begin(request, encoder)
     with _abort_on_error(request):
         await _write(response, encoder.take())

@@ -146,7 +146,7 @@ def compute_progress(build: Build) -> dict[str, Any]:
 async def record_progress(call: Call, build: Build) -> None:
     """Record the progress of a build on the timeline.
 
-    If several requests record progress at the same time, the last record may not be the one with the most progress.
+    If several requests record progress at the same time, the last record may not have the most progress.
     """
     try:
         await move(call, build.instant, InstantState.INFLIGHT, compute_progress(build))

@@ -189,8 +189,8 @@ class _ParsedRequest:
         """
         if not body.measures or len(body.measures) > MEASURES_MAX or len(body.dimensions) > DIMENSIONS_MAX:
             raise BadRequest(
-                f"A request must have 1 to {MEASURES_MAX} measures and at most {DIMENSIONS_MAX} dimensions, but this "
-                f"one has {len(body.measures)} and {len(body.dimensions)}"
+                f"The request has {len(body.measures)} measures and {len(body.dimensions)} dimensions; send 1 to "
+                f"{MEASURES_MAX} measures and at most {DIMENSIONS_MAX} dimensions"
             )
         snapshot_id = _find_version(body, metadata)
         schema = _find_schema_of_version(metadata, snapshot_id)
@@ -198,7 +198,7 @@ class _ParsedRequest:
         measures = tuple(parse_measure(text, schema, metadata.schemas) for text in body.measures)
         names = (*body.dimensions, *body.measures)
         if len(set(names)) < len(names):
-            raise BadRequest("A dimension or measure is repeated; name each one once")
+            raise BadRequest("A dimension or measure is repeated; name each of them once")
         if body.limit is not None and body.limit < 0:
             raise BadRequest(f"limit is {body.limit}; it must not be negative")
         for key in body.order:

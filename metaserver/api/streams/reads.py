@@ -188,7 +188,7 @@ async def read_rows(call: Call) -> Answer:
     """Return the rows after a position, and wait for them if the client requests it."""
     query = call.query
     if "after" not in query:
-        raise BadRequest("after is missing; send a position, and request the first one from …/stream/position")
+        raise BadRequest("after is missing; send a position, which …/stream/position returns for the first request")
     limit_bytes = _parse_limit(query.get("limit-bytes"))
     wait_s = min(_parse_seconds(query.get("wait", "0")), call.components.settings.watch_timeout_s)
     skips_changes, has_kinds = _parse_flag(query, "skip-changes"), _parse_flag(query, "changes")

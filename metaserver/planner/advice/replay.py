@@ -144,7 +144,7 @@ def _draw_compared_codes(
     """Draw the compared values for a shape whose only condition is an equality.
 
     The drawn values repeat as often as the literals of the recorded statements. For this, the probability of a value is
-    a power of its frequency among the rows. The exponent, from 0 to 1, is the one that gives the recorded share of
+    a power of its frequency among the rows. The exponent, from 0 to 1, is chosen so that the recorded share of values
     repeats.
 
     Returns:

@@ -368,7 +368,7 @@ class ClientDialect:
     orders_nan_above: bool = True
     """Whether the client may order NaN above every number."""
     changes_files: bool = False
-    """Whether the client may rewrite or delete planned files, although the request does not say so.
+    """Whether the client may rewrite or delete planned files, although the request does not state it.
 
     See `api/plans/scan_requests.py`.
     """

@@ -245,7 +245,7 @@ class Segments:
         Args:
             entry: The entry of the table in the catalog.
             definition: The definition of the cube.
-            ids: The identities of the data files. Files that are next to each other in a snapshot should be so here.
+            ids: The identities of the data files. Neighbouring files of a snapshot should be neighbours in this array.
             stores_all: Whether all merged groups are stored. If it is False, groups at the ends of the sequence are
                 not stored, because other requests may begin and end with other files.
 

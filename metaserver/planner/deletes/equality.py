@@ -1,9 +1,9 @@
-"""Search for equality deletes that can match rows of a data file, according to the statistics of both files.
+"""Finds equality deletes that can match rows of a data file, according to the statistics of both files.
 
 An equality delete applies to older data files in its scope. The scope is the delete's partition, or all files if
 its spec is unpartitioned (Iceberg spec, "Scan Planning"). The delete is omitted only if one of its columns proves
-that no key equals a row: the ranges are disjoint, at most one of the files may have nulls, and at most one may have
-NaNs. Unknown or incomparable statistics prove nothing.
+that no key equals a row: the ranges are disjoint, and the two files cannot both have nulls or both have NaNs. Unknown
+or incomparable statistics prove nothing.
 
 Java's DeleteFileIndex does the same, but has three faults that this module avoids:
 

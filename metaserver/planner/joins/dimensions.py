@@ -3,9 +3,9 @@
 A key set is always complete, but may have more keys than necessary: deletes are not applied, and a predicate that
 cannot be evaluated counts as true. The cache keys are immutable objects. The cache key of a column is its data file, so
 only new data files are read after a commit. The cache key of a key set is the manifest list and the filter. The rows,
-the bytes and the time for one table are limited, and so are the bytes for all tables together. If a limit is exceeded,
-there are no keys (`DimensionSkipped`), and the plan does not use the join. If the work finishes too late for a plan,
-the next plan uses the result.
+the bytes and the time for one table are limited. The bytes for all tables together are also limited. If a limit is
+exceeded, there are no keys (`DimensionSkipped`), and the plan does not use the join. If the work finishes too late for
+a plan, the next plan uses the result.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class WorkerProcess:
             report(answer.progress)
 
     async def _start(self) -> asyncio.subprocess.Process:
-        """Return the running worker, or start a new one."""
+        """Return the running worker, or start a worker."""
         if self._process is None or self._process.returncode is not None:
             # With -P, Python does not import modules from the working directory.
             self._process = await asyncio.create_subprocess_exec(

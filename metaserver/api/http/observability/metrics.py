@@ -467,7 +467,8 @@ class EventMetrics:
 
 
 MULTIPROCESS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-# The creation time of each series would double the size of the answer, and says no more than the start of the process.
+# The creation time of each series would double the size of the answer. It is about the same as the start time of the
+# process, which the answer has.
 prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
