@@ -10,7 +10,7 @@ import msgspec
 from seamark.metaserver.store.model import NamespacePath
 
 JOB_S_MAX = 3600.0
-"""The maximum duration of a job.
+"""The maximum duration of a job, in seconds.
 
 A job that takes longer is stopped. The next job continues after its last commit.
 """
