@@ -1,4 +1,4 @@
-"""Builds the web application from opened components. The module does not open or close components."""
+"""Construction of the web application from opened components. The module neither opens nor closes components."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _WITH_COMPONENTS = (
 def build_app(components: ServerComponents) -> web.Application:
     """Build the application with all routes.
 
-    It may be started and stopped once, like aiohttp's applications.
+    Like each application of aiohttp, it may be started and stopped only once.
     """
     app = web.Application(middlewares=[build_middleware(components)])
     app._router = Router()  # The argument of aiohttp for this limit is deprecated.
@@ -82,8 +82,8 @@ def add_routes(app: web.Application, extensions: Extensions, prefix: str = "") -
 
     Args:
         app: The application.
-        extensions: The extensions; they may have further modules of routes.
-        prefix: The segment after `/v1` that the server announces to clients, or empty.
+        extensions: The extensions, which may have further modules of routes.
+        prefix: The segment after `/v1` that the server announces to clients, or an empty text.
     """
     app[PREFIX] = prefix
     # aiohttp tries routes with variables in order, so the most frequent routes of the specification come first.

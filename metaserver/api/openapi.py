@@ -1,7 +1,7 @@
-"""GET /api/v1/openapi.json: OpenAPI 3.1 of Seamark's API, built from the descriptions of the handlers.
+"""GET /api/v1/openapi.json: the OpenAPI 3.1 document of Seamark's API, built from the descriptions of the routes.
 
-The Iceberg routes under /v1 are specified by the Iceberg REST specification and not repeated here. The file
-`docs/reference/openapi.json` contains this document; a test compares them.
+The Iceberg REST specification specifies the Iceberg routes under /v1, so the document does not repeat them. The file
+`docs/reference/openapi.json` contains the document, and a test compares both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from seamark.metaserver.api.lookups.metadata import COLUMN_STATS_SCHEMA, FILE_SC
 DOCUMENT: web.AppKey[Callable[[], dict[str, Any]]] = web.AppKey("openapi")
 """The function that builds the document.
 
-It runs when the document is first requested, because it takes longer than the rest of the server's start.
+It runs at the first request for the document, because it takes longer than the whole start of the server.
 """
 
 _ERROR_SCHEMA: dict[str, Any] = {
@@ -57,11 +57,12 @@ _ERROR_CONTENT = {"application/json": {"schema": {"$ref": "#/components/schemas/
     public=True,
 ).takes_request
 async def openapi(request: web.Request) -> web.Response:
+    """Return the OpenAPI description of the routes."""
     return make_json_answer(request.app[DOCUMENT]())
 
 
 def build_document(app: web.Application) -> dict[str, Any]:
-    """Return the document for the routes of `app` that describe answers, sorted by path."""
+    """Build the document for the routes of `app` that describe their answers, sorted by path."""
     routes = [route for route in app.router.routes() if route.resource is not None and route.method != "HEAD"]
     described = [(route, get_description(route.handler)) for route in routes]
     described = [(route, description) for route, description in described if description.answers]
@@ -97,7 +98,11 @@ def build_document(app: web.Application) -> dict[str, Any]:
 
 
 def _derive_schemas(descriptions: list[Description]) -> tuple[Callable[[Any], dict[str, Any]], dict[str, Any]]:
-    """Return (function from a declared body or answer to its schema, components that are derived from types)."""
+    """Derive the schemas of bodies and answers from their types.
+
+    Returns:
+        A function that returns the schema of a declared body or answer, and the components of the document.
+    """
     declared = [description.body for description in descriptions]
     declared += [answer.schema for description in descriptions for answer in description.answers]
     types = [schema for schema in declared if schema is not None and not isinstance(schema, dict)]
@@ -107,6 +112,7 @@ def _derive_schemas(descriptions: list[Description]) -> tuple[Callable[[Any], di
 
 
 def _describe_operation(described: Description, schema_of: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    """Return the OpenAPI object of an operation."""
     operation: dict[str, Any] = {
         "operationId": described.operation,
         "summary": described.summary,
@@ -130,6 +136,7 @@ def _describe_operation(described: Description, schema_of: Callable[[Any], dict[
 
 
 def _describe_parameter(parameter: Parameter) -> dict[str, Any]:
+    """Return the OpenAPI object of a parameter."""
     return {
         "name": parameter.name,
         "in": parameter.where,
@@ -142,6 +149,7 @@ def _describe_parameter(parameter: Parameter) -> dict[str, Any]:
 def _describe_response(
     answer: ResponseSpec, schema_of: Callable[[Any], dict[str, Any]], streams: bool
 ) -> dict[str, Any]:
+    """Return the OpenAPI object of a response."""
     response: dict[str, Any] = {"description": answer.description}
     if answer.schema is not None:
         response["content"] = {"application/json": {"schema": schema_of(answer.schema)}}

@@ -1,1 +1,1 @@
-"""Decoded manifests, and the index files of a server: registry, registration, reading, cleaning."""
+"""Decoded manifests, and the index files of a server: their registry, registration, reading and cleaning."""

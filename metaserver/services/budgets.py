@@ -17,9 +17,9 @@ from seamark.metaserver.services.job import Job
 WINDOW, PRIORITY = "seamark.services.window", "seamark.services.priority"
 NORMAL = "normal"
 PRIORITIES = {"high": -10, NORMAL: 0, "low": 10}
-"""The number that each value of the property adds to the priority of a job.
+"""The number that each value of the property `seamark.services.priority` adds to the priority of a job.
 
-The priorities of services are 5 to 11.
+The services have the priorities 5 to 11.
 """
 _WINDOW = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)")
 _DAY_MINUTES = 24 * 60
@@ -33,7 +33,11 @@ The second number exceeds a day if the window ends on the next day.
 
 
 def parse_windows(text: str) -> tuple[Window, ...] | None:
-    """Return the windows of a property; empty if the text names no window, None if it is invalid."""
+    """Parse the windows of a property.
+
+    Returns:
+        An empty tuple if the text names no window, or None if the text is invalid.
+    """
     windows: list[Window] = []
     parts = [part.strip() for part in text.split(",") if part.strip()]
     for part in parts:
@@ -49,7 +53,7 @@ def parse_windows(text: str) -> tuple[Window, ...] | None:
 
 
 def wait_s(windows: str, now_ms: int) -> float:
-    """Return the seconds until the next window begins.
+    """Return the seconds until the next time window begins.
 
     The result is 0 if a window is open, or if no window is valid.
     """
@@ -78,4 +82,5 @@ def with_budget(job: Job, properties: Mapping[str, str]) -> Job:
 
 
 def _ignores_windows(service: str) -> bool:
+    """Return whether the jobs of a service run at any time."""
     return service in SERVICES and SERVICES[service].ignores_windows

@@ -1,4 +1,4 @@
-"""The problems of a table, their costs for its queries, and the jobs that correct the problems."""
+"""Measures of a table, and its problems with their costs for queries and the jobs that correct them."""
 
 from __future__ import annotations
 
@@ -46,6 +46,8 @@ _LARGE_METADATA_BYTES = 4 << 20
 
 
 class _Sizes(NamedTuple):
+    """The numbers and sizes of a table's data files."""
+
     files: int
     records: int
     size_bytes: int
@@ -56,11 +58,11 @@ class _Sizes(NamedTuple):
 def measure_health(
     metadata: TableMetadata, view: TableView, settings: Settings, clock: Clock, now_ms: int
 ) -> TableHealth:
-    """Return the measures of a table and its problems, except problems of indexes.
+    """Measure a table, and find its problems, except problems of indexes.
 
     Args:
         metadata: The metadata of the table, with the policies of its namespaces.
-        view: The view of the current snapshot; empty if the table has no snapshot.
+        view: The view of the current snapshot. It is empty if the table has no snapshot.
         settings: The settings, which determine the services that run.
         clock: The clock of the table services.
         now_ms: The time that decides which snapshots and columns have expired.
@@ -109,12 +111,12 @@ def measure_health(
 def find_service_problems(
     metadata: TableMetadata, health: TableHealth, state: ServicesState, failed: Mapping[str, Instant]
 ) -> Iterator[Problem]:
-    """Yield the reasons why table services do not do the work that the table's policy and indexes require.
+    """Yield the problems that prevent table services from doing the work that the table requires.
 
     Args:
         metadata: The metadata of the table, with the policies of its namespaces.
         health: The problems that the services would correct.
-        state: Whether a server runs table services.
+        state: The state of the table services.
         failed: The last run of each service that failed on the table, by service.
     """
     has_indexes = bool(read_definitions(metadata).enabled)
@@ -134,6 +136,7 @@ def find_service_problems(
 
 
 def _measure_files(view: TableView, target_bytes: int, small_bytes_max: float) -> _Sizes:
+    """Count the files of a table, its small files, and the files that would remain after compaction."""
     files = lookup(view)
     records, bytes_of = files.read_longs("record_count").clip(0), files.read_longs("file_size_in_bytes").clip(0)
     grouped = group_by_partition(files)
@@ -141,17 +144,18 @@ def _measure_files(view: TableView, target_bytes: int, small_bytes_max: float) -
     small_bytes = np.zeros(len(grouped.partitions), dtype=np.int64)
     np.add.at(small_bytes, grouped.numbers[small], bytes_of[small])
     small_files = int(small.sum())
-    merged = int((-(-small_bytes // target_bytes)).sum())
+    merged_files = int((-(-small_bytes // target_bytes)).sum())
     return _Sizes(
         len(bytes_of),
         int(records.sum()),
         int(bytes_of.sum()),
         small_files,
-        len(bytes_of) - small_files + merged,
+        len(bytes_of) - small_files + merged_files,
     )
 
 
 def _find_launcher_problems(metadata: TableMetadata, settings: Settings) -> Iterator[Problem]:
+    """Yield a problem if the launcher in the table's properties cannot be used."""
     launcher_name = metadata.properties.get(LAUNCHER, AUTO)
     reason = why_ignored(launcher_name, settings.services_launchers)
     if reason is None:
@@ -164,6 +168,7 @@ def _find_launcher_problems(metadata: TableMetadata, settings: Settings) -> Iter
 
 
 def _find_snapshot_problems(health: TableHealth) -> Iterator[Problem]:
+    """Yield a problem if the table retains many snapshots."""
     if not health.expired_snapshots and health.snapshots > _SNAPSHOTS_ALERT_COUNT:
         yield Problem(
             "many snapshots",
@@ -173,6 +178,7 @@ def _find_snapshot_problems(health: TableHealth) -> Iterator[Problem]:
 
 
 def _find_metadata_problems(health: TableHealth, metadata: TableMetadata) -> Iterator[Problem]:
+    """Yield a problem if the metadata file is large."""
     if health.metadata_size_in_bytes < _LARGE_METADATA_BYTES:
         return
     yield Problem(
@@ -186,6 +192,7 @@ def _find_metadata_problems(health: TableHealth, metadata: TableMetadata) -> Ite
 
 
 def _find_replacement_problems(metadata: TableMetadata) -> Iterator[Problem]:
+    """Yield a problem if a snapshot with the operation `replace` changed the number of rows."""
     differences = {}
     for snapshot in metadata.snapshots:
         parent_id = snapshot.parent_snapshot_id

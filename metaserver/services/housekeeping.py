@@ -1,4 +1,4 @@
-"""Housekeeping: short tasks that limit the size of the catalog, in the server's own process."""
+"""Housekeeping: short tasks in the server's own process that limit the size of the catalog."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Housekeeping:
         self._store = store
         self._clock = clock
         self._gaps: tuple[Gap, ...] | None = None
-        """The clock gaps that the last round found, or None before the first round."""
+        """The clock gaps that were recorded at the last round, or None before the first round."""
         self._tasks: dict[str, Callable[[], Awaitable[int]]] = {
             "clock_jumps": self._look_at_clock,
             "archived": timeline.archive,
@@ -59,11 +59,11 @@ class Housekeeping:
         }
 
     async def run(self, holder: str) -> None:
-        """Run rounds while this worker or replica holds the lease, until the task is cancelled."""
+        """Run rounds while this worker or replica holds the lease. The method runs until the task is cancelled."""
         interval_s = self._settings.housekeeping_interval_s
         lease = Lease(self._store, self._clock, "housekeeping", holder, lasts_s=3 * interval_s)
         while True:
-            # Jitter prevents that replicas that start together always try to take the lease at the same time.
+            # With jitter, replicas that start together do not always try to take the lease at the same time.
             await asyncio.sleep(interval_s * (0.75 + self._clock.draw_bytes(1)[0] / 510))
             try:
                 await lease.hold()
@@ -72,9 +72,9 @@ class Housekeeping:
             await self.round()
 
     async def round(self) -> dict[str, int]:
-        """Run all tasks once, and return the count that each task reports.
+        """Run all tasks once, and return the count of each task, by name.
 
-        A failed task does not stop the others.
+        A task that fails does not prevent the other tasks.
         """
         counts: dict[str, int] = {}
         for name, work in self._tasks.items():
@@ -91,7 +91,7 @@ class Housekeeping:
     async def _look_at_clock(self) -> int:
         """Compare the clock with the recorded time, and return the number of new gaps.
 
-        Each round does this, so that the time between two comparisons is short.
+        The comparison is part of each round, so that the time between two comparisons is short.
         """
         gaps = (await look_at_clock(self._store, self._clock)).gaps
         fresh = len(set(gaps).difference(gaps if self._gaps is None else self._gaps))
@@ -105,14 +105,15 @@ class Housekeeping:
         return fresh
 
     async def _prune(self) -> int:
-        passed, settings = await look_at_clock(self._store, self._clock), self._settings
+        """Delete expired records in batches, and return their number."""
+        passed_time, settings = await look_at_clock(self._store, self._clock), self._settings
         idempotency_ms = settings.idempotency_ttl_s * 1000
         total = 0
         while True:
             count = await self._store.prune(
-                passed.find_time_ago(idempotency_ms) + idempotency_ms,
-                audit_before_ms=passed.find_time_ago(settings.audit_retention_s * 1000),
-                metrics_before_ms=passed.find_time_ago(settings.metrics_retention_s * 1000),
+                passed_time.find_time_ago(idempotency_ms) + idempotency_ms,
+                audit_before_ms=passed_time.find_time_ago(settings.audit_retention_s * 1000),
+                metrics_before_ms=passed_time.find_time_ago(settings.metrics_retention_s * 1000),
                 limit=_PRUNED_ROWS_PER_BATCH,
             )
             total += count

@@ -10,20 +10,19 @@ import msgspec
 from seamark.metaserver.store.model import NamespacePath
 
 JOB_S_MAX = 3600.0
-"""The maximum duration of a job.
+"""The maximum duration of a job, in seconds.
 
 A job that takes longer is stopped. The next job continues after its last commit.
 """
 
 
 class Job(msgspec.Struct, frozen=True):
-    """Work on one table.
-
-    Jobs with a lower `priority` run first.
+    """A job of a table service: work on one table.
 
     Attributes:
-        pause_s: The minimum time until the service's next job of the table.
-        idle_pause_s: The minimum time after a job that had nothing to do, or None if it is `pause_s`.
+        priority: Jobs with a lower number run first.
+        pause_s: The minimum time until the next job of the service on the table, in seconds.
+        idle_pause_s: The same minimum time after a job that had nothing to do. If it is None, it is `pause_s`.
     """
 
     service: str
@@ -37,7 +36,7 @@ class Job(msgspec.Struct, frozen=True):
     launcher: str = "auto"
     """The launcher that the job requires (`launchers.py`)."""
     window: str = ""
-    """The times at which the job may run (`budgets.py`); an empty text allows any time."""
+    """The time windows in which the job may run (`budgets.py`). An empty text allows any time."""
     fence: int | None = None
     """The fencing number of the lease under which the job is started."""
     arguments: dict[str, Any] = {}
@@ -54,9 +53,9 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class JobProgress(msgspec.Struct, frozen=True, rename="kebab"):
-    """The number of data files that a running job has read, and the number that it will read, if this is known.
+    """The data files that a running job has read, and all data files that it will read, if this is known.
 
-    All fields are 0 for a job that reads no files, or has just begun.
+    All fields are 0 for a job that reads no files, or that has just begun.
     """
 
     files_done: int = 0
@@ -70,17 +69,17 @@ Report = Callable[[JobProgress], None]
 
 
 class JobFailed(Exception):
-    """A job failed, and will be tried again later.
+    """Raised if a job failed. It will be tried again later.
 
-    The message is one line.
+    The message has one line.
     """
 
 
 class Launcher(Protocol):
-    """Runs one job at a time, in a worker process or on Spark."""
+    """A way to run jobs, one at a time: in a worker process or on Spark."""
 
     async def run(self, job: Job, report: Report) -> dict[str, Any]:
-        """Run the job and return its totals. If the call is cancelled, the job is stopped.
+        """Run a job, and return its totals. If the call is cancelled, the job is stopped.
 
         Raises:
             JobFailed: The job failed, or its worker ended.
@@ -91,7 +90,7 @@ class Launcher(Protocol):
 
 
 class JobRunner(Launcher, Protocol):
-    """Runs one job at a time, with the launcher that suits the job."""
+    """A launcher that chooses one of several launchers for each job."""
 
     def find_launcher_name(self, job: Job) -> str:
         """Return the name of the launcher that will run the job."""

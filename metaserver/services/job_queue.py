@@ -1,10 +1,10 @@
 """The queue of jobs: one job per table and service, fair between tenants, with backoff after failures.
 
-A tenant is a top-level namespace. The next job is from the tenant whose recent jobs have taken the least
-time. Among the jobs of a tenant, priority and then age decide. Idle time gives a tenant no advantage
-later. So a tenant with thousands of tables delays only its own jobs.
+A tenant is a top-level namespace. The next job is from the tenant whose recent jobs have taken the least time. Among
+the jobs of a tenant, priority decides, and then age. A tenant that had no jobs for some time gets no advantage from it.
+So a tenant with thousands of tables delays only its own jobs.
 
-A tenant may have at most `_WAITING_JOBS_PER_FREE_PLACE` times as many waiting jobs as there are free places, so some
+The number of a tenant's waiting jobs is at most `_WAITING_JOBS_PER_FREE_PLACE` times the number of free places, so some
 places always stay free for other tenants. A refused job is proposed again when its table is examined again.
 """
 
@@ -23,28 +23,32 @@ from seamark.metaserver.store.model import NamespacePath
 BACKOFF_S, BACKOFF_MAX_S = 5.0, 3600.0
 _WAITING_JOBS_PER_FREE_PLACE = 4
 _STARTED_S = 1.0
-"""The time that a tenant is charged for a job that is running. The real time replaces it when the job ends."""
+"""The time that a running job counts for its tenant, in seconds. When the job ends, its real duration counts."""
 _STALE_MIN = 1000
 
 Key = tuple[str, str]
 
 
 class _Entry(msgspec.Struct):
+    """A waiting job in the queue."""
+
     job: Job
     due_s: float
     order: int
-    """The order of first proposals: older jobs have lower numbers."""
+    """The number of the job in the order of first proposals. Older jobs have lower numbers."""
     asked_s: float
     """The time of the first proposal."""
     item: int = 0
-    """The number of the entry's valid item in the heap; items with other numbers are stale."""
+    """The number of the entry's valid item in the heap. Items with other numbers are stale."""
 
 
 class QueuedJob(msgspec.Struct, frozen=True):
     """A waiting job.
 
-    `waited_s` are the seconds since the job was proposed. `due_in_s` are the seconds until it is due, negative if it
-    has been due for some time. `failures` is the number of its runs that failed one after another.
+    Attributes:
+        waited_s: The time since the job was proposed, in seconds.
+        due_in_s: The time until the job is due, in seconds. It is negative if the job has been due for some time.
+        failures: The number of consecutive failed runs of the job.
     """
 
     job: Job
@@ -56,7 +60,7 @@ class QueuedJob(msgspec.Struct, frozen=True):
 class JobQueue:
     """The waiting and running jobs of a replica.
 
-    An instance belongs to one event loop. `now` returns monotonic seconds. `limit` is the maximum number of
+    An instance belongs to one event loop. `now` returns the monotonic time in seconds. `limit` is the maximum number of
     waiting jobs.
     """
 
@@ -71,12 +75,12 @@ class JobQueue:
         self._repeated: dict[Key, tuple[Job, float]] = {}
         """Jobs that were proposed while they ran, with the time at which they are due."""
         self._resting: dict[Key, tuple[float, int]] = {}
-        """(earliest next start, consecutive failures) of ended jobs, until neither matters."""
+        """The earliest next start and the number of consecutive failures of ended jobs, as long as they matter."""
         self._delayed: list[tuple[float, int, Key]] = []
         self._ready: dict[str, list[tuple[int, int, int, Key]]] = {}
-        """Heaps of (priority, order, item, key), by tenant."""
+        """The due jobs of each tenant, as heaps of (priority, order, item, key)."""
         self._served_s: dict[str, float] = {}
-        """The time that the jobs of each tenant have taken, but at least that of the tenant that was served last."""
+        """The time that each tenant's jobs have taken. It is at least the time of the tenant that was served last."""
         self._turn_s = 0.0
         self._changed = asyncio.Event()
         self._orders = self._items = 0
@@ -91,33 +95,33 @@ class JobQueue:
         return Counter(entry.job.namespace for entry in self._waiting.values())
 
     def list_next(self, limit: int) -> list[QueuedJob]:
-        """Return the jobs that start first: jobs that are due, by priority and age, then the others by due time.
+        """Return the next jobs: first the due jobs by priority and age, then the other jobs by due time.
 
-        The actual order may differ between tenants.
+        The real order may be different, because it alternates between tenants.
         """
-        now = self._now()
+        now_s = self._now()
         first = nsmallest(
             limit,
             self._waiting.items(),
-            key=lambda item: (max(item[1].due_s, now), item[1].job.priority, item[1].order),
+            key=lambda item: (max(item[1].due_s, now_s), item[1].job.priority, item[1].order),
         )
         return [
-            QueuedJob(entry.job, now - entry.asked_s, entry.due_s - now, self._resting.get(key, (0.0, 0))[1])
+            QueuedJob(entry.job, now_s - entry.asked_s, entry.due_s - now_s, self._resting.get(key, (0.0, 0))[1])
             for key, entry in first
         ]
 
     def measure_lags(self) -> dict[str, float]:
-        """Return for each service how many seconds its longest waiting job has been due."""
-        now = self._now()
+        """Return, by service, for how many seconds its longest waiting job has been due."""
+        now_s = self._now()
         lags: dict[str, float] = {}
         for entry in self._waiting.values():
-            lag_s = now - max(entry.asked_s, entry.due_s)
+            lag_s = now_s - max(entry.asked_s, entry.due_s)
             if lag_s > lags.get(entry.job.service, 0.0):
                 lags[entry.job.service] = lag_s
         return lags
 
     def count_failing(self) -> dict[str, int]:
-        """Return for each service the number of tables whose last job failed."""
+        """Return, by service, the number of tables whose last job failed."""
         return Counter(service for (service, _), (_, failures) in self._resting.items() if failures)
 
     def put(self, job: Job, *, delay_s: float = 0.0) -> bool:
@@ -159,7 +163,7 @@ class JobQueue:
         self._repeated.pop(key, None)
 
     async def take(self) -> Job:
-        """Wait for a job that is due and return it.
+        """Wait until a job is due, and return it.
 
         The caller calls `finish` when the job has ended.
         """
@@ -181,7 +185,7 @@ class JobQueue:
                 continue
 
     def finish(self, job: Job, *, failed: bool, idle: bool = False) -> float:
-        """End a job that `take` returned, and return the pause until it may run again.
+        """End a job that `take` returned, and return the seconds until it may run again.
 
         A failed job is due again after this pause. A job that was proposed while it ran is due after a pause that
         is at least as long as the job took.
@@ -199,9 +203,9 @@ class JobQueue:
         pause_s = min(BACKOFF_S * 2 ** min(failures - 1, 16), BACKOFF_MAX_S) if failed else max(rest_s, took_s)
         self._forget_rested(now)
         self._resting[job.key] = (now + pause_s, failures)
-        again, due_s = self._repeated.pop(job.key, (job if failed else None, now))
-        if again is not None:
-            self.put(again, delay_s=max(0.0, due_s - now))
+        repeated_job, due_s = self._repeated.pop(job.key, (job if failed else None, now))
+        if repeated_job is not None:
+            self.put(repeated_job, delay_s=max(0.0, due_s - now))
         return pause_s
 
     def check_invariants(self) -> None:
@@ -221,6 +225,7 @@ class JobQueue:
             del self._counts[job.tenant]
 
     def _push(self, entry: _Entry) -> None:
+        """Add an entry to the delayed jobs."""
         self._items += 1
         entry.item = self._items
         heappush(self._delayed, (entry.due_s, entry.item, entry.job.key))
@@ -237,6 +242,7 @@ class JobQueue:
         self._heaped = len(self._delayed)
 
     def _choose(self, now: float) -> Job | None:
+        """Remove the next due job from the heaps, and return it, or None if no job is due."""
         while self._delayed and self._delayed[0][0] <= now:
             _, item, key = heappop(self._delayed)
             entry = self._waiting.get(key)
@@ -260,13 +266,14 @@ class JobQueue:
         return None
 
     def fail(self, job: Job) -> None:
-        """End a job that `take` returned as failed, unless it has already ended."""
+        """End a job that `take` returned, with a failure, unless the job has already ended."""
         if job.key in self._running:
             self.finish(job, failed=True)
 
     def _forget_rested(self, now: float) -> None:
+        """Forget pauses that have ended, and tenants without jobs."""
         if len(self._resting) >= self._limit:
-            self._resting = {key: rest for key, rest in self._resting.items() if rest[0] > now}
+            self._resting = {key: rest_entry for key, rest_entry in self._resting.items() if rest_entry[0] > now}
         if len(self._served_s) > 2 * len(self._counts) + _STALE_MIN:
             active = {*self._ready, *self._counts}
             self._served_s = {

@@ -1,4 +1,4 @@
-"""The policy of a table: the properties of the table and its namespaces, and the settings, for table services."""
+"""The policy of a table for table services, from the properties of the table and its namespaces and the settings."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def is_policy_property(name: str) -> bool:
 
 
 def find_similar_properties(name: str) -> str:
-    """Return properties of a policy with similar names, joined by "or"; empty if there are none.
+    """Return the names of policy properties that are similar to a name, joined by "or". It is empty if there are none.
 
     The most similar name is first.
     """
@@ -60,9 +60,10 @@ def find_similar_properties(name: str) -> str:
 
 
 def check_policy(properties: Mapping[str, str]) -> str | None:
-    """Return the error in a policy's properties: an unknown name, or an invalid value.
+    """Return the error in the properties of a policy: an unknown name, or an invalid value.
 
-    None if all of them are valid.
+    Returns:
+        None if all properties are valid.
     """
     for name, value in properties.items():
         declared = PROPERTIES.get(name)
@@ -103,7 +104,7 @@ class TablePolicy(msgspec.Struct, frozen=True, rename="kebab"):
     """The properties of a table that control its services.
 
     Attributes:
-        runs: Whether the server runs table services at all.
+        runs: Whether the server runs table services.
     """
 
     runs: bool
@@ -111,7 +112,7 @@ class TablePolicy(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 def build_policy(metadata: TableMetadata, inherited: Policies, settings: Settings) -> TablePolicy:
-    """Return the effective values for a table. Values that the services ignore are returned unchanged."""
+    """Return the effective values of a table's properties. Values that the services ignore are returned unchanged."""
 
     def find(declared: ServiceProperty) -> PolicyProperty:
         name = declared.name

@@ -1,8 +1,8 @@
-"""The server's part of a table service: it proposes jobs for a table, and reports the problems that these jobs correct.
+"""The server's part of a table service. It proposes jobs for a table, and reports the problems that these jobs correct.
 
-A job may be killed at any time and may run twice: it works through the HTTP interface like any client,
-and each of its commits is atomic. So the queue needs no storage. A replica that takes the lease examines every table
-and proposes the jobs again.
+A job may be killed at any time, and may run twice: it works through the HTTP interface like any client, and each of its
+commits is atomic. So the queue needs no storage. A replica that takes the lease examines every table and proposes the
+jobs again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,12 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     """A problem of a table.
 
     Attributes:
-        service: The table service that corrects it.
+        problem: The name of the problem.
+        detail: The problem in words.
+        cost: The effect of the problem on the users of the table.
+        service: The table service that corrects the problem, or None.
         enabled: Whether the server runs the service for this table, or None if there is no service.
-        after_s: The seconds until the table's window begins, if the service waits for the window.
+        after_s: The seconds until the time window of the table begins, if the service waits for the window.
     """
 
     problem: str
@@ -52,7 +55,7 @@ class TableHealth(msgspec.Struct, frozen=True, rename="kebab"):
     Sizes are in bytes.
 
     Attributes:
-        deleted_records: The number of deleted rows in the totals of the snapshot. A row that is in two delete files
+        deleted_records: The number of deleted rows by the totals of the snapshot. A row that is in two delete files
             counts twice.
     """
 
@@ -74,7 +77,7 @@ class TableHealth(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class TableState(NamedTuple):
-    """A table whose problems are examined."""
+    """The state of a table in which a service searches for problems."""
 
     metadata: TableMetadata
     view: TableView
@@ -82,11 +85,11 @@ class TableState(NamedTuple):
     """The measures of the table, without problems."""
     now_ms: int
     why_not_expired: str = ""
-    """The reason why the expired snapshots cannot be determined; empty if they are counted."""
+    """The reason why the expired snapshots cannot be determined. It is empty if they can."""
 
 
 class JobProposer(ABC):
-    """The server's part of the table service `service`."""
+    """The part of a table service that runs in the server: it proposes jobs and reports problems."""
 
     service: ClassVar[TableService]
 
@@ -100,13 +103,13 @@ class JobProposer(ABC):
 
     @abstractmethod
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        """Return the job that the current state of the table may need, or None.
+        """Return the job that the table may need in its current state, or None.
 
         The method has no side effects and is cheap, because it runs for every change of every table.
         """
 
     def recheck_after_s(self, metadata: TableMetadata) -> float:
-        """Return the seconds after which `propose` must be called again although the table has not changed.
+        """Return the seconds after which `propose` must be called again even if the table does not change.
 
         The result is NEVER if the proposal depends only on changes of the table.
         """
@@ -122,7 +125,7 @@ class JobProposer(ABC):
         return switch is None or parse_bool(metadata.properties, switch, self._settings.runs_by_default(self.service))
 
     def make_job(self, entry: Entry, pause_s: float = 1.0, **details: Any) -> Job:
-        """Return a job of the service.
+        """Make a job of the service.
 
         Args:
             details: Additional fields of `Job`.
@@ -132,7 +135,7 @@ class JobProposer(ABC):
         )
 
     def make_problem(self, state: TableState, problem: str, detail: str, cost: str) -> Problem:
-        """Return a problem that a job of the service corrects."""
+        """Make a problem that a job of the service corrects."""
         enabled = self._settings.services_workers > 0 and self.is_on(state.metadata)
         return Problem(problem, detail, cost, self.service.name, enabled)
 

@@ -1,4 +1,4 @@
-"""The server's part of each table service: when it proposes a job for a table, and which problems the job corrects."""
+"""The proposers of all table services. Each decides when a table needs a job, and which problems the job corrects."""
 
 from __future__ import annotations
 
@@ -71,16 +71,15 @@ from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Entry
 
 _FILES_PER_MANIFEST_MIN = 100
-"""If manifests have fewer data files than this on average, engines that plan on the client open many manifests."""
+"""The minimum average number of data files in a manifest. With fewer, planning on the client opens many manifests."""
 _MANIFESTS_REWRITE_MIN = 20
 
 
 class Indexing(JobProposer):
-    """Keeps indexes built, merged and audited.
+    """Proposes jobs that build, merge and audit indexes.
 
-    It proposes a job for each table with enabled indexes. The job itself finds the files that lack an index, because
-    this needs the manifests, which a proposal does not read. `seamark health` reports problems of indexes next to the
-    other problems.
+    Each table with enabled indexes gets a job. The job itself finds the files that lack an index, because this needs
+    the manifests, which a proposal does not read. `seamark health` reports problems of indexes separately.
     """
 
     service = INDEXING
@@ -94,7 +93,7 @@ class Indexing(JobProposer):
 
 
 class Compaction(RewriteProposer):
-    """Merges small data files and applies delete files.
+    """Proposes jobs that merge small data files and apply delete files.
 
     Clustered tables are excluded, because clustering rewrites their files.
     """
@@ -116,16 +115,16 @@ class Compaction(RewriteProposer):
             min_files = parse_count(properties, MIN_FILES, MIN_FILES_DEFAULT)
             is_large = (
                 size_bytes >= get_small_file_fraction(metadata) * target_bytes * files
-            )  # The average size counts.
+            )  # Compare the average size of the files.
             if files < min_files or is_large:
                 return None
         size_bytes, launcher = sum_bytes_since(metadata, COMPACTED_BY), read_launcher(properties)
         return self.make_job(entry, rewrite_pause_s(files), size_bytes=size_bytes, launcher=launcher)
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
-        """Yield small files and deleted rows.
+        """Yield a problem for small files, and one for deleted rows.
 
-        A clustered table keeps small layers until enough new data have been added.
+        Clustered tables are excluded, because they keep small layers until enough new data have been added.
         """
         if self._is_clustered(state.metadata):
             return
@@ -137,7 +136,8 @@ class Compaction(RewriteProposer):
                 "small files",
                 f"{health.small_files:,} of {health.files:,} data files are smaller than "
                 f"{get_small_file_fraction(state.metadata):.0%} of {health.target_file_size_in_bytes:,} bytes",
-                f"a scan of the whole table opens {health.files:,} files; {health.files_if_compacted:,} would do",
+                f"a scan of the whole table opens {health.files:,} files; after compaction, it opens "
+                f"{health.files_if_compacted:,}",
             )
         yield from _report_deleted_rows(self, state)
 
@@ -146,7 +146,7 @@ class Compaction(RewriteProposer):
 
 
 class TableClustering(RewriteProposer):
-    """Sorts the new rows of a table by its clustering columns."""
+    """Proposes jobs that sort the new rows of a table by its clustering columns."""
 
     service = CLUSTERING
 
@@ -164,13 +164,14 @@ class TableClustering(RewriteProposer):
         )
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
-        """Yield files that are not clustered, and the deleted rows of clustered tables."""
+        """Yield a problem for files that are not clustered, and one for the deleted rows of a clustered table."""
         metadata = state.metadata
         yield from self._report_unclustered_files(state)
         if is_clustered(metadata.properties, self._settings.runs_by_default(CLUSTERING)):
             yield from _report_deleted_rows(self, state)
 
     def _report_unclustered_files(self, state: TableState) -> Iterator[Problem]:
+        """Yield a problem if many files are not clustered, or if the clustering property is invalid."""
         try:
             layout = ClusteringLayout.of(state.metadata.properties)
         except BadRequest as error:
@@ -186,9 +187,9 @@ class TableClustering(RewriteProposer):
         yield self.make_problem(
             state,
             "unclustered files",
-            f"{unclustered:,} of {files:,} data files are not clustered by {layout.text}; the others form "
+            f"{unclustered:,} of {files:,} data files are not clustered by {layout.text}; the other files form "
             f"{len(layers):,} layers",
-            "a query that filters on these columns opens all of them, and some files of each layer",
+            "a query that filters on these columns opens all unclustered files, and some files of each layer",
         )
 
     def is_on(self, metadata: TableMetadata) -> bool:
@@ -196,7 +197,7 @@ class TableClustering(RewriteProposer):
 
 
 def is_clustered(properties: Mapping[str, str], by_default: bool) -> bool:
-    """Return whether clustering, and not compaction, rewrites the files of a table.
+    """Return whether clustering instead of compaction rewrites the files of a table.
 
     Args:
         properties: The properties of the table, including inherited properties.
@@ -208,7 +209,7 @@ def is_clustered(properties: Mapping[str, str], by_default: bool) -> bool:
 
 
 def _report_deleted_rows(proposer: JobProposer, state: TableState) -> Iterator[Problem]:
-    """Yield a problem if many rows of the table are deleted, which a rewrite by `proposer` corrects."""
+    """Yield a problem if many rows of the table are deleted. The service of `proposer` corrects it."""
     health = state.health
     if health.deleted_records >= DELETED_ROWS_MIN_FRACTION * max(1, health.records):
         yield proposer.make_problem(
@@ -220,7 +221,7 @@ def _report_deleted_rows(proposer: JobProposer, state: TableState) -> Iterator[P
 
 
 class ColumnTtl(RewriteProposer):
-    """Removes the values of expired columns from tables whose policy sets a maximum age for columns."""
+    """Proposes jobs that remove the values of expired columns, for tables whose policy limits the age of columns."""
 
     service = COLUMN_TTL
 
@@ -240,6 +241,7 @@ class ColumnTtl(RewriteProposer):
         return self.make_job(entry, _compute_ttl_pause_s(policy))
 
     def recheck_after_s(self, metadata: TableMetadata) -> float:
+        """Return the number of seconds after which the table is examined again."""
         if not self.is_on(metadata):
             return NEVER
         try:
@@ -249,7 +251,7 @@ class ColumnTtl(RewriteProposer):
         return NEVER if policy is None else _compute_ttl_pause_s(policy)
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
-        """Yield a problem if files of old partitions have values of expired columns."""
+        """Yield a problem if files of old partitions contain values of expired columns."""
         metadata = state.metadata
         try:
             policy = TtlPolicy.of(metadata.properties)
@@ -265,23 +267,24 @@ class ColumnTtl(RewriteProposer):
             yield self.make_problem(
                 state,
                 "expired columns",
-                f"{len(files):,} data files of old partitions have values of columns that have expired",
-                f"their columns take at least {size_bytes:,} bytes of storage",
+                f"{len(files):,} data files of old partitions contain values of expired columns",
+                f"these values take at least {size_bytes:,} bytes of storage",
             )
 
 
 def _compute_ttl_pause_s(policy: TtlPolicy) -> float:
-    """Return a hundredth of the shortest age, but at least 10 minutes and at most 6 hours.
+    """Return the pause between two jobs of a table in seconds.
 
-    The pause is this long because each job plans the old partitions.
+    It is a hundredth of the shortest age, but at least 10 minutes and at most 6 hours, because each job plans the old
+    partitions.
     """
     return min(max(min(policy.ages_h.values()) * 36.0, 600.0), 6 * 3600.0)
 
 
 def _find_expired_files(view: TableView, metadata: TableMetadata, rule: TtlRule) -> tuple[Longs, int]:
-    """Return the files in expired partitions that have values of the rule's columns, and the bytes of these columns.
+    """Return the files in expired partitions with values of the rule's columns, and the bytes of these columns.
 
-    Both are from the metrics in manifests. Columns without metrics are ignored.
+    Both results are from the metrics in manifests. Columns without metrics are ignored.
 
     Raises:
         BadRequest: The rule names a column that the table does not have.
@@ -316,13 +319,13 @@ def _find_expired_files(view: TableView, metadata: TableMetadata, rule: TtlRule)
 
 
 class SnapshotExpiration(JobProposer):
-    """Removes old snapshots, and the files that only these snapshots need."""
+    """Proposes jobs that remove old snapshots, and the files that only these snapshots need."""
 
     service = EXPIRATION
     _PAUSE_MIN_S, _PAUSE_MAX_S = 60.0, 3600.0
-    """Minimum time between two expirations of a table: a tenth of the age of snapshots, within these limits.
+    """The limits of the minimum time between two expirations of a table, which is a tenth of the age of snapshots.
 
-    Each reads the manifests of the remaining snapshots.
+    Each expiration reads the manifests of the remaining snapshots.
     """
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
@@ -335,7 +338,7 @@ class SnapshotExpiration(JobProposer):
         try:
             now_ms = self._clock.now_ms()
             policy = ExpirationPolicy.of(metadata, now_ms)
-        except BadRequest:  # The properties are invalid; a manual expiration reports it.
+        except BadRequest:  # A property is invalid; a manual expiration reports it.
             return None
         has_refs = any(
             ref.max_snapshot_age_ms is not None or ref.max_ref_age_ms is not None for ref in metadata.refs.values()
@@ -352,7 +355,7 @@ class SnapshotExpiration(JobProposer):
         return RECHECK_S if self.is_on(metadata) else NEVER
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
-        """Yield expired snapshots."""
+        """Yield a problem if snapshots have expired, or if a property is invalid."""
         if state.why_not_expired:
             yield Problem("invalid property", state.why_not_expired, "no snapshot expires")
         if state.health.expired_snapshots:
@@ -365,14 +368,14 @@ class SnapshotExpiration(JobProposer):
 
 
 class OrphanFileRemoval(JobProposer):
-    """Removes files in the folders of a table that no snapshot references."""
+    """Proposes jobs that remove files in the folders of a table which no snapshot references."""
 
     service = ORPHAN_FILES
     _PAUSE_S = 24 * 3600.0
     """The minimum time between two removals for a table. Each removal lists all files of the table."""
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        """Propose a job once a day if the table has changed, because metadata do not list orphan files."""
+        """Propose a job once a day if the table has changed, because the metadata do not show orphan files."""
         if not (self.is_on(metadata) and is_collectable(metadata)):
             return None
         try:
@@ -387,7 +390,7 @@ class OrphanFileRemoval(JobProposer):
 
 
 class TableStatistics(JobProposer):
-    """Keeps the statistics of tables fresh."""
+    """Proposes jobs that compute the statistics of tables again."""
 
     service = STATISTICS
 
@@ -405,9 +408,9 @@ class TableStatistics(JobProposer):
         return self.make_job(entry, rewrite_pause_s(_count_data_files(snapshot)))
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
-        """Yield stale statistics of tables that have statistics, or whose policy enables them.
+        """Yield a problem if the statistics of a table are stale.
 
-        Other tables are ignored, because most queries need no statistics.
+        Tables without statistics are ignored unless their policy enables statistics, because most queries need none.
         """
         metadata, snapshot = state.metadata, state.metadata.current_snapshot
         try:
@@ -420,7 +423,7 @@ class TableStatistics(JobProposer):
             return
         if not newest.is_stale(metadata, policy):
             return
-        detail = "no snapshot has the distinct values of all columns"
+        detail = "no snapshot has statistics with the number of distinct values of all columns"
         if newest.file is not None:
             changed, commits = newest.added + newest.removed, len(newest.later_snapshots)
             detail = (
@@ -430,18 +433,18 @@ class TableStatistics(JobProposer):
 
 
 class ManifestRewriting(RewriteProposer):
-    """Lists the files of a table in fewer manifests."""
+    """Proposes jobs that list the files of a table in fewer manifests."""
 
     service = MANIFESTS
     _PAUSE_S = 600.0
     """The minimum time between two rewrites of a table, because each rewrite writes a large part of its manifests.
 
-    The pause is shorter after a job that found too few manifests: a table with frequent commits can have
+    The pause is shorter after a job that found too few manifests, because a table with frequent commits can have
     hundreds of manifests ten minutes later.
     """
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        """Propose a job for each change since the last rewrite.
+        """Propose a job if the table has changed since the last rewrite.
 
         Metadata do not contain the number of manifests, but each manifest lists at least one file. The server
         reads the manifest list when the job runs.
@@ -452,7 +455,7 @@ class ManifestRewriting(RewriteProposer):
         summary = snapshot.build_summary_map()
         name, value = REWRITTEN_BY_MARK
         files = _count_data_files(snapshot) + parse_count(summary, "total-delete-files", 0)
-        # With at least 4 manifests, a bad order of the entries is also a reason.
+        # With at least 4 manifests, a bad order of the entries is also a reason for a rewrite.
         min_files = min(4, max(2, parse_count(metadata.properties, MIN_COUNT, MIN_COUNT_DEFAULT)))
         if summary.get(name) == value or files < min_files:
             return None
@@ -471,12 +474,12 @@ class ManifestRewriting(RewriteProposer):
 
 
 class BucketSplitting(RewriteProposer):
-    """Splits files that were written with earlier bucket counts."""
+    """Proposes jobs that split files which were written with fewer buckets."""
 
     service = BUCKET_SPLITTING
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        """Propose a job while the table has a spec with fewer buckets than its current spec.
+        """Propose a job while the table has an old spec with fewer buckets than its current spec.
 
         The job plans the table and finds the files of the old spec.
         """
@@ -486,7 +489,7 @@ class BucketSplitting(RewriteProposer):
         return self.make_job(entry, rewrite_pause_s(_count_data_files(snapshot)))
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
-        """Yield files that were written with earlier bucket counts."""
+        """Yield a problem if files were written with fewer buckets."""
         coarse = list_coarser_specs(state.metadata)
         files = lookup(state.view)
         specs = files.repeat_by_segment([segment.block.spec_id for segment in files.segments])
@@ -496,18 +499,18 @@ class BucketSplitting(RewriteProposer):
                 state,
                 "shared files",
                 f"{shared:,} of {len(specs):,} data files were written before the number of buckets grew",
-                "each belongs to several buckets: engines shuffle joins by the key, and an equality reads all of the "
-                "file",
+                "each of these files belongs to several buckets: engines shuffle joins by the key, and an equality "
+                "reads the whole file",
             )
 
 
 class AutoAdvice(RewriteProposer):
-    """Applies proposals of the advisor, and judges the applied changes."""
+    """Proposes jobs that apply proposals of the advisor, and that judge the applied changes."""
 
     service = AUTO_ADVICE
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        """Propose a job regularly, because statements and measuring periods do not change the table.
+        """Propose a job regularly, because neither statements nor the end of a measuring period change the table.
 
         The job asks the server for the next step.
         """
@@ -543,7 +546,7 @@ PROPOSERS: dict[str, type[JobProposer]] = {
 
 
 def make_proposers(settings: Settings, clock: Clock) -> list[JobProposer]:
-    """Return the server's part of every declared table service, in the order of the declarations.
+    """Make the proposer of each declared table service, in the order of the declarations.
 
     Raises:
         KeyError: A declared service has no proposer in `PROPOSERS`.

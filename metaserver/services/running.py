@@ -21,7 +21,7 @@ from seamark.metaserver.store.port import PointerStore
 NOT_STARTED = "no server runs them at this moment; a server takes a minute to start or to replace another"
 OFF = "the setting services_workers is 0 on this server, and no other server runs them"
 WAITING_JOBS_LISTED_MAX = 50
-"""The maximum number of waiting jobs in the lease. The jobs take about 10 kB, which are written at each renewal."""
+"""The maximum number of waiting jobs in the lease. They take about 10 kB, which each renewal writes."""
 NAMESPACES_LISTED_MAX = 500
 """The maximum number of namespaces that the lease lists for the remaining waiting jobs."""
 
@@ -62,15 +62,15 @@ class WaitingJob(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class JobsState(msgspec.Struct, frozen=True, rename="kebab"):
-    """The jobs of the server.
+    """The running and the next waiting jobs of the server.
 
-    The state has no count of all waiting jobs, so that a caller receives information only about namespaces
-    that it may read.
+    The state does not contain the number of all waiting jobs, so that a caller receives information only about
+    namespaces that it may read.
 
     Attributes:
         waiting: The jobs that start next, at most `WAITING_JOBS_LISTED_MAX`.
         unlisted: The namespaces of the other waiting jobs, at most `NAMESPACES_LISTED_MAX`.
-        more: Whether some of these namespaces are missing in `unlisted`.
+        more: Whether `unlisted` lacks some of the namespaces.
     """
 
     running: tuple[RunningJob, ...] = ()
@@ -80,10 +80,10 @@ class JobsState(msgspec.Struct, frozen=True, rename="kebab"):
     problem: str = ""
     """The reason why the replica that holds the lease runs no jobs."""
     is_held: bool = False
-    """Whether a replica holds the lease. It is true for every state that was read from the lease."""
+    """Whether a replica holds the lease. The value is True in each state that was read from the lease."""
 
     def is_complete(self, of: Callable[[NamespacePath], bool]) -> bool:
-        """Return whether all waiting jobs in the namespaces for which `of` is true are listed."""
+        """Return whether the state lists all waiting jobs in the namespaces for which `of` is true."""
         return not self.more and not any(of(namespace) for namespace in self.unlisted)
 
 
@@ -93,7 +93,7 @@ class ServicesState(msgspec.Struct, frozen=True, rename="kebab"):
     Attributes:
         running: Whether a replica runs table services now.
         problem: The reason why no replica runs table services, or None if a replica runs them.
-        enabled: Whether the settings of some server enable table services, according to this server.
+        enabled: Whether the settings of some server enable table services, as far as this server knows.
     """
 
     running: bool
@@ -104,8 +104,8 @@ class ServicesState(msgspec.Struct, frozen=True, rename="kebab"):
 class ServicesStatus:
     """The state of table services in this process.
 
-    `enabled` states whether the settings of the process enable them. `problem` is the reason why the process cannot
-    run them; empty if it can.
+    `enabled` says whether the settings of the process enable table services. `problem` is the reason why the process
+    cannot run table services. It is empty if the process can.
     """
 
     def __init__(self, *, enabled: bool) -> None:
@@ -127,9 +127,10 @@ class RunningJobs:
 
     @contextmanager
     def track(self, job: Job, launcher: str, started_ms: int) -> Iterator[Report]:
-        """List the job as running while the context is active.
+        """While the context is active, list the job as running.
 
-        The yielded function receives the progress of the job.
+        Yields:
+            A function that receives the progress of the job.
         """
         self._jobs[job.key] = RunningJob(job.service, job.namespace, job.table, job.uuid, launcher, started_ms)
 
@@ -142,7 +143,7 @@ class RunningJobs:
             del self._jobs[job.key]
 
     def encode(self, queue: JobQueue, now_ms: int) -> str:
-        """Encode the state for the lease: the running jobs, and the jobs of the queue that start next."""
+        """Encode the state for the lease: the running jobs, and the next waiting jobs of the queue."""
         waiting = [
             WaitingJob(
                 entry.job.service,
@@ -169,14 +170,14 @@ class RunningJobs:
 
 
 def encode_state(state: JobsState) -> str:
-    """Encode the state that the replica with the lease writes into the lease."""
+    """Encode a state as the replica with the lease writes it into the lease."""
     return msgspec.json.encode(state).decode()
 
 
 async def load_jobs(store: PointerStore, now_ms: int) -> JobsState:
     """Load the jobs from the last renewal of the lease.
 
-    The result is empty if no replica runs table services, or if the replica has another version.
+    The result is empty if no replica runs table services, or if the replica has a different version.
     """
     state = await store.lease_state(SERVICES, now_ms)
     try:

@@ -1,4 +1,4 @@
-"""Records the runs of jobs on the timeline, and finds the failed runs."""
+"""Records of the runs of jobs on the timeline, and the search for failed runs."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from seamark.metaserver.timeline.timeline import Timeline
 
 _ERROR_MAX = 1000
 _SEARCHED_RUNS_MAX = 50
-"""The number of latest runs of a table that are searched for the last run of each service."""
+"""The number of the latest runs of a table among which the last run of each service is searched."""
 FAILED_MS = 26 * 3_600_000
-"""The time after which a failure is ignored.
+"""The time after which a failure is ignored, in milliseconds.
 
-A failed job is repeated within an hour, or in the next window of its table. If it is not repeated within
-this time, the policy or the index that required it has been removed.
+A failed job is repeated within an hour, or in the next time window of its table. If it is not repeated within this
+time, the policy or the index that required it has been removed.
 """
 _CLEAN_MAX = 100_000
 
 
 async def find_failed_runs(timeline: Timeline, table_uuid: str | None, since_ms: int = 0) -> dict[str, Instant]:
-    """Return the services whose last recorded run on a table failed, each with that run.
+    """Return the failed runs of a table: the last recorded run of each service, if it failed, by service.
 
     Args:
         timeline: The timeline, which records the runs.
         table_uuid: The UUID of the table, or None for all tables.
-        since_ms: Failures before this time are left out: a job that still fails runs again within `FAILED_MS`.
+        since_ms: Failures before this time are left out, because a job that still fails runs again within `FAILED_MS`.
     """
     run_filter = InstantFilter(uuid=table_uuid, action=MAINTENANCE, newest_first=True, archived=False)
     last: dict[str, Instant] = {}
@@ -42,18 +42,20 @@ async def find_failed_runs(timeline: Timeline, table_uuid: str | None, since_ms:
 
 
 class RunLog:
+    """Records the runs of jobs on the timeline."""
+
     def __init__(self, store: PointerStore, timeline: Timeline, clock: Clock) -> None:
         self._store = store
         self._timeline = timeline
         self._clock = clock
         self._clean: set[tuple[str, str]] = set()
-        """The keys of jobs whose last recorded run did not fail."""
+        """The keys of the jobs whose last recorded run did not fail."""
 
     async def record(self, job: Job, launcher: str, began_ms: int, totals: Mapping[str, Any], error: str) -> None:
-        """Record an instant for a job that changed something or failed.
+        """Record the run of a job that changed something or failed, as an instant on the timeline.
 
-        A job that had nothing to do is recorded only if its last run failed. The record shows that it no longer
-        fails.
+        The run of a job that had nothing to do is recorded only if its last run failed. This shows that the job no
+        longer fails.
         """
         if not totals and not error and not await self._has_failed(job):
             return
@@ -87,6 +89,7 @@ class RunLog:
         return failed
 
     def _note_result(self, job: Job, *, failed: bool) -> None:
+        """Remember whether the last run of a job succeeded."""
         if failed:
             self._clean.discard(job.key)
             return

@@ -1,8 +1,8 @@
-"""The scheduler of jobs: one replica at a time finds the jobs that tables need, and runs them.
+"""The scheduler of jobs. One replica at a time finds the jobs that tables need, and runs them.
 
-The replica that holds the lease follows the timeline and examines all tables in turn. The replica queues the jobs
-that the services propose, and runs them in worker processes. A replica that loses the lease stops its
-jobs. If two replicas overlap for a moment, both may run the same job, which is harmless (`proposer.py`).
+The replica that holds the lease follows the timeline and examines all tables in turn. It queues the jobs that the
+services propose, and runs them in worker processes. A replica that loses the lease stops its jobs. For a moment, two
+replicas may believe that they hold the lease. Both may then run the same job, which is harmless (`proposer.py`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _RETRY_S = 5.0
 _PREFIX_OF_ALL_SERVICES = "seamark.services."
 """The prefix of the properties that control the jobs of every service."""
 _REFUSED_S = 300.0
-"""The time until all tables are examined again if some jobs found no place in the queue."""
+"""The seconds after which all tables are examined again if the queue had no place for some jobs."""
 _log = structlog.get_logger("seamark.services")
 
 
@@ -86,8 +86,8 @@ class Scheduler:
 
         Args:
             queue_limit: The maximum number of waiting jobs.
-            probe: A job that must succeed before this replica runs other jobs.
-            status: Receives the reason if this replica runs no jobs.
+            probe: A function that makes the job that must succeed before this replica runs other jobs.
+            status: The object that receives the reason why this replica runs no jobs.
             rights: The rights of the principals that set policies.
         """
         self._probe = probe
@@ -105,7 +105,7 @@ class Scheduler:
         self._observer = observer
 
     async def run(self) -> None:
-        """Run jobs while this replica has the lease, and otherwise wait for the lease, until cancelled."""
+        """Wait for the lease, and run jobs while this replica holds it. The method runs until it is cancelled."""
         try:
             await self._take_turns()
         finally:
@@ -113,6 +113,7 @@ class Scheduler:
                 await launcher.close()
 
     async def _take_turns(self) -> None:
+        """Take the lease, run jobs until it is lost or the replica is unable, and repeat."""
         while True:
             try:
                 await self._lease.hold(encode_state(JobsState()))
@@ -162,7 +163,7 @@ class Scheduler:
         return False
 
     async def _find_problem(self, probe: Job) -> str:
-        """Return why a job of this replica fails; empty if it succeeds."""
+        """Return the reason why a job of this replica fails. It is empty if the job succeeds."""
         try:
             async with asyncio.timeout(PROBE_S):
                 await self._launchers[0].run(probe, lambda _: None)
@@ -208,13 +209,14 @@ class Scheduler:
                     _log.warning("jobs wait for a place in the queue", jobs=refused, limit=self._queue_limit)
                 await asyncio.sleep(_REFUSED_S if refused else SWEEP_S)
 
-        # The position is read before the first sweep, so that changes after it are not missed.
+        # Read the position before the first sweep, so that no change during the sweep is missed.
         since = await self._timeline.head()
         work: list[Callable[[], Any]] = [lambda: self._renew(queue), lambda: self._watch.follow(look, since), sweep]
         work += [lambda launcher=launcher: self._run_jobs(queue, launcher) for launcher in self._launchers]  # type: ignore[misc]
         await gather(work)
 
     async def _renew(self, queue: JobQueue) -> None:
+        """Renew the lease, and write the state of the jobs into it, until the lease is lost."""
         try:
             while True:
                 await asyncio.sleep(self._lease.lasts_s / 3)
@@ -231,6 +233,7 @@ class Scheduler:
             self._observer.set_job_lag(proposer.name, lags.get(proposer.name, 0.0), failing.get(proposer.name, 0))
 
     def _report_running(self, jobs: Iterable[RunningJob]) -> None:
+        """Report the number of running jobs of each service, and their progress."""
         counts: Counter[str] = Counter()
         done_bytes: Counter[str] = Counter()
         total: Counter[str] = Counter()
@@ -243,6 +246,7 @@ class Scheduler:
             self._observer.set_running_jobs(name, counts[name], done_bytes[name], total[name])
 
     async def _run_jobs(self, queue: JobQueue, launcher: JobRunner) -> None:
+        """Run jobs of the queue with one launcher, one after another."""
         try:
             while True:
                 try:
@@ -263,7 +267,7 @@ class Scheduler:
             await launcher.close()
 
     async def _why_forbidden(self, job: Job) -> str | None:
-        """Return why the principals that set the job's policy may not run the job, or None if they may.
+        """Return the reason why the principals that set the job's policy may not run the job, or None if they may.
 
         The job has a token of the server, but a principal may have lost the right to change the table.
         """
@@ -281,6 +285,7 @@ class Scheduler:
         return None
 
     async def _is_needed(self, job: Job) -> bool:
+        """Return whether the table still needs the job."""
         table = await self._watch.find(job.namespace, job.table)
         if table is None or table[0].uuid != job.uuid:
             return False
@@ -289,50 +294,51 @@ class Scheduler:
         )
 
     async def _run_job(self, queue: JobQueue, launcher: JobRunner, job: Job) -> None:
+        """Run a job that the queue returned, if it is still needed and permitted, and record its result."""
         if not await self._is_needed(job):  # The table was dropped or renamed, or its policy changed.
             queue.discard(job.key)
             queue.finish(job, failed=False)
             return
         forbidden = await self._why_forbidden(job)
-        # There is no await from here to the start of the job, so no other job of the table can start meanwhile.
+        # Do not await before the job starts, so that no other job of the table can start meanwhile.
         if _rewrites_files(job.service) and any(
             other.uuid == job.uuid and _rewrites_files(other.service) for other in self._running
         ):
             queue.finish(job, failed=False)
             queue.put(job, delay_s=_RETRY_S)
             return
-        # The window of the job closed while the job waited.
+        # The time window of the job may have closed while the job waited.
         if (closed_s := wait_s(job.window, self._clock.now_ms())) > 0:
             queue.finish(job, failed=False)
             queue.put(job, delay_s=closed_s)
             return
-        where = launcher.find_launcher_name(job)
-        log = _log.bind(service=job.service, namespace=".".join(job.namespace), table=job.table, launcher=where)
+        launcher_name = launcher.find_launcher_name(job)
+        log = _log.bind(service=job.service, namespace=".".join(job.namespace), table=job.table, launcher=launcher_name)
         began_s, began_ms = self._clock.monotonic(), self._clock.now_ms()
         totals: dict[str, Any] = {}
         error = ""
         try:
             if forbidden is not None:
                 raise JobFailed(forbidden)
-            with self._running.track(job, where, began_ms) as progress:
+            with self._running.track(job, launcher_name, began_ms) as progress:
                 totals = await launcher.run(msgspec.structs.replace(job, fence=self._lease.fence), progress)
         except JobFailed as failed:
             error = str(failed)
         again_in_s = queue.finish(job, failed=bool(error), idle=not totals)
-        if (later_s := totals.pop(RECHECK_AFTER, 0.0)) > 0:
-            queue.put(job, delay_s=later_s)
+        if (recheck_s := totals.pop(RECHECK_AFTER, 0.0)) > 0:
+            queue.put(job, delay_s=recheck_s)
         seconds = self._clock.monotonic() - began_s
         self._observer.count_ended_job(job.service, "failed" if error else "completed", seconds, totals)
         if error:
             log.warning("job failed", error=error, seconds=round(seconds, 3), again_in_s=again_in_s)
         else:
             log.info("job completed", seconds=round(seconds, 3), **totals)
-        await self._runs.record(job, where, began_ms, totals, error)
+        await self._runs.record(job, launcher_name, began_ms, totals, error)
 
 
 def _rewrites_files(service: str) -> bool:
     """Return whether jobs of a service rewrite data files.
 
-    Only one such job runs at a time for a table. Otherwise two jobs could rewrite the same files.
+    For each table, only one of these jobs runs at a time. Otherwise, two jobs could rewrite the same files.
     """
     return service in SERVICES and SERVICES[service].rewrites_files

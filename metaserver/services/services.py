@@ -1,4 +1,4 @@
-"""Opens the table services of one worker of the server."""
+"""Opening of the table services in one worker of the server."""
 
 from __future__ import annotations
 
@@ -64,16 +64,16 @@ async def open_scheduler(
         settings: The settings.
         store: The pointer store, with the lease of the table services.
         timeline: The timeline, which the scheduler follows, and on which it records runs.
-        load: Reads a metadata file.
-        tokens: Issues the tokens of jobs.
+        load: A function that reads a metadata file.
+        tokens: The issuer of the tokens of jobs.
         clock: The clock.
-        authorizer: Decides whether the principals that set policies still have their rights.
-        holder: Identifies this worker among all workers on the store.
+        authorizer: The authorizer, which decides whether the principals that set policies still have their rights.
+        holder: A name that identifies this worker among all workers on the store.
         url: The URL of this server.
         certificate: The certificate that this server presents.
-        observer: Receives the metrics of jobs.
-        status: Receives the reason if no jobs run.
-        extensions: Names the modules of the processes that run jobs.
+        observer: The receiver of the metrics of jobs.
+        status: The object that receives the reason why no jobs run.
+        extensions: The modules of the processes that run jobs.
 
     Raises:
         ConfigError: A launcher that the settings permit is not installed.
@@ -106,7 +106,7 @@ async def open_scheduler(
         folders,
         umask,
         keys=make_job_keys(settings, storages),
-        # The certificate may not name the bound address, but it must name the address in services_url.
+        # The certificate need not name the bound address, but it must name the address in services_url.
         certificates=None if certificate is None or settings.services_url else certificate.leaves,
     )
     launchers = [_make_launcher(settings, login, environment, extensions) for _ in range(settings.services_workers)]
@@ -131,7 +131,7 @@ async def open_scheduler(
 def _make_launcher(
     settings: Settings, login: JobLogin, environment: Mapping[str, str], extensions: Extensions
 ) -> LauncherChoice:
-    """Return the launchers of a slot. A slot runs a single job at a time."""
+    """Make the launchers of one slot, which runs a single job at a time."""
     memory_bytes = settings.services_memory_bytes
     worker = WorkerProcess(login, extensions.job_worker, memory_bytes=memory_bytes, environment=environment)
     launchers: dict[str, Launcher] = {WORKER: worker}

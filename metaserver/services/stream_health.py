@@ -14,7 +14,7 @@ from seamark.metaserver.streams.stream_counts import HIDDEN_ERROR
 from seamark.metaserver.streams.streams import Streams
 
 _LATE_AFTER_INTERVALS = 3
-"""The age of the oldest row, in flush intervals, from which the flushes of a table are late."""
+"""The minimum age of the oldest row, in flush intervals, at which the flushes of a table count as late."""
 _LATE_MS_MIN = 5_000
 _MEMORY_ALERT_FRACTION = 0.5
 _DISK_ALERT_FRACTION = 0.95
@@ -37,7 +37,7 @@ def stream_problems(
         streams: The streams of the server.
         settings: The settings of the server.
         now_ms: The time.
-        shows_errors: Whether the problems contain the errors of flushes and topics, which may name files of the table.
+        shows_errors: Whether the problems contain the errors of flushes and topics, which may name the table's files.
     """
     reason = read_pause(metadata)
     if reason is not None:
@@ -68,14 +68,14 @@ def stream_problems(
         yield Problem(
             "waiting topic",
             f"the messages of the input topic wait: {waiting}",
-            "Kafka removes messages after the retention of the topic, also if they were not read",
+            "Kafka removes messages after the retention of the topic, even if they were not read",
         )
     lost = streams.topic_counts.lost[table_uuid]
     if lost:
         yield Problem(
             "lost messages",
-            f"{lost:,} messages of the input topic were not appended: Kafka has lost messages and used their offsets "
-            "again",
+            f"{lost:,} messages of the input topic were not appended, because Kafka lost messages and used their "
+            "offsets again",
             "delete the input topic and create it again, and send these messages again",
         )
     if streams.size_bytes > _MEMORY_ALERT_FRACTION * settings.stream_memory_bytes:
@@ -88,6 +88,7 @@ def stream_problems(
 
 
 def _find_disk_problems(folder: Path) -> Iterator[Problem]:
+    """Yield a problem if the disk of the log is nearly full."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError:

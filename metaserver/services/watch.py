@@ -1,4 +1,4 @@
-"""Finds the tables for which services may propose jobs: the tables that have changed, and, in turn, all tables."""
+"""A watch for the tables for which services may propose jobs: first tables that have changed, then all in turn."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ SWEEP_S = 3600.0
 _TABLES_PER_PAGE = 100
 _INSTANTS_PER_BATCH = 500
 _CPU_MAX_FRACTION = 0.015
-"""The maximum share of time for which a sweep uses the event loop, so that requests do not wait."""
+"""The maximum share of time in which a sweep uses the event loop, so that requests do not wait."""
 _FREE_TABLES = 200
-"""The number of tables of a sweep that are examined without pauses."""
+"""The number of tables that a sweep examines without pauses."""
 _KNOWN_MAX = 1_000_000
-"""The maximum number of tables whose state is remembered. A state takes about 100 bytes."""
+"""The maximum number of tables for which the next examination is stored. Each takes about 100 bytes."""
 _JOB_ACTIONS = (INDEXING, MAINTENANCE)
 """The actions that jobs themselves record. These actions must not lead to new jobs."""
 _log = structlog.get_logger("seamark.services")
@@ -41,8 +41,7 @@ _log = structlog.get_logger("seamark.services")
 Examine = Callable[[Entry, TableMetadata], float]
 """A function that examines a table.
 
-It returns the seconds after which the table must be examined again although it has not changed; infinity for
-never.
+It returns the seconds after which the table must be examined again even if it does not change, or infinity.
 """
 Load = Callable[[str], Awaitable[TableMetadata]]
 
@@ -50,8 +49,8 @@ Load = Callable[[str], Awaitable[TableMetadata]]
 class TableWatch:
     """Calls `examine` with the current metadata of tables, including the policies of their namespaces.
 
-    `load` reads a metadata file. A sweep examines tables that have changed, or whose services are due. It reads only
-    the names of the other tables, in pages of a hundred.
+    `load` reads a metadata file. A sweep examines tables that have changed, or whose services are due. Of the other
+    tables, it reads only the names, in pages of a hundred.
     """
 
     def __init__(self, store: PointerStore, timeline: Timeline, load: Load, clock: Clock) -> None:
@@ -60,8 +59,9 @@ class TableWatch:
         self._load = load
         self._clock = clock
         self._due_by_state: dict[int, float] = {}
-        """The monotonic seconds at which a table must be examined again, by a hash of its state. If two tables have
-        the same hash by chance, one waits for its next change.
+        """The monotonic time at which a table must be examined again, by a hash of its state.
+
+        If two tables have the same hash by chance, one of them is examined only after its next change.
         """
 
     async def follow(self, examine: Examine, since: str | None) -> None:
@@ -110,7 +110,7 @@ class TableWatch:
         self._due_by_state = {}
 
     async def find(self, namespace: NamespacePath, name: str) -> tuple[Entry, TableMetadata] | None:
-        """Return the table's current state, or None if the table does not exist, or its metadata cannot be read."""
+        """Return the entry and the metadata of a table, or None if it does not exist or cannot be read."""
         entry = await self._store.load_entry(EntryKind.TABLE, namespace, name)
         if entry is None:
             return None
@@ -133,6 +133,7 @@ class TableWatch:
             return {}
 
     async def _examine(self, entry: Entry, policies: Policies, examine: Examine) -> float:
+        """Examine a table with its policies, and return the result of `examine`, or 0 after an error."""
         table = {"namespace": entry.namespace, "table": entry.name}
         try:
             return examine(entry, with_policies(await self._load(entry.metadata_location), policies))
@@ -145,8 +146,8 @@ class TableWatch:
     async def _list_pages(self) -> AsyncIterator[tuple[list[Entry], Policies]]:
         """Yield the tables of all namespaces in pages, with the policies that they inherit.
 
-        There is no recursion, because a namespace may have a thousand levels. The properties of only one
-        namespace are in memory at a time.
+        The method is not recursive, because a namespace may have a thousand levels. It has the properties of only one
+        namespace in memory at a time.
         """
         parents: list[_Parent] = [_Parent((), {})]
         while parents:
@@ -175,6 +176,7 @@ class _Parent:
         self._last: str | None = None
 
     async def read_next(self, store: PointerStore) -> NamespacePath | None:
+        """Return the next child namespace, or None after the last child."""
         if not self._children:
             self._children += await store.list_namespaces(self._path, self._last, _TABLES_PER_PAGE)
         if not self._children:

@@ -70,7 +70,7 @@ def test_key_in_json_equals_the_key_of_the_column(kind: str) -> None:
 def test_columns_of_keys_are_read_once() -> None:
     schema = Schema((Field(1, "c", False, "long"),))
     twice = pa.table([[1], [2]], names=["c", "c"])
-    with pytest.raises(BadRequest, match="several columns c"):
+    with pytest.raises(BadRequest, match="several columns named c"):
         extract_term_arrays([resolve("c", schema)], twice)
     with pytest.raises(BadRequest, match="no column c"):
         extract_term_arrays([resolve("c", schema)], pa.table({"d": [1]}))

@@ -134,7 +134,7 @@ async def test_key_with_a_nested_column_is_refused_before_its_values_are_read(
     async with streaming(tmp_path) as stream:
         await create(stream, schema)
         message = await refuse(stream, {"keys": [{"id": 1, "tags": ["a"]}]})
-    assert "the column 'tags' is a struct, list or map, which cannot be a key" in message
+    assert "the column 'tags', but a struct, list or map cannot be in a key" in message
 
 
 async def test_gets_of_one_principal_leave_threads_to_others() -> None:

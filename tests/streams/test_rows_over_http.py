@@ -225,7 +225,7 @@ async def test_unknown_outcome_says_whether_a_repeat_is_safe(
         raise CommitUnknown("Kafka did not answer. Repeat the request with the same sequence number")
 
     monkeypatch.setattr(SegmentLog, "append", fail)
-    advice = {"": "a repeat can store them twice", "?producer=p&sequence=0": "with the same sequence number"}
+    advice = {"": "may store them twice", "?producer=p&sequence=0": "with the same sequence number"}
     for query, text in advice.items():
         status, answer = await stream.send(b'[{"id": 1}]', query=query)
         assert (status, answer["error"]["type"]) == (500, "CommitStateUnknownException")

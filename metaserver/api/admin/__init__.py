@@ -1,1 +1,1 @@
-"""Routes of operation: health, logins, tokens, grants and audit."""
+"""Routes for operators: health, logins, tokens, grants, warehouses, advice and audit."""

@@ -1,8 +1,8 @@
 """Routes of access control: tokens, grants and the audit log.
 
-Tokens belong to the server, and the log to the whole catalog. Grants belong to an object. A principal that may manage
-the grants of an object grants and revokes rights on it and on everything in it, and sees no other grants.
-Only the answer that creates a token contains its secret; digests are never returned.
+Tokens belong to the server, and the audit log to the whole catalog. Grants belong to an object. A principal that may
+manage the grants of an object grants and revokes rights on the object and on everything in it, and sees only these
+grants. Only the answer that creates a token contains its secret. Digests are never returned.
 """
 
 from __future__ import annotations
@@ -51,37 +51,46 @@ _ROLE_TEXT = "reader, writer, admin, owner, or role:<name> for the membership in
 _PRIVILEGE = {"enum": list(Privilege)}
 _DENY_TEXT = "Whether the privilege is denied. A denial is stronger than any grant."
 _GRANT_QUERY = (
-    Parameter("principal", "query", "Whose.", {"type": "string"}, True),
+    Parameter("principal", "query", "The principal of the grant.", {"type": "string"}, True),
     Parameter("role", "query", f"The role: {_ROLE_TEXT}", {"type": "string"}),
     Parameter("privilege", "query", "The privilege, if the grant has no role.", _PRIVILEGE),
-    Parameter("namespace", "query", "Levels joined by 0x1F; omit it for the whole catalog.", {"type": "string"}),
+    Parameter(
+        "namespace",
+        "query",
+        "The levels of the namespace, joined by 0x1F. Omit it for the whole catalog.",
+        {"type": "string"},
+    ),
     *(
-        Parameter(kind, "query", f"The {kind} of the namespace; omit it for the namespace.", {"type": "string"})
+        Parameter(kind, "query", f"The {kind} in the namespace. Omit it for the namespace itself.", {"type": "string"})
         for kind in (TABLE, VIEW, FUNCTION)
     ),
-    Parameter("server", "query", "true: on the server.", {"type": "boolean", "default": False}),
+    Parameter("server", "query", "Whether the grant is on the server.", {"type": "boolean", "default": False}),
     Parameter("deny", "query", _DENY_TEXT, {"type": "boolean", "default": False}),
 )
 _GRANTS_MAX = 1000
 """The maximum number of grants in a request that creates a token."""
 _LIMITS = GrantLimits(of_object=1000, of_principal=2000, of_principal_below=500, below=5000)
-"""The limits for who manages the grants of some objects but not those of the whole catalog."""
+"""The limits for principals that manage the grants of some objects, but not of the whole catalog."""
 _GRANTS_PER_PAGE = 500
 """The number of grants that a listing reads from the database at a time."""
 _GRANTS_READ_MAX = 5000
-"""The maximum number of grants that one page of a listing looks at. So a page can be short or empty."""
-_FORBIDDEN = ResponseSpec(403, "Requires an admin of the server or of the whole catalog")
-_MAY_NOT_GRANT = ResponseSpec(403, "Needs the privilege manage-grants, as in the role admin, on that object")
+"""The maximum number of grants that are checked for one page of a listing. So a page can be short or empty."""
+_FORBIDDEN = ResponseSpec(403, "The caller is no admin of the server or of the whole catalog")
+_MAY_NOT_GRANT = ResponseSpec(
+    403, "The caller does not have the privilege manage-grants on the object, which the role admin includes"
+)
 
 
 _RoleName = Annotated[str, doc(f"The role: {_ROLE_TEXT}")]
 _PrivilegeName = Annotated[
-    str, msgspec.Meta(description="The privilege, if it is no role.", extra_json_schema=_PRIVILEGE)
+    str, msgspec.Meta(description="The privilege, if the grant has no role.", extra_json_schema=_PRIVILEGE)
 ]
-_Levels = Annotated[tuple[str, ...], doc("The levels; none for the whole catalog.")]
+_Levels = Annotated[tuple[str, ...], doc("The levels of the namespace. An empty list means the whole catalog.")]
 
 
 class TokenAnswer(msgspec.Struct, frozen=True, rename="kebab"):
+    """A token without its secret."""
+
     id: str
     name: Annotated[str, doc("The principal.")]
     live: bool
@@ -91,16 +100,22 @@ class TokenAnswer(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class TokenPage(msgspec.Struct, frozen=True, rename="kebab"):
+    """One page of tokens."""
+
     tokens: list[TokenAnswer]
     next_page_token: str | None
 
 
 class CreatedToken(msgspec.Struct, frozen=True):
+    """A new token with its secret."""
+
     name: str
-    token: Annotated[str, doc("Shown only here.")]
+    token: Annotated[str, doc("The secret of the token. No later answer shows it.")]
 
 
 class GrantAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A right of a principal on an object."""
+
     principal: Annotated[str, doc(_PRINCIPAL)]
     namespace: _Levels
     role: _RoleName = ""
@@ -113,39 +128,53 @@ class GrantAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class GrantPage(msgspec.Struct, frozen=True, rename="kebab"):
+    """One page of grants."""
+
     grants: list[GrantAnswer]
     next_page_token: str | None
 
 
 class AuditPage(msgspec.Struct, frozen=True, rename="kebab"):
+    """One page of audit records."""
+
     records: list[AuditRecord]
     next_page_token: str | None
 
 
 class TokenGrant(msgspec.Struct, forbid_unknown_fields=True):
+    """A grant that a new token gets."""
+
     role: _RoleName
     namespace: _Levels = ()
 
 
 class CreateTokenRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    """A request for a new token."""
+
     name: str
     expires_in_s: Annotated[
-        int | None, msgspec.Meta(description="Null or absent: no expiry.", extra_json_schema={"minimum": 1})
+        int | None,
+        msgspec.Meta(
+            description="The lifetime in seconds. If it is null or absent, the token does not expire.",
+            extra_json_schema={"minimum": 1},
+        ),
     ] = None
     grants: Annotated[
         list[TokenGrant] | None,
-        doc("All grants of the name from now on. Null or absent: its grants stay unchanged."),
+        doc("The grants that replace all grants of the name. If it is null or absent, its grants stay unchanged."),
     ] = None
 
 
 class AddGrantRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A request to grant or deny a right on an object."""
+
     principal: Annotated[str, msgspec.Meta(description=_PRINCIPAL)]
     role: _RoleName = ""
     privilege: _PrivilegeName = ""
     namespace: _Levels = ()
-    table: Annotated[str, doc("The table of the namespace; empty for the namespace.")] = ""
-    view: Annotated[str, doc("The view of the namespace; empty for the namespace.")] = ""
-    function: Annotated[str, doc("The function of the namespace; empty for the namespace.")] = ""
+    table: Annotated[str, doc("The table in the namespace. It is empty for the namespace itself.")] = ""
+    view: Annotated[str, doc("The view in the namespace. It is empty for the namespace itself.")] = ""
+    function: Annotated[str, doc("The function in the namespace. It is empty for the namespace itself.")] = ""
     server: Annotated[bool, doc("Whether the grant is on the server.")] = False
     deny: Annotated[bool, doc(_DENY_TEXT)] = False
 
@@ -161,8 +190,9 @@ class AddGrantRequest(msgspec.Struct, forbid_unknown_fields=True):
     answers=(ResponseSpec(200, "One page, by name", TokenPage), _FORBIDDEN),
 )
 async def list_tokens(call: Call) -> TokenPage:
+    """Return a page of all tokens, without their secrets."""
     now_ms = call.components.clock.now_ms()
-    # A name contains no space, so the pairs have the same order as the texts.
+    # A name contains no space, so the texts have the same order as the pairs.
     tokens = {f"{token.name} {token.id}": token for token in await call.components.store.list_tokens()}
     page, next_page_token = _select_page(call, tokens)
     return TokenPage([_describe_token(token, now_ms) for token in page], next_page_token)
@@ -172,17 +202,18 @@ async def list_tokens(call: Call) -> TokenPage:
     method="POST",
     path="/api/v1/tokens",
     operation="createToken",
-    summary=f"Create a bearer token that expires after at most {TTL_S_MAX} seconds or never",
+    summary=f"Create a bearer token that never expires, or that expires after at most {TTL_S_MAX} seconds",
     check=Check.CATALOG,
     tags=("access",),
     is_secret=True,
     answers=(
-        ResponseSpec(201, "The token; no later request shows it", CreatedToken),
+        ResponseSpec(201, "The token. No later answer shows it", CreatedToken),
         _FORBIDDEN,
-        ResponseSpec(409, "A valid token of this name exists"),
+        ResponseSpec(409, "A valid token with this name exists"),
     ),
 ).takes(CreateTokenRequest)
 async def create(call: Call, body: CreateTokenRequest) -> CreatedToken:
+    """Create a bearer token for a principal."""
     grants = None
     if body.grants is not None:
         if len(body.grants) > _GRANTS_MAX:
@@ -199,9 +230,10 @@ async def create(call: Call, body: CreateTokenRequest) -> CreatedToken:
     summary="Revoke the token of this name and all its access tokens",
     check=Check.CATALOG,
     tags=("access",),
-    answers=(ResponseSpec(204, "Revoked"), _FORBIDDEN, ResponseSpec(404, "No valid token has this name")),
+    answers=(ResponseSpec(204, "The token is revoked"), _FORBIDDEN, ResponseSpec(404, "No valid token has this name")),
 )
 async def revoke(call: Call) -> None:
+    """Revoke a token and all access tokens that were issued for it."""
     name = check_name(call.variables["name"], "token name")
     await revoke_token(call.components.store, call.components.clock, name)
 
@@ -210,13 +242,14 @@ async def revoke(call: Call) -> None:
     method="GET",
     path="/api/v1/grants",
     operation="listGrants",
-    summary="List grants: the caller's own and its groups', and those on objects whose grants the caller may manage",
+    summary="List the grants of the caller and its groups, and those on objects whose grants the caller may manage",
     check=Check.CATALOG,
     tags=("access",),
     parameters=(Parameter("principal", "query", "Only grants of this principal.", {"type": "string"}), *PAGING),
     answers=(ResponseSpec(200, "One page, by principal", GrantPage),),
 )
 async def list_grants(call: Call) -> GrantPage:
+    """Return a page of the grants that the caller may see."""
     principal = call.query.get("principal")
     if principal is not None:
         check_name(principal, "principal")
@@ -240,7 +273,7 @@ async def list_grants(call: Call) -> GrantPage:
 
 
 async def _select_visible(call: Call, grants: Sequence[Grant]) -> list[Grant]:
-    """Return the grants that the caller may see: its own, and those that it may remove."""
+    """Return the grants that the caller may see: its own grants, and grants that it may remove."""
     names = set(call.principal.names)
     foreign_grants = [grant for grant in grants if grant.principal not in names]
     managed = set(
@@ -260,15 +293,15 @@ def _encode_position(grant: Grant) -> str:
 
 
 def _decode_position(token: str) -> Grant:
-    """Return the last grant of the page before.
+    """Return the last grant of the previous page.
 
     Raises:
-        BadRequest: The token is that of another listing.
+        BadRequest: The token does not belong to a listing of grants.
     """
     try:
         return convert_json(token, Grant)
     except msgspec.MsgspecError:
-        raise BadRequest("The pageToken is not one of this listing; begin without a pageToken") from None
+        raise BadRequest("The pageToken does not belong to this listing; begin without a pageToken") from None
 
 
 @Route(
@@ -281,10 +314,11 @@ def _decode_position(token: str) -> Grant:
     answers=(ResponseSpec(204, "Given"), _MAY_NOT_GRANT),
 ).takes(AddGrantRequest)
 async def add_grant(call: Call, body: AddGrantRequest) -> None:
+    """Grant or deny a right on an object and everything in it."""
     grant = _make_grant(body)
     await _check_may_manage(call, grant)
     if grant.deny and grant.principal != call.principal.name:
-        # The owner of a table may leave its rights to others, but not take theirs: these belong to the namespace.
+        # The owner of a table may give its rights to others, but not deny rights that others have by the namespace.
         await call.allow(get_securable(grant).container)
     limits = None
     if grant.kind != SERVER and not await call.may(WAREHOUSE):
@@ -308,6 +342,7 @@ async def add_grant(call: Call, body: AddGrantRequest) -> None:
     ),
 )
 async def remove_grant(call: Call) -> None:
+    """Remove a grant."""
     query = call.query
     if "principal" not in query:
         raise BadRequest("The parameter principal is missing")
@@ -334,13 +369,14 @@ async def remove_grant(call: Call) -> None:
     method="GET",
     path="/api/v1/audit",
     operation="listAudit",
-    summary="List audit records, oldest first. Records are written in batches, so the newest can appear late",
+    summary="List audit records, oldest first. Records are written in batches, so new records can appear late",
     check=Check.CATALOG,
     tags=("access",),
     parameters=PAGING,
     answers=(ResponseSpec(200, "One page", AuditPage), _FORBIDDEN),
 )
 async def list_audit(call: Call) -> AuditPage:
+    """Return a page of the audit log."""
     after, size = _read_paging(call)
     records = await call.components.store.read_audit_records(after, size + 1)
     return AuditPage(
@@ -355,9 +391,9 @@ def _make_grant(request: AddGrantRequest) -> Grant:
         BadRequest: A field is invalid, or two fields contradict each other.
     """
     if bool(request.role) == bool(request.privilege):
-        raise BadRequest("A grant has a role or a privilege; send one of the fields role and privilege")
+        raise BadRequest("A grant has either a role or a privilege; send exactly one of the fields role and privilege")
     if request.privilege and request.privilege not in set(Privilege):
-        raise BadRequest(f"{request.privilege[:40]!r} is not a privilege; they are {', '.join(Privilege)}")
+        raise BadRequest(f"{request.privilege[:40]!r} is not a privilege; the privileges are {', '.join(Privilege)}")
     if request.role in set(Privilege):
         raise BadRequest(f"{request.role} is a privilege and not a role; send it in the field privilege")
     names = {kind: name for kind in (TABLE, VIEW, FUNCTION) if (name := getattr(request, kind))}
@@ -371,12 +407,13 @@ def _make_grant(request: AddGrantRequest) -> Grant:
 async def _check_may_manage(call: Call, grant: Grant) -> None:
     """Check that the caller may add and remove this grant.
 
-    A role of the operator may have rights on every object, also on the server. So its members are the concern of the
-    admins of the server, or of those of a further warehouse, which has no rights on the server. An admin of the
-    server's own warehouse is an admin of the server, so only an admin of the server adds and removes this grant.
+    A role of the operator may have rights on every object, including the server. So only admins of the server manage
+    its members. In a further warehouse, which has no rights on the server, the admins of the warehouse manage them. An
+    admin of the server's own warehouse is an admin of the server, so only an admin of the server adds and removes this
+    grant.
 
     Raises:
-        Forbidden: The caller may not do so.
+        Forbidden: The caller may not manage the grant.
         NoSuchTable, NoSuchView, NoSuchFunction: The caller may not browse the object.
     """
     is_of_server = call.components.warehouses is not None
@@ -391,7 +428,7 @@ async def _check_may_manage(call: Call, grant: Grant) -> None:
 async def _check_entry_exists(call: Call, grant: Grant) -> None:
     """Check that the table, view or function of a grant exists.
 
-    A denial may be on the name of a later one, and any grant on a later namespace.
+    A denial may be on the name of an object that is created later. Any grant may be on such a namespace.
 
     Raises:
         NoSuchTable, NoSuchView, NoSuchFunction: The object does not exist.
@@ -400,7 +437,7 @@ async def _check_entry_exists(call: Call, grant: Grant) -> None:
     if grant.deny or not grant.name:
         return
     kinds = (EntryKind.FUNCTION,) if grant.kind == FUNCTION else (EntryKind.TABLE, EntryKind.VIEW)
-    for kind in kinds:  # A table and a view have different names, so a grant names either.
+    for kind in kinds:  # A table and a view never have the same name, so a grant names one object.
         if await store.load_entry(kind, path, grant.name) is not None:
             return
     error = {TABLE: NoSuchTable, VIEW: NoSuchView, FUNCTION: NoSuchFunction}[grant.kind]
@@ -410,8 +447,8 @@ async def _check_entry_exists(call: Call, grant: Grant) -> None:
 async def _manages_above(call: Call, securable: Securable) -> bool:
     """Return whether the caller may manage the grants of a level above the object.
 
-    It then removes denials on the object, also those that count for itself. Otherwise, the managers of one object could
-    lock out the admins of its namespace or of the catalog.
+    Such a caller may remove denials on the object, including denials that apply to the caller. Otherwise, the managers
+    of one object could lock out the admins of its namespace or of the catalog.
     """
     for above in list_above(securable):
         if await call.may(above, "removeGrant"):
@@ -421,6 +458,7 @@ async def _manages_above(call: Call, securable: Securable) -> bool:
 
 
 def _describe_grant(grant: Grant) -> GrantAnswer:
+    """Return a grant in the form of an answer."""
     is_privilege = grant.role in set(Privilege)
     return GrantAnswer(
         principal=grant.principal,
@@ -434,13 +472,13 @@ def _describe_grant(grant: Grant) -> GrantAnswer:
 
 
 def _read_paging(call: Call) -> tuple[str | None, int]:
-    """Return the position before the page, and the size of the page."""
+    """Return the page token and the page size of a request."""
     token, size = call.read_paging()
     return call.components.catalog.pages.decode(token or ""), size
 
 
 def _select_page(call: Call, by_key: Mapping[str, T]) -> tuple[list[T], str | None]:
-    """Return one page of the values, in order of their keys, and the token of the next page."""
+    """Return one page of the values, sorted by their keys, and the token of the next page."""
     after, size = _read_paging(call)
     keys = sorted(key for key in by_key if after is None or key > after)
     page = keys[:size]

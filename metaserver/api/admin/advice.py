@@ -52,12 +52,12 @@ from seamark.metaserver.store.model import AppliedAdvice, QueryShapeSums, QueryS
 
 T = TypeVar("T")
 SHAPES_MAX = 40
-"""The number of shapes, the most frequent, that are replayed."""
+"""The maximum number of shapes that are replayed; the most frequent shapes are replayed."""
 COLUMNS_MAX = 8
 _SEED = 17
 _APPLIED_MAX, _APPLIED_CHARACTERS_MAX = 10, 20_000
 _UNUSED_PLANS_MIN = 20
-"""An index is unused if at least this many plans have probed it, and it left out no file."""
+"""The minimum number of plans that have probed an index which left out no file, so that it counts as unused."""
 
 
 class Advice(msgspec.Struct, frozen=True, rename="kebab"):
@@ -65,11 +65,11 @@ class Advice(msgspec.Struct, frozen=True, rename="kebab"):
 
     Attributes:
         statements: The number of recorded statements.
-        days: The days to which they belong.
-        before: The files and bytes that an average statement reads now, by the replay.
-        proposals: The proposals, the best first. A proposal that does not pay is after all that pay.
+        days: The number of past days in which the statements were recorded.
+        before: The files and bytes that an average statement reads now, as the replay predicts.
+        proposals: The proposals. The best proposal is first, and proposals that do not pay are last.
         applied: The proposals that were applied, newest first.
-        reason: The reason why there is no proposal; otherwise empty.
+        reason: The reason why there is no proposal. It is empty if there are proposals.
     """
 
     statements: int
@@ -81,6 +81,8 @@ class Advice(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class ReportedProposal(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+    """A proposal that a client has applied."""
+
     proposal: Annotated[Proposal, doc("The proposal as `adviseTable` returned it.")]
 
 
@@ -88,15 +90,16 @@ class ReportedProposal(msgspec.Struct, frozen=True, rename="kebab", forbid_unkno
     "GET",
     "/api/v1/tables/{namespace}/{table}/advice",
     "adviseTable",
-    "Propose layouts and indexes by the statements that read the table, with predicted gain and cost",
+    "Propose layouts and indexes for the statements that read the table, with their predicted gain and cost",
     tags=("metadata",),
     answers=(
-        ResponseSpec(200, "The best proposal first", Advice),
+        ResponseSpec(200, "The proposals, with the best proposal first", Advice),
         ResponseSpec(400, "days is not a number, or is out of range"),
         ResponseSpec(404, "No such table"),
     ),
 )
 async def advise_table(call: Call) -> Advice:
+    """Propose layouts and indexes for the statements that read the table, with their predicted gain and cost."""
     days = read_number(call, "days", DAYS, DAYS_MAX)
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     assert loaded.entry is not None
@@ -120,12 +123,13 @@ async def advise_table(call: Call) -> Advice:
     "Record that a proposal was applied, and measure the table again",
     tags=("metadata",),
     answers=(
-        ResponseSpec(200, "The proposal, with prediction and measurement", AppliedProposal),
+        ResponseSpec(200, "The proposal, with its prediction and measurement", AppliedProposal),
         ResponseSpec(400, "The body is not a proposal"),
         ResponseSpec(404, "No such table"),
     ),
 ).takes(ReportedProposal)
 async def record_applied_advice(call: Call, body: ReportedProposal) -> AppliedProposal:
+    """Record that a proposal was applied, and measure the table again."""
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     assert loaded.entry is not None
     uuid, history = loaded.entry.uuid, call.components.history
@@ -143,7 +147,7 @@ async def record_applied_advice(call: Call, body: ReportedProposal) -> AppliedPr
 
 
 async def simulate(call: Call, work: Callable[[], T]) -> T:
-    """Return the result of `work`, which runs in a thread."""
+    """Run `work` in a thread, and return its result."""
     return await call.components.worker_limits.simulating.run(call.principal.name, work)
 
 
@@ -153,8 +157,8 @@ async def read_state(
     """Read the state of a table that the advisor needs.
 
     Returns:
-        A function that returns the table for the advisor, or a text with the reason why there is no advice. The
-        function takes seconds for a large table, so it is called in a thread.
+        A function that returns the table for the advisor, or a text that says why there is no advice. The function
+        takes seconds for a large table, so it must be called in a thread.
     """
     metadata = loaded.metadata
     assert loaded.entry is not None
@@ -214,7 +218,7 @@ def _read_shapes(shapes: Sequence[QueryShapeSums], metadata: TableMetadata) -> l
 
 
 def _to_recorded(shape_sums: QueryShapeSums, metadata: TableMetadata) -> RecordedShape | None:
-    """Return a shape with its samples, or None if it neither compares nor aggregates, or cannot be read."""
+    """Return a shape with its samples, or None if it cannot be read, or neither compares nor aggregates columns."""
     shape = QueryShape.parse(shape_sums.shape) if shape_sums.shape else None
     if shape is None or not (shape.conjuncts or shape.aggregates):
         return None
@@ -227,15 +231,16 @@ def _to_recorded(shape_sums: QueryShapeSums, metadata: TableMetadata) -> Recorde
 
 
 def _bind(filter_json: str, metadata: TableMetadata) -> Expression | None:
+    """Return the bound filter, or None if a column no longer exists under its name."""
     try:
         expression = parse_expression(convert_json(filter_json, object))
         return bind(expression, metadata.current_schema, metadata.schemas, case_sensitive=True)
     except (BadRequest, NotFound, msgspec.MsgspecError):
-        return None  # The column was renamed or dropped since.
+        return None  # A column was renamed or dropped after the statement.
 
 
 def _find_compared_columns(recorded: Sequence[RecordedShape], metadata: TableMetadata) -> dict[int, str]:
-    """Return the types of the columns that the most statements compare or group by, by id."""
+    """Return the columns that the most statements compare or group by: the types, by column id."""
     counts: dict[int, int] = {}
     for record in recorded:
         for column_id in record.shape.compared_columns | frozenset(record.shape.grouping):
@@ -258,14 +263,14 @@ def _count_per_day(shapes: Sequence[QueryShapeSums]) -> float:
 
 
 async def _list_applied(history: QueryHistory, uuid: str) -> list[AppliedProposal]:
-    """Return the newest applied proposals, newest first, with the reads of the statements since then."""
+    """Return the newest applied proposals, newest first, with the reads of the statements after each."""
     return await _add_recorded(history, uuid, (await _load_applied(history, uuid))[:_APPLIED_MAX])
 
 
 async def _add_recorded(
     history: QueryHistory, uuid: str, applied_proposals: Sequence[AppliedProposal]
 ) -> list[AppliedProposal]:
-    """Return the proposals with what an average statement has read since each was applied."""
+    """Add to each proposal the files and bytes that an average statement has read since it was applied."""
     with_reads = []
     for applied in applied_proposals:
         sums = await history.compute_sums_since(uuid, applied.applied_ms)
@@ -277,12 +282,13 @@ async def _load_applied(history: QueryHistory, uuid: str) -> list[AppliedProposa
     """Return the stored proposals that were applied, newest first."""
     proposals = []
     for stored_advice in await history.list_applied(uuid):
-        with suppress(msgspec.MsgspecError):  # Another version of the server wrote it.
+        with suppress(msgspec.MsgspecError):  # A different version of the server may have written the text.
             proposals.append(convert_json(stored_advice.advice, AppliedProposal))
     return proposals
 
 
 def _to_reads(sums: QuerySums) -> Reads | None:
+    """Return the reads of an average statement, or None if there are no statements."""
     if not sums.statements:
         return None
     files = sums.files_left / sums.statements
@@ -291,7 +297,7 @@ def _to_reads(sums: QuerySums) -> Reads | None:
 
 
 def _find_pinnable_bytes(call: Call) -> int:
-    """Return the bytes that the gateway can pin in its cache, or 0 without a gateway with a cache on a disk."""
+    """Return the bytes that the gateway can pin in its cache, or 0 if it has no cache on a disk."""
     settings = call.components.settings
     if not settings.gateway_port:
         return 0
@@ -299,6 +305,7 @@ def _find_pinnable_bytes(call: Call) -> int:
 
 
 def _find_unused_indexes(call: Call, loaded: LoadedTable) -> list[str]:
+    """Return the names of the indexes that many plans have used without removing a file."""
     assert loaded.entry is not None
     unused = []
     for definition in read_definitions(loaded.metadata).enabled:

@@ -1,4 +1,4 @@
-"""The route that applies a proposal of the advisor without a client, as the button of the console does.
+"""The route that applies a proposal of the advisor without a client. The button of the console uses it.
 
 The server sets the properties of the proposal. The table services then cluster the table or build the index.
 """
@@ -26,7 +26,9 @@ _ID_CHARACTERS_MAX = 64
 
 
 class ChosenProposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: Annotated[str, doc("The id of a proposal of `adviseTable`.")]
+    """A proposal that the server is to apply."""
+
+    id: Annotated[str, doc("The id of the proposal, from the answer of `adviseTable`.")]
     days: Annotated[int, doc("The days of the history, as in `adviseTable`.")] = DAYS
 
 
@@ -37,13 +39,14 @@ class ChosenProposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     "Set the properties of a proposal, so that the table services make its change",
     tags=("metadata",),
     answers=(
-        ResponseSpec(200, "The proposal. It has no measurement yet", AppliedProposal),
-        ResponseSpec(400, "An engine or a client has to make the change; the message has the commands"),
-        ResponseSpec(404, "No such table, or the advisor does not make this proposal now"),
+        ResponseSpec(200, "The proposal, which has no measurement yet", AppliedProposal),
+        ResponseSpec(400, "An engine or a client has to make the change; the message contains the commands"),
+        ResponseSpec(404, "The table does not exist, or the advisor no longer makes this proposal"),
         ResponseSpec(409, "Concurrent commits conflicted in every attempt"),
     ),
 ).takes(ChosenProposal)
 async def apply_advice(call: Call, body: ChosenProposal) -> AppliedProposal:
+    """Set the properties of a proposal, so that the table services make its change."""
     if not 1 <= body.days <= DAYS_MAX:
         raise BadRequest(f"days is {body.days}; it must be 1 to {DAYS_MAX}")
     proposal = await _find_proposal(call, body)
@@ -64,7 +67,7 @@ async def apply_advice(call: Call, body: ChosenProposal) -> AppliedProposal:
         updates = find_properties(proposal, metadata) or {}
         if proposal.change.kind == "add-index":
             for name in updates.keys() & metadata.properties.keys():
-                raise CommitConflict(f"The property {name} was set meanwhile; load the proposals again")
+                raise CommitConflict(f"Another request has set the property {name}; load the proposals again")
         return [{"action": "set-properties", "updates": updates}]
 
     await commit_updates(call, compute_updates)
@@ -76,20 +79,20 @@ async def apply_advice(call: Call, body: ChosenProposal) -> AppliedProposal:
     return applied
 
 
-async def _find_proposal(call: Call, chosen: ChosenProposal) -> Proposal:
-    """Return a proposal that the advisor makes now.
+async def _find_proposal(call: Call, choice: ChosenProposal) -> Proposal:
+    """Return the chosen proposal, if the advisor still makes it.
 
     Raises:
-        NotFound: The advisor does not make this proposal.
+        NotFound: The advisor no longer makes this proposal.
     """
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     assert loaded.entry is not None
     history = call.components.history
-    shapes = await history.list_table_shapes(loaded.entry.uuid, chosen.days) if history.is_on else []
+    shapes = await history.list_table_shapes(loaded.entry.uuid, choice.days) if history.is_on else []
     async with call.components.worker_limits.advising.hold(call.principal.name):
         build = await read_state(call, loaded, shapes)
         proposals = [] if isinstance(build, str) else (await simulate(call, lambda: make_proposals(build())))[1]
     for proposal in proposals:
-        if proposal.id == chosen.id:
+        if proposal.id == choice.id:
             return proposal
-    raise NotFound(f"The advisor does not make the proposal {chosen.id[:_ID_CHARACTERS_MAX]!r} now; load the proposals")
+    raise NotFound(f"The advisor does not make the proposal {choice.id[:_ID_CHARACTERS_MAX]!r} now; load the proposals")

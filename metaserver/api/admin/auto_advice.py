@@ -1,9 +1,8 @@
-"""The routes of the policy `auto`: a job takes a step for a table, carries it out, and reports its end.
+"""The routes of the policy `auto`: a job takes a step for a table, makes its change, and reports the end.
 
 The server decides, because it has the history, the clock, and the stored trials (`planner/advice/trials.py`). It also
-sets and removes the properties, under the requirement that no user has changed them meanwhile. The job does the rest:
-it clusters the table or builds the index. Each decision is a conditional change of a stored row, so two replicas never
-begin the same trial.
+sets and removes the properties, if no user has changed them in the meantime. The job clusters the table or builds the
+index. Each decision is a conditional change of a stored row, so two replicas never begin the same trial.
 """
 
 from __future__ import annotations
@@ -48,7 +47,10 @@ from seamark.metaserver.planner.advice.trials import (
 from seamark.metaserver.store.model import AppliedAdvice
 
 _CLAIM_MS = 3_600_000
-"""After this time a trial in the state `applying` has failed, because its job was killed or takes too long."""
+"""The time after which a trial in the state `applying` counts as failed, in milliseconds.
+
+Its job was killed, or takes too long.
+"""
 _RECHECK_S = 600.0
 _REASON_CHARACTERS_MAX = 300
 _REFUSALS_MAX = 8
@@ -61,23 +63,27 @@ class AdviceStep(msgspec.Struct, frozen=True, rename="kebab"):
     action: Annotated[str, doc("`apply`: make the change, and report its end. `none`: there is nothing to do now.")]
     reason: Annotated[str, doc("The reason for the step, in words.")]
     number: Annotated[int | None, doc("The number of the trial whose change the caller makes.")] = None
-    since_ms: Annotated[int | None, doc("The time when the caller was given the trial, in milliseconds.")] = None
+    since_ms: Annotated[int | None, doc("The time when the caller got the trial, in milliseconds since the epoch.")] = (
+        None
+    )
     change: Annotated[ProposedChange | None, doc("The change. The server has set its properties.")] = None
     recheck_after_s: Annotated[float, doc("The seconds after which the next step may be due.")] = 3600.0
 
 
 class FinishedStep(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+    """The end of a change that a job has made."""
+
     number: Annotated[int, doc("The number of the trial, as `takeAdviceStep` returned it.")]
     since_ms: Annotated[int, doc("The time in the answer of `takeAdviceStep`.")]
-    outcome: Annotated[str, doc("`applied`, `failed`, or `busy` if another job rewrites the table.")]
-    reason: Annotated[str, doc("The reason, if the change is not applied.")] = ""
-    size_bytes: Annotated[int, doc("The bytes that the change has read and written; 0 if they are unknown.")] = 0
-    seconds: Annotated[float, doc("The duration of the change.")] = 0.0
+    outcome: Annotated[str, doc("The outcome: `applied`, `failed`, or `busy` if another job rewrites the table.")]
+    reason: Annotated[str, doc("The reason why the change is not applied.")] = ""
+    size_bytes: Annotated[int, doc("The bytes that the change has read and written, or 0 if they are unknown.")] = 0
+    seconds: Annotated[float, doc("The duration of the change in seconds.")] = 0.0
 
 
 @dataclass(frozen=True)
 class _StoredTrial:
-    """A trial with its stored text, which a change of the trial expects."""
+    """A trial with its stored text. A change of the trial requires that the stored text is still the same."""
 
     applied: AppliedProposal
     trial: Trial
@@ -97,21 +103,22 @@ class _Trials:
         self.stored: list[_StoredTrial] = []
 
     async def load(self) -> None:
-        """Load the trials, the newest first."""
+        """Load the trials, newest first."""
         self.stored = []
         for row in await self._history.list_applied(self.uuid):
             if row.id.startswith(_ID_PREFIX):
-                with suppress(msgspec.MsgspecError):  # Another version of the server wrote it.
+                with suppress(msgspec.MsgspecError):  # A different version of the server may have written the text.
                     applied = convert_json(row.advice, AppliedProposal)
                     if applied.trial is not None:
                         self.stored.append(_StoredTrial(applied, applied.trial, row.advice))
 
     @property
     def applied(self) -> list[AppliedProposal]:
-        return [stored.applied for stored in self.stored]
+        return [stored_trial.applied for stored_trial in self.stored]
 
     def find(self, *states: str) -> list[_StoredTrial]:
-        return [stored for stored in self.stored if stored.trial.state in states]
+        """Return the trials in these states."""
+        return [stored_trial for stored_trial in self.stored if stored_trial.trial.state in states]
 
     async def start(self, proposal: Proposal, trial: Trial) -> _StoredTrial:
         """Store a new trial.
@@ -122,7 +129,7 @@ class _Trials:
         return await self._save(AppliedProposal(proposal, self.now_ms, None, trial=trial), None)
 
     async def change(
-        self, stored: _StoredTrial, applied: AppliedProposal | None = None, **fields: object
+        self, stored_trial: _StoredTrial, applied: AppliedProposal | None = None, **fields: object
     ) -> _StoredTrial:
         """Change fields of a trial, and the time of its decision.
 
@@ -132,15 +139,15 @@ class _Trials:
         Raises:
             CommitConflict: Another request has changed the trial.
         """
-        trial = replace(stored.trial, since_ms=self.now_ms, **fields)
-        return await self._save(replace(applied or stored.applied, trial=trial), stored.text)
+        trial = replace(stored_trial.trial, since_ms=self.now_ms, **fields)
+        return await self._save(replace(applied or stored_trial.applied, trial=trial), stored_trial.text)
 
     async def end(
-        self, stored: _StoredTrial, state: str, applied: AppliedProposal | None = None, **fields: object
+        self, stored_trial: _StoredTrial, state: str, applied: AppliedProposal | None = None, **fields: object
     ) -> _StoredTrial:
         """Remove the properties of a trial, and change its state.
 
-        If the trial has replaced a clustering, the properties of that clustering are set again.
+        If the trial has replaced a clustering, the properties of the replaced clustering are set again.
 
         Returns:
             The trial with its new text.
@@ -148,15 +155,15 @@ class _Trials:
         Raises:
             CommitConflict: A user has changed one of the properties, or another request has changed the trial.
         """
-        # A repeat would remove values that the replaced clustering shares. So only one request continues after this.
-        stored = await self.change(stored)
-        properties = stored.trial.properties
+        # A second removal would remove values of the restored clustering. So only one request continues after this.
+        stored_trial = await self.change(stored_trial)
+        properties = stored_trial.trial.properties
         current = (await self._call.components.catalog.tables.load(self._call.namespace, self._call.name)).metadata
         replaced = [
             other
             for other in self.find(REPLACED)
-            if other.trial.number == stored.trial.replaces
-            # A user has changed none of the properties.
+            if other.trial.number == stored_trial.trial.replaces
+            # Continue only if no user has changed the properties.
             and all(
                 current.properties.get(name) == properties.get(name)
                 for name in properties.keys() | other.trial.properties.keys()
@@ -165,20 +172,22 @@ class _Trials:
         updates = {name: value for other in replaced for name, value in other.trial.properties.items()}
         removals = {name: value for name, value in properties.items() if name not in updates}
         await self.set_properties(updates, removals)
-        stored = await self.change(stored, applied, state=state, **fields)
+        stored_trial = await self.change(stored_trial, applied, state=state, **fields)
         for other in replaced:
-            await self.change(other, state=KEPT, reason=f"the replacement is {state}: {stored.applied.proposal.title}")
-        return stored
+            await self.change(
+                other, state=KEPT, reason=f"the replacement is {state}: {stored_trial.applied.proposal.title}"
+            )
+        return stored_trial
 
     async def _save(self, applied: AppliedProposal, expected: str | None) -> _StoredTrial:
-        """Store a trial if the stored text is `expected`, and update `stored` without reading the database again."""
+        """Store a trial if its stored text is `expected`, and update the loaded trials without a new read."""
         assert applied.trial is not None
         text = msgspec.json.encode(applied).decode()
         id = f"{_ID_PREFIX}{applied.trial.number:06}"
         await self._history.change_applied(AppliedAdvice(self.uuid, id, applied.applied_ms, text), expected)
         saved = _StoredTrial(applied, applied.trial, text)
         other_trials = [trial for trial in self.stored if trial.trial.number != saved.trial.number]
-        # The order of the database: the newest first, by the time and then by the number.
+        # Sort the trials as the database does: newest first, by time and then by number.
         self.stored = sorted(
             [*other_trials, saved], key=lambda stored: (stored.applied.applied_ms, stored.trial.number), reverse=True
         )
@@ -187,18 +196,18 @@ class _Trials:
     async def set_properties(self, updates: Mapping[str, str], removals: Mapping[str, str]) -> None:
         """Set properties that the table does not have, and remove properties that have these values.
 
-        A property that a trial has set is replaced. If a repeat finds its own values, nothing changes.
+        Properties that a trial has set are replaced. If the properties already have the new values, nothing changes.
 
         Raises:
             CommitConflict: A user has changed one of the properties.
         """
         call, tables = self._call, self._call.components.catalog.tables
         current = (await tables.load(call.namespace, call.name)).metadata.properties
-        own = list_own_properties(self.applied)
+        present = list_own_properties(self.applied)
         changed = {name: value for name, value in updates.items() if current.get(name) != value}
         for name in changed:
-            if name in current and own.get(name) != current[name]:
-                raise CommitConflict(f"A user has defined the property {name}")
+            if name in current and present.get(name) != current[name]:
+                raise CommitConflict(f"A user has defined the property {name}, so a trial cannot set it")
         removed = sorted(name for name, value in removals.items() if current.get(name) == value)
         if not changed and not removed:
             return
@@ -222,32 +231,33 @@ class _Trials:
     "Take the next step of the policy `auto`: judge and undo changes, or begin a change",
     tags=("metadata",),
     answers=(
-        ResponseSpec(200, "The change that the caller makes, or the reason why there is none", AdviceStep),
+        ResponseSpec(200, "The change that the caller has to make, or the reason why there is none", AdviceStep),
         ResponseSpec(404, "No such table"),
         ResponseSpec(409, "Another request takes a step for the table"),
     ),
 )
 async def take_advice_step(call: Call) -> AdviceStep:
+    """Take the next step of the policy `auto`: judge and undo changes, or begin a change."""
     trials = await _load_trials(call)
     effective, policy = await _load_policy(call, trials.loaded.metadata)
     if not call.components.history.is_on:
         return AdviceStep("none", "the setting query_history_days is 0, so no statements are recorded")
-    for stored in trials.find(APPLYING):
-        wait_ms = stored.trial.since_ms + _CLAIM_MS - trials.now_ms
+    for stored_trial in trials.find(APPLYING):
+        wait_ms = stored_trial.trial.since_ms + _CLAIM_MS - trials.now_ms
         if wait_ms > 0:
-            reason = f"another job applies the proposal {stored.applied.proposal.title!r}"
+            reason = f"another job applies the proposal {stored_trial.applied.proposal.title!r}"
             return AdviceStep("none", reason, recheck_after_s=wait_ms / 1000)
-        await trials.end(stored, FAILED, reason="the job did not finish the change within an hour")
-        # The table has other properties now.
+        await trials.end(stored_trial, FAILED, reason="the job did not finish the change within an hour")
+        # The end of the trial has changed the properties of the table.
         trials = await _load_trials(call)
         effective, policy = await _load_policy(call, trials.loaded.metadata)
     await _withdraw(trials)
-    for stored in trials.find(WAITING):
-        return await _begin(trials, await trials.change(stored, state=APPLYING))
+    for stored_trial in trials.find(WAITING):
+        return await _begin(trials, await trials.change(stored_trial, state=APPLYING))
     await _judge_trials(call, trials, policy)
     if measuring := trials.find(MEASURING):
         proposal, trial = measuring[0].applied.proposal, measuring[0].trial
-        # A period that is over continues until there are enough statements.
+        # A measuring period lasts until there are enough statements.
         wait_s = max(_RECHECK_S, (trial.since_ms + policy.measure_ms - trials.now_ms) / 1000)
         return AdviceStep("none", f"the change {proposal.title!r} is measured", recheck_after_s=wait_s)
     return await _start_trial(call, trials, effective, policy)
@@ -262,45 +272,50 @@ async def take_advice_step(call: Call) -> AdviceStep:
     answers=(
         ResponseSpec(200, "The proposal, with prediction and measurement", AppliedProposal),
         ResponseSpec(400, "The outcome or a number is invalid"),
-        ResponseSpec(404, "No such table, or the table has no such trial"),
+        ResponseSpec(404, "The table or the trial does not exist"),
         ResponseSpec(409, "Another request has changed the trial"),
     ),
 ).takes(FinishedStep)
 async def finish_advice_step(call: Call, body: FinishedStep) -> AppliedProposal:
+    """Report the end of a change of the policy `auto`, and measure the table."""
     if body.outcome not in ("applied", "failed", "busy"):
         raise BadRequest(f"outcome is {body.outcome[:40]!r}; it must be applied, failed or busy")
     if not (0 <= body.size_bytes < 1 << 60 and 0 <= body.seconds < 1e9):
-        raise BadRequest("size-bytes and seconds must not be negative, nor larger than 2^60 and 10^9")
+        raise BadRequest("size-bytes must be from 0 to 2^60, and seconds must be from 0 to 10^9")
     trials = await _load_trials(call)
-    stored = next((stored for stored in trials.find(APPLYING) if stored.trial.number == body.number), None)
-    if stored is None:
-        raise NotFound(f"The table has no trial {body.number} whose change is being made")
-    if stored.trial.since_ms != body.since_ms:
+    stored_trial = next(
+        (stored_trial for stored_trial in trials.find(APPLYING) if stored_trial.trial.number == body.number), None
+    )
+    if stored_trial is None:
+        raise NotFound(f"The table has no trial {body.number} in the state applying")
+    if stored_trial.trial.since_ms != body.since_ms:
         raise CommitConflict(
-            f"Another job makes the change of the trial {body.number} since {stored.trial.since_ms}, not since "
-            f"{body.since_ms}; take the next step instead"
+            f"Another job has taken the trial {body.number} at {stored_trial.trial.since_ms}, after the time "
+            f"{body.since_ms} of this report; take the next step instead"
         )
     reason = body.reason[:_REASON_CHARACTERS_MAX]
-    spent_bytes = max(stored.trial.spent_bytes, body.size_bytes)
-    spent_seconds = max(stored.trial.spent_seconds, body.seconds)
+    spent_bytes = max(stored_trial.trial.spent_bytes, body.size_bytes)
+    spent_seconds = max(stored_trial.trial.spent_seconds, body.seconds)
     if body.outcome == "busy":
-        stored = await trials.change(stored, state=WAITING, reason="another job rewrites the table")
+        stored_trial = await trials.change(stored_trial, state=WAITING, reason="another job rewrites the table")
     elif body.outcome == "failed":
-        stored = await trials.end(stored, FAILED, reason=reason, spent_bytes=spent_bytes, spent_seconds=spent_seconds)
+        stored_trial = await trials.end(
+            stored_trial, FAILED, reason=reason, spent_bytes=spent_bytes, spent_seconds=spent_seconds
+        )
     else:
-        # The statements of the prediction are replayed over the changed table.
-        since_ms = stored.trial.since_ms - (await _load_policy(call, trials.loaded.metadata))[1].measure_ms
+        # Replay the statements of the prediction over the changed table.
+        since_ms = stored_trial.trial.since_ms - (await _load_policy(call, trials.loaded.metadata))[1].measure_ms
         shapes = await call.components.history.list_shapes_since(trials.uuid, since_ms)
         async with call.components.worker_limits.advising.hold(call.principal.name):
             loaded = await call.components.catalog.tables.load(call.namespace, call.name)
             build = await read_state(call, loaded, shapes)
             measured = None if isinstance(build, str) else await simulate(call, lambda: measure(build()))
-        applied = replace(stored.applied, measured=measured, applied_ms=trials.now_ms)
+        applied = replace(stored_trial.applied, measured=measured, applied_ms=trials.now_ms)
         reason = "the change is applied, and its statements are measured"
-        stored = await trials.change(
-            stored, applied, state=MEASURING, reason=reason, spent_bytes=spent_bytes, spent_seconds=spent_seconds
+        stored_trial = await trials.change(
+            stored_trial, applied, state=MEASURING, reason=reason, spent_bytes=spent_bytes, spent_seconds=spent_seconds
         )
-    return stored.applied
+    return stored_trial.applied
 
 
 async def _load_trials(call: Call) -> _Trials:
@@ -310,7 +325,7 @@ async def _load_trials(call: Call) -> _Trials:
 
 
 async def _load_policy(call: Call, metadata: TableMetadata) -> tuple[TableMetadata, AutoAdvicePolicy]:
-    """Return the metadata with the properties that the table inherits, and the policy in them."""
+    """Return the metadata with the properties that the table inherits, and the policy from these properties."""
     policies = await load_policies(call.components.catalog.context.store, call.namespace)
     effective = with_policies(metadata, policies)
     return effective, AutoAdvicePolicy.of(effective.properties)
@@ -319,33 +334,35 @@ async def _load_policy(call: Call, metadata: TableMetadata) -> tuple[TableMetada
 async def _withdraw(trials: _Trials) -> None:
     """End the trials whose properties a user has changed or removed."""
     current = trials.loaded.metadata.properties
-    for stored in trials.find(WAITING, MEASURING, KEPT):
-        changed = [name for name, value in stored.trial.properties.items() if current.get(name) != value]
+    for stored_trial in trials.find(WAITING, MEASURING, KEPT):
+        changed = [name for name, value in stored_trial.trial.properties.items() if current.get(name) != value]
         if changed:
-            await trials.change(stored, state=WITHDRAWN, reason=f"a user has changed {', '.join(changed)}")
+            await trials.change(stored_trial, state=WITHDRAWN, reason=f"a user has changed {', '.join(changed)}")
 
 
 async def _judge_trials(call: Call, trials: _Trials, policy: AutoAdvicePolicy) -> None:
-    """Judge each trial whose measuring period is over. Undo the changes that do not pay."""
-    for stored in trials.find(MEASURING, KEPT):
-        if trials.now_ms - stored.trial.since_ms < policy.measure_ms:
+    """Judge each trial whose measuring period has ended, and undo the changes that do not pay."""
+    for stored_trial in trials.find(MEASURING, KEPT):
+        if trials.now_ms - stored_trial.trial.since_ms < policy.measure_ms:
             continue
-        # The hour in which the change was applied has statements from before the change.
-        shapes = await call.components.history.list_shapes_since(trials.uuid, stored.trial.since_ms + 3_600_000)
-        verdict = judge(stored.trial, shapes)
+        # Leave out the hour in which the change was applied, because it has statements from before the change.
+        shapes = await call.components.history.list_shapes_since(trials.uuid, stored_trial.trial.since_ms + 3_600_000)
+        verdict = judge(stored_trial.trial, shapes)
         if verdict.pays is None:
             continue
-        applied = replace(stored.applied, recorded=verdict.reads)
+        applied = replace(stored_trial.applied, recorded=verdict.reads)
         if verdict.pays:
             await trials.change(
-                stored, applied, state=KEPT, reason=verdict.reason, saved_fraction=verdict.saved_fraction
+                stored_trial, applied, state=KEPT, reason=verdict.reason, saved_fraction=verdict.saved_fraction
             )
         else:
-            await trials.end(stored, UNDONE, applied, reason=verdict.reason, saved_fraction=verdict.saved_fraction)
+            await trials.end(
+                stored_trial, UNDONE, applied, reason=verdict.reason, saved_fraction=verdict.saved_fraction
+            )
 
 
 async def _start_trial(call: Call, trials: _Trials, effective: TableMetadata, policy: AutoAdvicePolicy) -> AdviceStep:
-    """Begin the first proposal that may be applied."""
+    """Begin a trial of the first proposal that may be applied."""
     shapes = await call.components.history.list_shapes_since(trials.uuid, trials.now_ms - policy.measure_ms)
     if not shapes:
         return AdviceStep("none", "the history has no statements of the measuring period")
@@ -374,7 +391,7 @@ async def _start_trial(call: Call, trials: _Trials, effective: TableMetadata, po
         if refusal is not None or properties is None:
             refusals.append(f"{proposal.title}: {refusal}")
             continue
-        number = 1 + max((stored.trial.number for stored in trials.stored), default=0)
+        number = 1 + max((stored_trial.trial.number for stored_trial in trials.stored), default=0)
         replaced = _find_replaced(trials.find(MEASURING, KEPT), proposal.change)
         trial = Trial(
             number=number,
@@ -388,15 +405,15 @@ async def _start_trial(call: Call, trials: _Trials, effective: TableMetadata, po
             shapes=record_shapes(shapes),
             replaces=replaced[0].trial.number if replaced else None,
         )
-        stored = await trials.start(proposal, trial)
-        return await _begin(trials, stored)
+        stored_trial = await trials.start(proposal, trial)
+        return await _begin(trials, stored_trial)
     reason = "; ".join(refusals[:_REFUSALS_MAX]) or "no change would save more bytes in 30 days than it costs"
     return AdviceStep("none", reason)
 
 
-async def _begin(trials: _Trials, stored: _StoredTrial) -> AdviceStep:
+async def _begin(trials: _Trials, stored_trial: _StoredTrial) -> AdviceStep:
     """Set the properties of a trial, and end the trials that it replaces."""
-    change, properties = stored.applied.proposal.change, stored.trial.properties
+    change, properties = stored_trial.applied.proposal.change, stored_trial.trial.properties
     replaced = _find_replaced(trials.find(MEASURING, KEPT), change)
     removals = {
         name: value for other in replaced for name, value in other.trial.properties.items() if name not in properties
@@ -404,15 +421,17 @@ async def _begin(trials: _Trials, stored: _StoredTrial) -> AdviceStep:
     try:
         await trials.set_properties(properties, removals)
     except CommitConflict as error:
-        await trials.change(stored, state=FAILED, reason=error.message, spent_bytes=0, spent_seconds=0.0)
+        await trials.change(stored_trial, state=FAILED, reason=error.message, spent_bytes=0, spent_seconds=0.0)
         return AdviceStep("none", error.message)
     for other in replaced:
-        await trials.change(other, state=REPLACED, reason=f"replaced by: {stored.applied.proposal.title}")
-    return AdviceStep("apply", stored.trial.reason, stored.trial.number, stored.trial.since_ms, change)
+        await trials.change(other, state=REPLACED, reason=f"replaced by: {stored_trial.applied.proposal.title}")
+    return AdviceStep(
+        "apply", stored_trial.trial.reason, stored_trial.trial.number, stored_trial.trial.since_ms, change
+    )
 
 
-def _find_replaced(stored: Sequence[_StoredTrial], change: ProposedChange) -> list[_StoredTrial]:
-    """Return the trials that a clustering replaces: a table has one clustering."""
+def _find_replaced(stored_trials: Sequence[_StoredTrial], change: ProposedChange) -> list[_StoredTrial]:
+    """Return the trials that a clustering replaces, because a table has only one clustering."""
     if change.kind != "cluster":
         return []
-    return [other for other in stored if other.applied.proposal.change.kind == "cluster"]
+    return [other for other in stored_trials if other.applied.proposal.change.kind == "cluster"]

@@ -1,6 +1,6 @@
-"""Routes by which tools such as Terraform declare a state. A repeat of a request changes nothing.
+"""Routes with which tools such as Terraform declare a state. A repeated request changes nothing.
 
-The body of a PUT is the whole state: a property that it omits is removed.
+The body of a PUT is the whole state: a property that is missing in the body is removed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from seamark.metaserver.services.policy import PROPERTIES, TablePolicy, check_po
 class NamespaceState(msgspec.Struct, frozen=True):
     """The declared state of a namespace."""
 
-    properties: Annotated[dict[str, str], doc("All properties of the namespace from now on.")] = {}
+    properties: Annotated[dict[str, str], doc("All properties that the namespace has after the request.")] = {}
 
 
 class NamespaceAnswer(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class PolicyState(msgspec.Struct, frozen=True):
 
     properties: Annotated[
         dict[str, str],
-        doc("All properties of the table from now on that table services follow. Other properties do not change."),
+        doc("All policy properties that the table has after the request. Other properties do not change."),
     ]
 
 
@@ -54,6 +54,7 @@ class PolicyState(msgspec.Struct, frozen=True):
     ),
 ).takes(NamespaceState)
 async def put_namespace(call: Call, body: NamespaceState) -> NamespaceAnswer:
+    """Create a namespace with these properties, or replace its properties."""
     namespace = await call.components.catalog.namespaces.put(call.caller, call.namespace, body.properties)
     return NamespaceAnswer(list(namespace.path), dict(namespace.properties))
 
@@ -62,7 +63,7 @@ async def put_namespace(call: Call, body: NamespaceState) -> NamespaceAnswer:
     "PUT",
     "/api/v1/tables/{namespace}/{table}/policy",
     "putTablePolicy",
-    "Replace the properties of a table that table services follow; idempotent",
+    "Replace the properties of a table that control its table services; idempotent",
     tags=("metadata",),
     answers=(
         ResponseSpec(200, "The policy, with inherited properties and defaults", TablePolicy),
@@ -72,13 +73,14 @@ async def put_namespace(call: Call, body: NamespaceState) -> NamespaceAnswer:
     ),
 ).takes(PolicyState)
 async def put_table_policy(call: Call, body: PolicyState) -> TablePolicy:
+    """Replace the properties of a table that control its table services."""
     if problem := check_policy(body.properties):
         raise BadRequest(f"The policy is invalid: {problem}")
 
     def compute_updates(metadata: TableMetadata) -> list[dict[str, Any]]:
-        own = {name: value for name, value in metadata.properties.items() if name in PROPERTIES}
-        changed = {name: value for name, value in body.properties.items() if own.get(name) != value}
-        removed = sorted(own.keys() - body.properties.keys())
+        present = {name: value for name, value in metadata.properties.items() if name in PROPERTIES}
+        changed = {name: value for name, value in body.properties.items() if present.get(name) != value}
+        removed = sorted(present.keys() - body.properties.keys())
         updates: list[dict[str, Any]] = []
         if changed:
             updates.append({"action": "set-properties", "updates": changed})

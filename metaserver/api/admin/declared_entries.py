@@ -1,4 +1,4 @@
-"""Routes by which tools such as Terraform declare tables and views. A repeat of a request changes nothing."""
+"""Routes with which tools such as Terraform declare tables and views. A repeated request changes nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DeclaredTable(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_
     write_order: Annotated[dict[str, Any] | None, doc("A sort order in Iceberg's JSON form.")] = None
     location: Annotated[str | None, doc("The location of a new table. The default is below the namespace.")] = None
     properties: Annotated[
-        dict[str, str], doc("Properties that the table has from now on. Other properties do not change.")
+        dict[str, str], doc("Properties that the table has after the request. Other properties do not change.")
     ] = {}
 
 
@@ -42,10 +42,10 @@ class DeclaredView(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_f
     representations: Annotated[
         list[dict[str, str]], doc("The SQL text in each dialect, as objects with `sql` and `dialect`.")
     ]
-    default_namespace: Annotated[list[str], doc("The namespace of names without one in the SQL text.")]
+    default_namespace: Annotated[list[str], doc("The namespace for names in the SQL text that do not state one.")]
     default_catalog: str | None = None
     properties: Annotated[
-        dict[str, str], doc("Properties that the view has from now on. Other properties do not change.")
+        dict[str, str], doc("Properties that the view has after the request. Other properties do not change.")
     ] = {}
 
 
@@ -68,10 +68,11 @@ class DeclaredEntry(msgspec.Struct, frozen=True, rename="kebab"):
         ResponseSpec(200, "The table", DeclaredEntry),
         ResponseSpec(400, "The schema or a property is invalid"),
         ResponseSpec(404, "The namespace does not exist"),
-        ResponseSpec(409, "The table has another schema or partition spec, or the name belongs to a view"),
+        ResponseSpec(409, "The table exists with a different schema or partition spec, or the name belongs to a view"),
     ),
 ).takes(DeclaredTable)
 async def put_table(call: Call, body: DeclaredTable) -> DeclaredEntry:
+    """Create a table, or set the properties of an existing table with this schema."""
     _check_properties(body.properties)
     tables = call.components.catalog.tables
     try:
@@ -96,10 +97,10 @@ async def put_table(call: Call, body: DeclaredTable) -> DeclaredEntry:
 
 
 def _check_same(call: Call, body: DeclaredTable, metadata: TableMetadata) -> None:
-    """Check that an existing table has the declared columns and partitions.
+    """Check that an existing table has the declared columns, partitions and location.
 
     Raises:
-        AlreadyExists: It has others, or another location.
+        AlreadyExists: The columns, the partitions or the location are different.
     """
     declared = build_table_metadata(
         uuid=metadata.table_uuid or "",
@@ -112,9 +113,9 @@ def _check_same(call: Call, body: DeclaredTable, metadata: TableMetadata) -> Non
     )
     name = show(call.namespace, call.name)
     if not declared.current_schema.is_same_as(metadata.current_schema):
-        raise AlreadyExists(f"Table {name} exists with another schema; change its columns with an engine")
+        raise AlreadyExists(f"Table {name} exists with a different schema; change its columns with an engine")
     if declared.default_spec.fields != metadata.default_spec.fields:
-        raise AlreadyExists(f"Table {name} exists with another partition spec; change it with an engine")
+        raise AlreadyExists(f"Table {name} exists with a different partition spec; change it with an engine")
     if body.location is not None and body.location.rstrip("/") != metadata.location.rstrip("/"):
         raise AlreadyExists(f"Table {name} exists at {metadata.location!r}; a table cannot move")
 
@@ -134,6 +135,7 @@ def _check_same(call: Call, body: DeclaredTable, metadata: TableMetadata) -> Non
     ),
 ).takes(DeclaredView)
 async def put_view(call: Call, body: DeclaredView) -> DeclaredEntry:
+    """Create a view, or replace its text and set its properties."""
     _check_properties(body.properties)
     views = call.components.catalog.views
     version: dict[str, Any] = {
@@ -167,7 +169,7 @@ async def put_view(call: Call, body: DeclaredView) -> DeclaredEntry:
 
 
 def _compute_view_updates(body: DeclaredView, version: dict[str, Any], metadata: ViewMetadata) -> list[dict[str, Any]]:
-    """Return the updates that give a view its declared state; none if it has this state."""
+    """Return the updates that give a view its declared state, or no updates if it has this state."""
     declared = build_view_metadata(
         uuid=metadata.view_uuid,
         location=metadata.location,
@@ -177,11 +179,11 @@ def _compute_view_updates(body: DeclaredView, version: dict[str, Any], metadata:
         now_ms=version["timestamp-ms"],
     )
     updates = _set_properties(body.properties, metadata.properties)
-    current, wanted = metadata.current_version, declared.current_version
-    current_schema, wanted_schema = metadata.schema(current.schema_id), declared.schema(wanted.schema_id)
+    current, declared_version = metadata.current_version, declared.current_version
+    current_schema, wanted_schema = metadata.schema(current.schema_id), declared.schema(declared_version.schema_id)
     is_same = (
         (current.representations, current.default_namespace, current.default_catalog)
-        == (wanted.representations, wanted.default_namespace, wanted.default_catalog)
+        == (declared_version.representations, declared_version.default_namespace, declared_version.default_catalog)
         and current_schema is not None
         and wanted_schema is not None
         and wanted_schema.is_same_as(current_schema)
@@ -196,16 +198,21 @@ def _compute_view_updates(body: DeclaredView, version: dict[str, Any], metadata:
 
 
 def _check_properties(properties: Mapping[str, str]) -> None:
-    own = next((name for name in properties if name.startswith(_OWN_PREFIX)), None)
-    if own is not None:
+    """Check that no property belongs to another route.
+
+    Raises:
+        BadRequest: A property controls table services or indexes.
+    """
+    refused = next((name for name in properties if name.startswith(_OWN_PREFIX)), None)
+    if refused is not None:
         raise BadRequest(
-            f"The property {own[:80]!r} cannot be declared here: declare policies of table services with PUT …/policy, "
-            "and indexes with PUT …/indexes/{index}"
+            f"The property {refused[:80]!r} cannot be declared here: declare policies of table services with PUT "
+            "…/policy, and indexes with PUT …/indexes/{index}"
         )
 
 
-def _set_properties(wanted: Mapping[str, str], present: Mapping[str, str]) -> list[dict[str, Any]]:
-    changed = {name: value for name, value in wanted.items() if present.get(name) != value}
+def _set_properties(declared: Mapping[str, str], present: Mapping[str, str]) -> list[dict[str, Any]]:
+    changed = {name: value for name, value in declared.items() if present.get(name) != value}
     return [{"action": "set-properties", "updates": changed}] if changed else []
 
 

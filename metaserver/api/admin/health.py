@@ -1,4 +1,4 @@
-"""GET /healthz: the process is alive. GET /readyz: the process can serve requests, and can write to store and storage.
+"""GET /healthz: the process is alive. GET /readyz: the process can serve requests, and write to store and storage.
 
 The routes are separate because an orchestrator acts differently on them: it restarts an unhealthy process, and sends no
 traffic to a process that is not ready. An unavailable database must not make an orchestrator restart all replicas.
@@ -20,7 +20,7 @@ from seamark.metaserver.api.http.describe import ResponseSpec
 from seamark.metaserver.api.http.dispatch import Route, make_json_answer
 
 PING_TIMEOUT_S = 2.0
-"""The time limit of a ping. It is below one second, because most probes fail after about one second."""
+"""The time limit of a ping, in seconds."""
 
 _log = structlog.get_logger("seamark.health")
 
@@ -47,6 +47,7 @@ _READY = {
     public=True,
 ).takes_request
 async def healthz(request: web.Request) -> web.Response:
+    """Answer that the process is alive."""
     return _make_json_response(200, {"status": "alive"})
 
 
@@ -60,6 +61,7 @@ async def healthz(request: web.Request) -> web.Response:
     public=True,
 ).takes_request
 async def readyz(request: web.Request) -> web.Response:
+    """Answer whether the server can serve requests."""
     components = request.app[COMPONENTS]
     store, objects, writing = await asyncio.gather(
         _check("store", components.store.ping),
@@ -73,12 +75,13 @@ async def readyz(request: web.Request) -> web.Response:
 
 
 async def _check(part: str, ping: Callable[[], Awaitable[None]]) -> str:
+    """Return the state of one component, which `ping` checks."""
     try:
         await asyncio.wait_for(ping(), PING_TIMEOUT_S)
     except TimeoutError:
         return f"no answer within {PING_TIMEOUT_S:g} s"
     except (SeamarkError, OSError) as error:
-        # The message may contain hosts and paths, which must not reach an unauthenticated probe.
+        # Do not return the message: it may contain hosts and paths, and the probe is not authenticated.
         _log.warning("not ready", part=part, error=str(error))
         return "failing"
     return "ok"

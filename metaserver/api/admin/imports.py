@@ -1,4 +1,4 @@
-"""Routes that import tables and views of other catalogs. A repeat of a request changes nothing."""
+"""Routes that import tables and views of other catalogs. A repeated request changes nothing."""
 
 from __future__ import annotations
 
@@ -17,16 +17,22 @@ from seamark.metaserver.streams.incoming.dead_letters import DEAD_LETTER_TABLE, 
 _INVALID = ResponseSpec(400, "The metadata file names a location that this warehouse or the entry may not have")
 _MISSING = ResponseSpec(404, "The metadata file or the namespace does not exist")
 _TAKEN = ResponseSpec(409, "The name refers to another metadata file, or the entry is live under another name")
-_MetadataLocation = Annotated[str, doc("The metadata file, which stays where it is.")]
-_DryRun = Annotated[bool, doc("Whether to check the import only. The namespace need not exist then.")]
+_MetadataLocation = Annotated[str, doc("The location of the metadata file, which is not moved.")]
+_DryRun = Annotated[
+    bool, doc("Whether to check the import without making it. In this case, the namespace need not exist.")
+]
 
 
 class ImportTableRequest(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+    """A request to import a table."""
+
     metadata_location: _MetadataLocation
     dry_run: _DryRun = False
 
 
 class ImportViewRequest(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+    """A request to import a view."""
+
     metadata_location: _MetadataLocation
     keep_owner: Annotated[
         bool, doc("Whether the view may run with the rights of the user that its properties name.")
@@ -35,21 +41,24 @@ class ImportViewRequest(msgspec.Struct, frozen=True, rename="kebab", forbid_unkn
 
 
 class ImportAnswer(msgspec.Struct, frozen=True, rename="kebab"):
+    """The imported table or view."""
+
     uuid: Annotated[str, doc("The UUID of the table or view.")]
     metadata_location: str
-    is_new: Annotated[bool, doc("False if the name referred to this metadata file already.")]
+    is_new: Annotated[bool, doc("False if the name already referred to this metadata file.")]
 
 
 @Route(
     "PUT",
     "/api/v1/tables/{namespace}/{table}/import",
     "importTable",
-    "Register a table of another catalog, whose files are all in its own location; idempotent",
+    "Register a table of another catalog whose files are all in its own location; idempotent",
     tags=("metadata",),
     check=Check.CATALOG,
     answers=(ResponseSpec(200, "The registered table", ImportAnswer), _INVALID, _MISSING, _TAKEN),
 ).takes(ImportTableRequest)
 async def import_table(call: Call, body: ImportTableRequest) -> ImportAnswer:
+    """Register a table of another catalog whose files are all in its own location."""
     imports = call.components.catalog.imports
     return _describe(
         *await imports.import_table(
@@ -73,6 +82,7 @@ async def import_table(call: Call, body: ImportTableRequest) -> ImportAnswer:
     answers=(ResponseSpec(200, "The registered view", ImportAnswer), _INVALID, _MISSING, _TAKEN),
 ).takes(ImportViewRequest)
 async def import_view(call: Call, body: ImportViewRequest) -> ImportAnswer:
+    """Register a view of another catalog."""
     imports = call.components.catalog.imports
     return _describe(
         *await imports.import_view(
@@ -89,7 +99,7 @@ async def import_view(call: Call, body: ImportViewRequest) -> ImportAnswer:
 async def _check_names_no_table(properties: Mapping[str, str]) -> None:
     """Check that an imported table names no other tables in its properties.
 
-    Builds of indexes and intakes of streams would copy rows between the tables, and the other catalog chose them.
+    Builds of indexes and intakes of streams would copy rows between tables that the other catalog has chosen.
 
     Raises:
         BadRequest: A property names another table.
@@ -99,8 +109,8 @@ async def _check_names_no_table(properties: Mapping[str, str]) -> None:
         named.append(DEAD_LETTER_TABLE)
     if named:
         raise BadRequest(
-            f"The property {named[0][:100]} of the metadata file names another table, which an import does not take "
-            "from another catalog; remove it there, and set it after the import"
+            f"The property {named[0][:100]} of the metadata file names another table, which an import does not allow; "
+            "remove the property in the other catalog, and set it after the import"
         )
 
 

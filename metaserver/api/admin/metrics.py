@@ -10,5 +10,6 @@ from seamark.metaserver.api.http.dispatch import Call, Check, Route
 
 @Route("GET", "/metrics", "metrics", "Metrics in the text exposition format", check=Check.LOGIN)
 async def metrics(call: Call) -> web.Response:
+    """Return the metrics of the process in the text exposition format."""
     body = call.components.metrics.render()
     return web.Response(body=body, headers={"Content-Type": prometheus.CONTENT_TYPE_LATEST})

@@ -6,15 +6,16 @@ route supports two grants:
 - Client credentials (RFC 6749, 4.4): `client_id` is the name of a bearer token of this server, and `client_secret` is
   the token itself, in the form or as HTTP Basic. Clients that are configured only with a secret send no id, which the
   server accepts.
-- Token exchange (RFC 8693), with which Java clients refresh. An access token alone yields an access token with the
-  same expiry. A client cannot prolong a login without the secret, so a stolen access token expires. Java sends Basic
-  credentials once the token has expired. With them, an access token of the same holder yields an access token with a
-  full lifetime, even if the old token has expired. A bearer token of this server is returned unchanged, because it is
-  the secret. A token of the OIDC issuer is also returned unchanged, because only the issuer can prolong it.
+- Token exchange (RFC 8693), with which Java clients refresh their tokens. Without credentials, the client gets an
+  access token with the expiry of the old token. A client without the secret therefore cannot prolong a login, and a
+  stolen access token expires. After the token has expired, Java sends Basic credentials. With the credentials of the
+  same holder, the client gets an access token with a full lifetime, even if the old token has expired. A bearer token
+  of this server is returned unchanged, because it is the secret. A token of the OIDC issuer is also returned unchanged,
+  because only the issuer can prolong it.
 
-The answer is a JWT (`access/issued.py`) that expires with the bearer token from which it was created. Without
-logins (auth = none) the server accepts any credentials, because some clients require credentials. Errors have the
-form of OAuth (RFC 6749, 5.2), which clients of this route expect, instead of the form of the catalog.
+The answer is a JWT (`access/issued.py`) that expires with the bearer token from which it was created. If the server has
+no logins (auth = none), it accepts any credentials, because some clients require credentials. Errors have the form of
+OAuth (RFC 6749, 5.2) instead of the catalog's form, because clients of this route expect it.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _REFUSAL_SCHEMA = {
 
 
 class _Refusal(Exception):
-    """An OAuth error for the client: 401 for invalid credentials, otherwise 400."""
+    """Raised to send an OAuth error to the client. The status is 401 for invalid credentials, and otherwise 400."""
 
     def __init__(self, error: str, description: str) -> None:
         super().__init__(description)
@@ -73,7 +74,7 @@ class _Refusal(Exception):
     method="POST",
     path="/v1/oauth/tokens",
     operation="getToken",
-    summary="Return an access token for client credentials or another token (OAuth 2.0 form; RFC 6749 and 8693)",
+    summary="Return an access token for client credentials or an old token (OAuth 2.0 form; RFC 6749 and 8693)",
     tags=("access",),
     answers=(
         ResponseSpec(200, "The token", _TOKEN_SCHEMA),
@@ -84,6 +85,7 @@ class _Refusal(Exception):
     public=True,
 ).takes_request
 async def get_token(request: web.Request) -> web.Response:
+    """Issue an access token by the OAuth 2.0 protocol."""
     try:
         token, ttl_s = await _answer(request)
     except _Refusal as refusal:
@@ -119,8 +121,13 @@ async def _answer(request: web.Request) -> tuple[str, int]:
 
 
 async def _read_form(request: web.Request) -> dict[str, str]:
+    """Return the parameters of the form that have a value.
+
+    Raises:
+        _Refusal: The body is not a form, or has a parameter twice.
+    """
     if request.content_type != _FORM:
-        raise _Refusal("invalid_request", f"Send the parameters as {_FORM}")
+        raise _Refusal("invalid_request", f"The body is not {_FORM}; send the parameters in this form")
     try:
         body = await bodies.read(request)
     except (BadRequest, TooLarge, UnsupportedMediaType) as error:
@@ -137,29 +144,29 @@ async def _read_form(request: web.Request) -> dict[str, str]:
         raise _Refusal("invalid_request", "The body is not a form with percent-encoded UTF-8") from None
     form = dict(pairs)
     if len(form) != len(pairs):
-        raise _Refusal("invalid_request", "A parameter is given more than once")
+        raise _Refusal("invalid_request", "The form has a parameter twice; send each parameter once")
     return {name: value for name, value in form.items() if value}
 
 
 def _read_credentials(request: web.Request, form: dict[str, str]) -> tuple[str | None, str] | None:
-    """Return (client id if present, secret) from the form or HTTP Basic.
+    """Return the client id, if there is one, and the secret, from the form or from HTTP Basic.
 
-    If both are present, they must be equal.
+    If the form and HTTP Basic both have credentials, the credentials must be equal.
 
     Returns:
-        None if neither is present.
+        None if there are no credentials.
     """
     credentials = (form.get("client_id"), form["client_secret"]) if "client_secret" in form else None
     scheme, _, encoded = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "basic":
-        # A bearer token in this header is the current token. It proves nothing in addition to the form.
+        # A bearer token in this header is the current token, which proves nothing that the form does not prove.
         return credentials
     try:
         name, _, secret = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
     except (binascii.Error, ValueError):
         raise _Refusal("invalid_client", "The Authorization header is not Basic credentials in base64") from None
     basic = (unquote_plus(name) or None, unquote_plus(secret))
-    if not secret:  # Some clients encode a credential without an id this way.
+    if not secret:  # Some clients send a secret without an id as the user name.
         basic = (None, unquote_plus(name))
     if credentials is not None and credentials != basic:
         raise _Refusal("invalid_request", "The form and the Authorization header have different credentials")
@@ -167,17 +174,27 @@ def _read_credentials(request: web.Request, form: dict[str, str]) -> tuple[str |
 
 
 async def _issue_login(authenticator: Authenticator, name: str | None, secret: str) -> Login:
+    """Return the login that belongs to a client secret.
+
+    Raises:
+        _Refusal: The secret is invalid, or belongs to another client.
+    """
     try:
         login = await authenticator.find_token_holder(secret)
     except Unauthenticated as error:
         raise _Refusal("invalid_client", error.message) from None
     if name is not None and name != login.principal.name:
-        # The message must not reveal to whom the secret belongs.
+        # Do not reveal to whom the secret belongs.
         raise _Refusal("invalid_client", "The client_secret does not belong to this client_id")
     return login
 
 
 def _check_exchange(form: dict[str, str]) -> None:
+    """Check the form of a token exchange.
+
+    Raises:
+        _Refusal: The subject token is missing, or a type of a token is not supported.
+    """
     if "subject_token" not in form:
         raise _Refusal("invalid_request", "subject_token is missing")
     if form.get("subject_token_type") not in (_ACCESS_TOKEN, _JWT, _ID_TOKEN):
@@ -202,6 +219,13 @@ async def _exchange(request: web.Request, subject: str, client: tuple[str | None
 
 
 async def _log_in_subject(authenticator: Authenticator, subject: str, holder: Login | None) -> Login:
+    """Return the login of the token to exchange.
+
+    The token may have expired if the request has the credentials of its holder.
+
+    Raises:
+        _Refusal: The token is invalid, or belongs to a different client.
+    """
     try:
         if holder is None:
             return await authenticator.find_login(subject)
@@ -212,11 +236,12 @@ async def _log_in_subject(authenticator: Authenticator, subject: str, holder: Lo
     except Unauthenticated as error:
         raise _Refusal("invalid_grant", error.message) from None
     if login.token is not None and holder.token is not None and login.token.id != holder.token.id:
-        raise _Refusal("invalid_grant", "The subject_token belongs to another client")
+        raise _Refusal("invalid_grant", "The subject_token belongs to a client other than that of the credentials")
     return login
 
 
 def _refuse(refusal: _Refusal) -> web.Response:
+    """Return the response to a refused request, in the form of OAuth 2.0."""
     response = _make_json_response(
         401 if refusal.error == "invalid_client" else 400,
         {"error": refusal.error, "error_description": refusal.description},

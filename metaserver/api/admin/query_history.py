@@ -1,6 +1,6 @@
 """The routes of the query history: which statements read a table, and which tables are read most.
 
-An answer has names of columns and operators, and never a literal, even if the setting `query_history_literals` keeps
+An answer contains names of columns and operators, but no literals, even if the setting `query_history_literals` keeps
 literals for the advisor. It does not say who sent a statement.
 """
 
@@ -41,45 +41,55 @@ _OPERATORS = {
 
 
 class StatementSums(msgspec.Struct, frozen=True, rename="kebab"):
+    """Sums over statements."""
+
     statements: int
-    files_before: Annotated[int, doc("Files of the snapshots that the statements read, added up over the statements.")]
-    files_after: Annotated[int, doc("Files that remained after pruning, added up.")]
+    files_before: Annotated[int, doc("Sum of the files in the snapshots that the statements read.")]
+    files_after: Annotated[int, doc("Sum of the files that remained after pruning.")]
     sized_statements: Annotated[
         int, doc("Number of statements with known bytes. Both sums of bytes include only these statements.")
     ]
     bytes_before: int
     bytes_after: int
-    planning_us: Annotated[int, doc("Time of planning in microseconds, added up. Plans from a cache count 0.")]
-    timed_statements: Annotated[int, doc("Statements whose engine has reported its time.")]
-    run_us: Annotated[int, doc("The time that the engine took for the timed statements in microseconds, added up.")]
-    timed_files: Annotated[int, doc("Files that the timed statements read, added up.")]
-    timed_bytes: Annotated[int, doc("Bytes that the timed statements read, added up.")]
+    planning_us: Annotated[int, doc("Sum of the planning times in microseconds. Plans from a cache count 0.")]
+    timed_statements: Annotated[int, doc("Number of statements whose engine has reported its time.")]
+    run_us: Annotated[int, doc("Sum of the times that engines took for the timed statements, in microseconds.")]
+    timed_files: Annotated[int, doc("Sum of the files that the timed statements read.")]
+    timed_bytes: Annotated[int, doc("Sum of the bytes that the timed statements read.")]
 
 
 class StatementShape(msgspec.Struct, frozen=True, rename="kebab"):
     """Statements that differ only in the values that they compare."""
 
     fingerprint: Annotated[
-        str, doc("A digest of the shape. Empty: statements for whose own shapes the history has no room.")
+        str, doc("A digest of the shape. It is empty for the statements of all shapes that exceed the limit of shapes.")
     ]
     engine: str
-    columns: Annotated[list[str], doc("The columns that the statements read. Empty: unknown.")]
+    columns: Annotated[list[str], doc("The columns that the statements read. It is empty if they are unknown.")]
     conditions: Annotated[list[str], doc("The conditions on the table, with `?` for a value.")]
     joins: Annotated[list[str], doc("The columns by which the statements join other tables.")]
     grouping: list[str]
     aggregates: list[str]
     sums: StatementSums
-    first_ms: Annotated[int, doc("The hour of the first statement. Hours of older days are merged into days.")]
+    first_ms: Annotated[
+        int, doc("The hour of the first statement, in milliseconds since the epoch. For older days, it is the day.")
+    ]
     last_ms: int
 
 
 class TableHistory(msgspec.Struct, frozen=True, rename="kebab"):
+    """The statements that read a table."""
+
     days: int
-    shapes: Annotated[list[StatementShape], doc("The shapes with the most statements first.")]
-    reason: Annotated[str, doc("Why the history is empty, or empty.")] = ""
+    shapes: Annotated[list[StatementShape], doc("The shapes. The shape with the most statements is first.")]
+    reason: Annotated[str, doc("The reason why the history is empty. It is an empty text if there are statements.")] = (
+        ""
+    )
 
 
 class ReadTable(msgspec.Struct, frozen=True, rename="kebab"):
+    """A table with the sums of its statements."""
+
     namespace: list[str]
     table: str
     shapes: int
@@ -87,8 +97,12 @@ class ReadTable(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class ReadTables(msgspec.Struct, frozen=True, rename="kebab"):
+    """The tables that are read most."""
+
     days: int
-    tables: Annotated[list[ReadTable], doc("The tables that the caller may read, those with most statements first.")]
+    tables: Annotated[
+        list[ReadTable], doc("The tables that the caller may read. The table with the most statements is first.")
+    ]
 
 
 @Route(
@@ -98,12 +112,13 @@ class ReadTables(msgspec.Struct, frozen=True, rename="kebab"):
     "List the shapes of the statements that read a table, with files and bytes before and after pruning",
     tags=("metadata",),
     answers=(
-        ResponseSpec(200, "The most frequent shapes first", TableHistory),
+        ResponseSpec(200, "The shapes, with the most frequent shape first", TableHistory),
         ResponseSpec(400, "days or limit is not a number, or is out of range"),
         ResponseSpec(404, "No such table"),
     ),
 )
 async def load_query_history(call: Call) -> TableHistory:
+    """List the shapes of the statements that read a table, with files and bytes before and after pruning."""
     days = read_number(call, "days", DAYS, DAYS_MAX)
     limit = read_number(call, "limit", 100, SHAPES_MAX)
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
@@ -129,6 +144,7 @@ async def load_query_history(call: Call) -> TableHistory:
     ),
 )
 async def list_query_history(call: Call) -> ReadTables:
+    """List the tables that are read most, with their statements, files and bytes."""
     days = read_number(call, "days", DAYS, DAYS_MAX)
     history = call.components.history
     readable = call.components.authorizer.list_readable_namespaces(call.principal)
@@ -144,13 +160,21 @@ async def list_query_history(call: Call) -> ReadTables:
 
 
 class StatementTimeReport(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+    """The time that an engine took for a statement."""
+
     statement: Annotated[
         str,
         msgspec.Meta(pattern="^[0-9a-f]{16}$", description="The fingerprint of the statement, from its plan."),
     ]
-    seconds: Annotated[float, msgspec.Meta(gt=0, le=RUN_S_MAX, description="The time that the engine took.")]
-    files: Annotated[int, msgspec.Meta(ge=0, le=1 << 40, description="The files of the table that it read.")]
-    bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 50, description="The bytes of these files.")]
+    seconds: Annotated[
+        float, msgspec.Meta(gt=0, le=RUN_S_MAX, description="The time that the engine took, in seconds.")
+    ]
+    files: Annotated[
+        int, msgspec.Meta(ge=0, le=1 << 40, description="The number of files of the table that the engine read.")
+    ]
+    bytes: Annotated[
+        int, msgspec.Meta(ge=0, le=1 << 50, description="The bytes that the engine read from these files.")
+    ]
 
 
 @Route(
@@ -160,12 +184,13 @@ class StatementTimeReport(msgspec.Struct, frozen=True, rename="kebab", forbid_un
     "Record the time that an engine took for a statement that reads the table",
     tags=("metadata",),
     answers=(
-        ResponseSpec(204, "The time is recorded, if the history has the statement"),
+        ResponseSpec(204, "The time is recorded, if the history contains the statement"),
         ResponseSpec(400, "The body is invalid"),
         ResponseSpec(404, "No such table"),
     ),
 ).takes(StatementTimeReport)
 async def record_statement_time(call: Call, body: StatementTimeReport) -> None:
+    """Record the time that an engine took for a statement that reads the table."""
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     assert loaded.entry is not None
     history = call.components.history
@@ -176,14 +201,14 @@ async def record_statement_time(call: Call, body: StatementTimeReport) -> None:
 
 
 def read_number(call: Call, name: str, default: int, maximum: int) -> int:
-    """Return a number of the query.
+    """Return a number from the query of a request.
 
     Raises:
         BadRequest: The value is not a number from 1 to `maximum`.
     """
     text = call.query.get(name, str(default))
     if not text.isdecimal() or len(text) > 6 or not 1 <= int(text) <= maximum:
-        raise BadRequest(f"{name} is {text[:40]!r}; it must be 1 to {maximum}")
+        raise BadRequest(f"{name} is {text[:40]!r}; it must be a number from 1 to {maximum}")
     return int(text)
 
 
@@ -192,6 +217,7 @@ def _to_sums(sums: QuerySums) -> StatementSums:
 
 
 def _to_shape(shape_sums: QueryShapeSums, metadata: TableMetadata) -> StatementShape:
+    """Return a shape of the history in the form of an answer."""
     shape = QueryShape.parse(shape_sums.shape) or QueryShape("other")
     return StatementShape(
         fingerprint=shape_sums.fingerprint,
@@ -224,11 +250,12 @@ def name_column(metadata: TableMetadata, column_id: int) -> str:
 
 
 def show_conditions(shape: QueryShape, metadata: TableMetadata) -> list[str]:
-    """Return the conditions of a shape as texts, with `?` for a value."""
+    """Return the conditions of a shape as texts, with `?` in place of each value."""
     return [" or ".join(_show_term(term, metadata) for term in conjunct) for conjunct in shape.conjuncts]
 
 
 def _show_term(term: ShapeTerm, metadata: TableMetadata) -> str:
+    """Return a term of a shape as text, without its values."""
     name = name_column(metadata, term.column_id)
     subject = name if term.transform == "identity" else f"{term.transform}({name})"
     if term.op in ("in", "not-in"):

@@ -1,7 +1,8 @@
-"""Checks whether this server can write: the expensive part of GET /readyz, cached for some seconds.
+"""Check whether this server can write. It is the expensive part of GET /readyz, and is cached for some seconds.
 
-A server with a full disk answers reads and fails every commit, so a load balancer must not send requests to it.
-Readiness therefore includes a write to the database, and free space on the disks of the home and of a local warehouse.
+A server with a full disk answers reads, but fails every commit, so a load balancer must not send requests to it. So
+the check of readiness writes to the database, and measures the free space on the disks of the home and of a local
+warehouse.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from seamark.metaserver.store.operations import TakeLease
 from seamark.metaserver.store.port import PointerStore
 
 INTERVAL_S = 5.0
-"""The time for which a positive result is cached. A negative result is cached for a fifth of this time."""
+"""The time for which a positive result is cached, in seconds. A negative result is cached for a fifth of this time."""
 TIMEOUT_S = 2.0
 _SMALL_SHARE = 20
 _LEASE = "readiness"
@@ -53,6 +54,7 @@ class Readiness:
             return self._answers
 
     async def _check_disk(self) -> str:
+        """Return "ok" if the disks have enough free space, or the problem."""
         minimum_bytes = self._settings.free_space_min_bytes
         try:
             async with asyncio.timeout(TIMEOUT_S):
@@ -68,12 +70,13 @@ class Readiness:
         return "ok"
 
     async def _writes(self) -> str:
+        """Return "ok" if the database accepts a write, or the problem."""
         now_ms = self._clock.now_ms()
         probe = TakeLease(name=_LEASE, holder=self._holder, now_ms=now_ms, until_ms=now_ms)
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 await self._store.transact([probe])
-        except CommitConflict:  # Another replica has written at the same time, so the database accepts writes.
+        except CommitConflict:  # Another replica wrote at the same time, so the database accepts writes.
             return "ok"
         except TimeoutError:
             return f"no answer within {TIMEOUT_S:g} s"
@@ -95,10 +98,10 @@ def _list_folders(settings: Settings) -> list[Path]:
 
 
 def _measure_lacking_bytes(folders: Iterable[Path], least: int) -> int:
-    """Return the bytes that the fullest disk lacks.
+    """Return the free space in bytes that the fullest disk lacks.
 
-    A disk needs `least` bytes of free space, or a twentieth of its size if it is small. If a folder does not exist
-    yet, its nearest existing parent counts.
+    A disk needs `least` bytes of free space, or a twentieth of its size if this is less. If a folder does not exist
+    yet, the disk of its nearest existing parent is measured.
     """
     lacking = []
     for folder in folders:

@@ -13,18 +13,22 @@ from seamark.metaserver.store.model import STREAM_OWNER_PROTOCOL
 
 
 class ReplicaAnswer(msgspec.Struct, frozen=True, rename="kebab"):
-    address: Annotated[str, doc("Address (host:port) at which the replica serves other replicas.")]
-    weight: Annotated[int, doc("Share of the files that the replica caches, relative to the sum of all weights.")]
-    version: Annotated[str, doc("Version of the program.")]
+    """A replica with a live lease."""
+
+    address: Annotated[str, doc("The address (host:port) at which the replica serves other replicas.")]
+    weight: Annotated[int, doc("The share of files that the replica caches, relative to the sum of all weights.")]
+    version: Annotated[str, doc("The version of the program.")]
     protocol: Annotated[
-        int, doc("Version of the protocol between replicas. Replicas with another version are not queried.")
+        int, doc("The version of the protocol between replicas. Replicas with a different version are not queried.")
     ]
     started_ms: int
-    expires_in_ms: Annotated[int, doc("Remaining time of the lease in ms, measured by the clock of the database.")]
+    expires_in_ms: Annotated[int, doc("The remaining time of the lease in ms, by the clock of the database.")]
 
 
 class ReplicasAnswer(msgspec.Struct, frozen=True, rename="kebab"):
-    replicas: Annotated[list[ReplicaAnswer], doc("By address.")]
+    """All replicas with live leases."""
+
+    replicas: Annotated[list[ReplicaAnswer], doc("The replicas, sorted by address.")]
 
 
 @Route(
@@ -37,5 +41,6 @@ class ReplicasAnswer(msgspec.Struct, frozen=True, rename="kebab"):
     answers=(ResponseSpec(200, "All replicas", ReplicasAnswer), ResponseSpec(403, "Requires the role admin")),
 )
 async def list_replicas(call: Call) -> ReplicasAnswer:
+    """List the replicas whose leases are live."""
     replicas = [each for each in await call.components.store.replicas() if each.protocol != STREAM_OWNER_PROTOCOL]
     return ReplicasAnswer([convert_attributes(replica, ReplicaAnswer) for replica in replicas])

@@ -29,12 +29,12 @@ from seamark.metaserver.store.model import TABLE, EntryKind
 
 
 class JobList(msgspec.Struct, frozen=True):
-    """The jobs of table services. The list is up to some seconds old."""
+    """The jobs of table services, as they were some seconds ago."""
 
     jobs: Annotated[list[RunningJob], doc("The running jobs, with the data files that each has read so far.")]
     waiting: Annotated[list[WaitingJob], doc("The waiting jobs that start next.")]
-    complete: Annotated[bool, doc("False if more jobs that the caller may see can wait than are listed.")]
-    services: Annotated[ServicesState, doc("Whether a server runs table services, and if not, why.")]
+    complete: Annotated[bool, doc("Whether `waiting` certainly contains all waiting jobs that the caller may see.")]
+    services: Annotated[ServicesState, doc("Whether a server runs table services, and the reason if none does.")]
 
 
 _ANSWER = ResponseSpec(200, "The jobs, on all replicas", JobList)
@@ -44,12 +44,13 @@ _ANSWER = ResponseSpec(200, "The jobs, on all replicas", JobList)
     "GET",
     "/api/v1/jobs",
     "listRunningJobs",
-    "List the running jobs of table services, and those that start next",
+    "List the running jobs of table services, and the jobs that start next",
     check=Check.CATALOG,
     tags=("metadata",),
     answers=(_ANSWER,),
 )
 async def list_running_jobs(call: Call) -> JobList:
+    """List the running jobs of table services, and the jobs that start next."""
     state = await load_jobs(call.components.store, call.components.clock.now_ms())
     visible = await call.select(state.unlisted, Securable)
     return JobList(
@@ -64,11 +65,12 @@ async def list_running_jobs(call: Call) -> JobList:
     "GET",
     "/api/v1/tables/{namespace}/{table}/jobs",
     "listRunningTableJobs",
-    "List the running jobs of table services on a table, and those that start next",
+    "List the running jobs of table services on a table, and the jobs that start next",
     tags=("metadata",),
     answers=(_ANSWER, ResponseSpec(404, "No such table")),
 )
 async def list_running_table_jobs(call: Call) -> JobList:
+    """List the running jobs of table services on a table, and the jobs that start next."""
     entry = await call.components.catalog.context.require_entry(EntryKind.TABLE, call.namespace, call.name)
     state = await load_jobs(call.components.store, call.components.clock.now_ms())
     return JobList(
@@ -83,14 +85,15 @@ async def list_running_table_jobs(call: Call) -> JobList:
     "GET",
     "/api/v1/tables/{namespace}/{table}/health",
     "loadTableHealth",
-    "Return counts and sizes of the current snapshot, and what is wrong with them",
+    "Return counts and sizes of the current snapshot, and the problems of the table",
     tags=("metadata",),
     answers=(
-        ResponseSpec(200, "What it costs queries, and which table service corrects it", TableHealth),
+        ResponseSpec(200, "The problems, their costs for queries, and the services that correct them", TableHealth),
         ResponseSpec(404, "No such table"),
     ),
 )
 async def load_table_health(call: Call) -> TableHealth:
+    """Return counts and sizes of the current snapshot, and the problems of the table."""
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     metadata = loaded.metadata
     view = await load_view(call, metadata, metadata.current_snapshot_id)
@@ -114,14 +117,15 @@ async def load_table_health(call: Call) -> TableHealth:
     "GET",
     "/api/v1/tables/{namespace}/{table}/policy",
     "loadTablePolicy",
-    "Return the properties that table services follow, and where each is set",
+    "Return the properties that control the table services, and where each property is set",
     tags=("metadata",),
     answers=(
-        ResponseSpec(200, "Of the table, its namespaces, and the server", TablePolicy),
+        ResponseSpec(200, "The properties of the table, its namespaces, and the server", TablePolicy),
         ResponseSpec(404, "No such table"),
     ),
 )
 async def load_table_policy(call: Call) -> TablePolicy:
+    """Return the properties that control the table services, and where each property is set."""
     return await load_policy(call)
 
 

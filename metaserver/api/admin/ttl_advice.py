@@ -1,7 +1,7 @@
-"""The route that advises which columns of old partitions no query reads, and how many bytes their removal would free.
+"""The route that finds columns of old partitions that no query reads, and the bytes that their removal would free.
 
-The advice for a column starts at the smallest age for which no read of the last days reached partitions of that age.
-The reads come from `catalog/column_usage.py`. The confidence says how many of them named their columns.
+The advice for a column begins at the smallest age of partitions that no recent query has read. The reads come from
+`catalog/column_usage.py`. The confidence is the share of the reads that named their columns.
 """
 
 from __future__ import annotations
@@ -36,9 +36,12 @@ class ColumnAdvice(msgspec.Struct, frozen=True, rename="kebab"):
     """A column that no query reads in partitions above a certain age.
 
     Attributes:
+        older_than_days: The minimum age of the partitions in days.
         days_unread: The days since the last read of the column in partitions of at least this age, or since the
             first read of the table.
         size_in_bytes: The stored bytes of the column in these partitions.
+        statement: The statement that drops the column in these partitions.
+        policy: The entry of the policy that removes the values of the column at this age.
     """
 
     column: str
@@ -74,15 +77,16 @@ class TtlAdvice(msgspec.Struct, frozen=True, rename="kebab"):
     "GET",
     "/api/v1/tables/{namespace}/{table}/ttl-advice",
     "adviseTtl",
-    "List columns that no query reads in old partitions, and the statement that drops them there",
+    "List columns that no query reads in old partitions, with statements that drop them in these partitions",
     tags=("metadata",),
     answers=(
-        ResponseSpec(200, "The columns with the most bytes first", TtlAdvice),
+        ResponseSpec(200, "The columns, with the largest column first", TtlAdvice),
         ResponseSpec(400, "unread-days is not a number, or is out of range"),
         ResponseSpec(404, "No such table"),
     ),
 )
 async def advise_ttl(call: Call) -> TtlAdvice:
+    """List columns that no query reads in old partitions, with statements that drop them in these partitions."""
     catalog = call.components.catalog
     unread_days = _parse_unread_days(call.query.get("unread-days", str(UNREAD_DAYS)))
     loaded = await catalog.tables.load(call.namespace, call.name)
@@ -95,12 +99,14 @@ async def advise_ttl(call: Call) -> TtlAdvice:
 
 def _parse_unread_days(text: str) -> int:
     if not text.isdecimal() or len(text) > 5 or not 1 <= int(text) <= UNREAD_DAYS_MAX:
-        raise BadRequest(f"unread-days is {text[:40]!r}; it must be 1 to {UNREAD_DAYS_MAX}")
+        raise BadRequest(f"unread-days is {text[:40]!r}; it must be a number from 1 to {UNREAD_DAYS_MAX}")
     return int(text)
 
 
 @dataclass(frozen=True)
 class _Advisor:
+    """Computes the advice for one table."""
+
     metadata: TableMetadata
     view: TableView
     reads: Sequence[ColumnReads]
@@ -108,8 +114,9 @@ class _Advisor:
     table: tuple[str, ...]
 
     def advise(self, unread_days: int, *, is_on: bool) -> TtlAdvice:
+        """Return the advice for columns that no query has read for `unread_days`, or the reason why there is none."""
         column_reads, unknown = self._count_reads(NAMED_COLUMNS), self._count_reads(UNKNOWN_COLUMNS)
-        first_day = min((one.first_day for one in self.reads), default=self.today)
+        first_day = min((read.first_day for read in self.reads), default=self.today)
         days = self.today - first_day
         times = find_time_columns(self.metadata, self.metadata.default_spec)
         reason = ""
@@ -132,9 +139,10 @@ class _Advisor:
         return self.now_ms // DAY_MS
 
     def _count_reads(self, column_id: int) -> int:
-        return sum(one.reads for one in self.reads if one.column_id == column_id)
+        return sum(read.reads for read in self.reads if read.column_id == column_id)
 
     def _advise(self, time: TimeColumn, unread_days: int, first_day: int) -> Iterator[ColumnAdvice]:
+        """Yield the advice for each column, for the smallest age of partitions in which no query reads the column."""
         files, schema = lookup(self.view), self.metadata.current_schema
         ends = self._ends(files.list_entry_ids())
         for field in schema.fields:
@@ -144,30 +152,30 @@ class _Advisor:
             related = {field.id, EVERY_COLUMN, *_find_columns_inside(schema, field.id)}
             for age_d in AGES_D:
                 before_ms = self._find_boundary_ms(time, age_d)
-                old = (ends != MISSING) & (ends <= before_ms) & (sizes > 0)
-                last = max(
-                    (one.last_day for one in self.reads if one.column_id in related and one.oldest_age_d >= age_d),
+                is_old = (ends != MISSING) & (ends <= before_ms) & (sizes > 0)
+                last_day = max(
+                    (read.last_day for read in self.reads if read.column_id in related and read.oldest_age_d >= age_d),
                     default=first_day,
                 )
-                if not old.any():
+                if not is_old.any():
                     break
-                if self.today - last >= unread_days:
+                if self.today - last_day >= unread_days:
                     condition = f"{_quote(time.name)} < {_write_literal(time, before_ms)}"
                     name = ".".join(map(_quote, self.table))
                     yield ColumnAdvice(
                         field.name,
                         age_d,
-                        self.today - last,
-                        int(old.sum()),
-                        len(np.unique(ends[old])),
-                        int(sizes[old].sum()),
+                        self.today - last_day,
+                        int(is_old.sum()),
+                        len(np.unique(ends[is_old])),
+                        int(sizes[is_old].sum()),
                         f"ALTER TABLE {name} PARTITION ({condition}) DROP COLUMNS ({_quote(field.name)})",
                         f"{_choose_policy_name(field.name)}: {age_d} days",
                     )
                     break
 
     def _ends(self, rows: Longs) -> Longs:
-        """Return int64[files]: the end of each file's partition; MISSING if the partition has no time."""
+        """Return the end of each file's partition in milliseconds, int64[files]; MISSING if it has no time."""
         parts = []
         for number, local in group_by_block(self.view, rows):
             ends = find_partition_ends_ms(self.view, number, local, self.metadata)
@@ -175,9 +183,9 @@ class _Advisor:
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
     def _find_boundary_ms(self, time: TimeColumn, age_d: int) -> int:
-        """Return the time that is the upper limit of partitions that have this age.
+        """Return the time before which partitions must end to have this age, in milliseconds.
 
-        The time is a boundary of a partition in each spec that partitions by the column.
+        The time is a boundary of partitions in each spec that partitions by the column.
         """
         at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=self.now_ms) - timedelta(days=age_d)
         at = at.replace(hour=0, minute=0, second=0, microsecond=0)
@@ -195,11 +203,15 @@ class _Advisor:
 
 def _find_columns_inside(schema: Schema, column_id: int) -> set[int]:
     """Return the ids of the columns that are nested in a column."""
-    return {one.id for one in schema.index.by_id.values() if column_id in {up.id for up in schema.list_ancestors(one)}}
+    return {
+        field.id
+        for field in schema.index.by_id.values()
+        if column_id in {ancestor.id for ancestor in schema.list_ancestors(field)}
+    }
 
 
 def _measure_column(files: FoundFiles, schema: Schema, column_id: int) -> Longs:
-    """Return int64[files]: the bytes of the column; 0 if they are unknown, or if the column is null in all rows."""
+    """Return the bytes of the column in each file, int64[files]; 0 if they are unknown, or if all values are null."""
     total = np.zeros(files.files, dtype=np.int64)
     rows = files.read_longs("record_count")
     for leaf_id in {column_id, *_find_columns_inside(schema, column_id)}:

@@ -1,6 +1,6 @@
-"""The routes of further warehouses. They need the role admin on the whole catalog of the server.
+"""The routes of further warehouses. They require the role admin on the whole catalog of the server.
 
-Credentials are in requests only. No answer contains them, only the names of those that are set.
+Requests may contain credentials. Answers only say whether the warehouse has credentials.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from seamark.metaserver.store.model import StoredWarehouse
 from seamark.metaserver.warehouses.definitions import CREDENTIALS, WAREHOUSE_SETTINGS
 from seamark.metaserver.warehouses.warehouses import Warehouses
 
-_FORBIDDEN = ResponseSpec(403, "Requires the role admin on the whole catalog of the server")
+_FORBIDDEN = ResponseSpec(403, "The caller does not have the role admin on the whole catalog of the server")
 _MISSING = ResponseSpec(404, "No such warehouse")
 _INVALID = ResponseSpec(400, "The definition is invalid, or the operator does not allow the location or the endpoint")
 _OwnSettings = Annotated[
@@ -28,39 +28,48 @@ _OwnSettings = Annotated[
 _Credentials = Annotated[
     dict[str, str] | None,
     doc(
-        f"The keys of the warehouse: {', '.join(CREDENTIALS)}. No answer shows them. Null or absent: the keys stay as "
-        "they are, which is refused for a login if federation_uri changes. Empty: "
-        "the warehouse uses the keys of the server."
+        f"The keys of the warehouse: {', '.join(CREDENTIALS)}. No answer shows them. If it is null or absent, the keys "
+        "stay as they are. This is refused for a login if federation_uri changes. If it is an empty object, the "
+        "warehouse uses the keys of the server."
     ),
 ]
 
 
 class WarehouseAnswer(msgspec.Struct, frozen=True, rename="kebab"):
+    """A further warehouse, without its credentials."""
+
     name: Annotated[str, doc("The prefix of its routes, and the value of `warehouse` in /v1/config.")]
     id: str
     location: str
     settings: Annotated[dict[str, Any], doc("The settings in which the warehouse differs from the server.")]
     has_credentials: Annotated[bool, doc("True if the warehouse has its own storage credentials.")]
-    path: Annotated[str, doc("The path of the URL with all its routes.")]
+    path: Annotated[str, doc("The path of the URL at which the server serves all routes of the warehouse.")]
     created_ms: int
     created_by: str
     version: int
 
 
 class WarehousePage(msgspec.Struct, frozen=True, rename="kebab"):
-    warehouses: Annotated[list[WarehouseAnswer], doc("By name.")]
+    """All further warehouses."""
+
+    warehouses: Annotated[list[WarehouseAnswer], doc("The warehouses, sorted by name.")]
 
 
 class CreateWarehouseRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    name: Annotated[str, doc("1 to 63 characters a-z, 0-9, _ or -.")]
-    location: Annotated[str, doc("URI of the root of its tables, below one of the server's warehouse_roots.")]
+    """A request to create a further warehouse."""
+
+    name: Annotated[str, doc("The name: 1 to 63 characters a-z, 0-9, _ or -.")]
+    location: Annotated[str, doc("The URI of the root of its tables, below one of the server's warehouse_roots.")]
     settings: _OwnSettings = {}
     credentials: _Credentials = None
 
 
 class PutWarehouseRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    """The declared state of a further warehouse."""
+
     location: Annotated[
-        str | None, doc("URI of the root of its tables. Required to create it; it cannot be changed.")
+        str | None,
+        doc("The URI of the root of its tables. It is required to create the warehouse, and cannot be changed."),
     ] = None
     settings: _OwnSettings = {}
     credentials: _Credentials = None
@@ -76,7 +85,8 @@ class PutWarehouseRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=
     answers=(ResponseSpec(200, "All warehouses", WarehousePage), _FORBIDDEN),
 )
 async def list_warehouses(call: Call) -> WarehousePage:
-    return WarehousePage([_describe(stored) for stored in await _require_warehouses(call).list()])
+    """List the warehouses of the server."""
+    return WarehousePage([_describe(warehouse) for warehouse in await _require_warehouses(call).list()])
 
 
 @Route(
@@ -94,6 +104,7 @@ async def list_warehouses(call: Call) -> WarehousePage:
     ),
 ).takes(CreateWarehouseRequest)
 async def create_warehouse(call: Call, body: CreateWarehouseRequest) -> WarehouseAnswer:
+    """Create a warehouse."""
     warehouses = _require_warehouses(call)
     return _describe(
         await warehouses.create(body.name, body.location, body.settings, body.credentials or {}, call.principal.name)
@@ -110,6 +121,7 @@ async def create_warehouse(call: Call, body: CreateWarehouseRequest) -> Warehous
     answers=(ResponseSpec(200, "The warehouse", WarehouseAnswer), _FORBIDDEN, _MISSING),
 )
 async def load_warehouse(call: Call) -> WarehouseAnswer:
+    """Return a warehouse."""
     return _describe(await _require_warehouses(call).require(call.variables["warehouse"]))
 
 
@@ -128,23 +140,24 @@ async def load_warehouse(call: Call) -> WarehouseAnswer:
     ),
 ).takes(PutWarehouseRequest)
 async def put_warehouse(call: Call, body: PutWarehouseRequest) -> WarehouseAnswer:
+    """Create a warehouse, or replace its settings."""
     warehouses, name = _require_warehouses(call), call.variables["warehouse"]
-    stored = await warehouses.find(name)
-    if stored is None:
+    stored_warehouse = await warehouses.find(name)
+    if stored_warehouse is None:
         if body.location is None:
             raise NoSuchWarehouse(f"Warehouse does not exist: {name[:80]}; set location to create it")
         try:
-            stored = await warehouses.create(
+            stored_warehouse = await warehouses.create(
                 name, body.location, body.settings, body.credentials or {}, call.principal.name
             )
-        except AlreadyExists:  # Another request has created it meanwhile.
-            stored = await warehouses.require(name)
+        except AlreadyExists:  # A concurrent request has created the warehouse.
+            stored_warehouse = await warehouses.require(name)
         else:
-            return _describe(stored)
-    if body.location is not None and str(parse_location(body.location)) != stored.location:
+            return _describe(stored_warehouse)
+    if body.location is not None and str(parse_location(body.location)) != stored_warehouse.location:
         raise BadRequest(
-            f"The warehouse {name} is at {stored.location!r}, and a location cannot be changed; omit location, or "
-            "create another warehouse"
+            f"The warehouse {name} is at {stored_warehouse.location!r}, and a location cannot be changed; omit "
+            "location, or create another warehouse"
         )
     try:
         return _describe(await warehouses.change(name, body.settings, body.credentials))
@@ -156,17 +169,18 @@ async def put_warehouse(call: Call, body: PutWarehouseRequest) -> WarehouseAnswe
     method="DELETE",
     path="/api/v1/warehouses/{warehouse}",
     operation="dropWarehouse",
-    summary="Drop an empty warehouse. Its files and its database stay",
+    summary="Drop an empty warehouse. Its files and its database are not deleted",
     check=Check.CATALOG,
     tags=("warehouses",),
     answers=(
         ResponseSpec(204, "Dropped"),
         _FORBIDDEN,
         _MISSING,
-        ResponseSpec(409, "It has namespaces, or dropped tables and views whose files are left"),
+        ResponseSpec(409, "The warehouse has namespaces, or dropped tables and views whose files are not deleted yet"),
     ),
 )
 async def drop_warehouse(call: Call) -> None:
+    """Drop a warehouse."""
     await _require_warehouses(call).drop(call.variables["warehouse"])
 
 
@@ -176,15 +190,16 @@ def _require_warehouses(call: Call) -> Warehouses:
     return warehouses
 
 
-def _describe(stored: StoredWarehouse) -> WarehouseAnswer:
+def _describe(warehouse: StoredWarehouse) -> WarehouseAnswer:
+    """Return a warehouse in the form of the answer, without its credentials."""
     return WarehouseAnswer(
-        name=stored.name,
-        id=stored.id,
-        location=stored.location,
-        settings=stored.settings,
-        has_credentials=stored.credentials is not None,
-        path=make_warehouse_path(stored.name),
-        created_ms=stored.created_ms,
-        created_by=stored.principal_name,
-        version=stored.version,
+        name=warehouse.name,
+        id=warehouse.id,
+        location=warehouse.location,
+        settings=warehouse.settings,
+        has_credentials=warehouse.credentials is not None,
+        path=make_warehouse_path(warehouse.name),
+        created_ms=warehouse.created_ms,
+        created_by=warehouse.principal_name,
+        version=warehouse.version,
     )

@@ -32,17 +32,19 @@ from seamark.metaserver.index.files.registration import read_index_file
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath, RegisteredIndexFile
 
 _CONCURRENT_READS_MAX = 8
-"""The number of index files of one change that are read concurrently."""
+"""The maximum number of index files of one change that are read concurrently."""
 _LOCATION = "metadata-location"
 _KEY = Parameter(
     IDEMPOTENCY_KEY,
     "header",
-    "UUID of version 7: a repeat with the same key receives the first answer.",
+    "A UUID of version 7. A repeated request with the same key receives the first answer.",
     {"type": "string"},
 )
 
 
 class CommitAnswer(CommittedChange, frozen=True, kw_only=True, rename="kebab"):
+    """A committed change, with the metadata location of the table after it."""
+
     metadata_location: str
 
 
@@ -50,7 +52,7 @@ class CommitAnswer(CommittedChange, frozen=True, kw_only=True, rename="kebab"):
     "POST",
     "/api/v1/tables/{namespace}/{table}/commit",
     "commitChange",
-    "Commit a change: files added, files removed, rows read. The server creates the snapshot",
+    "Commit a change: the added files, the removed files, and the rows that the writer read",
     tags=("commits",),
     parameters=(_KEY,),
     body_size=BodySize.LARGE,
@@ -67,9 +69,10 @@ class CommitAnswer(CommittedChange, frozen=True, kw_only=True, rename="kebab"):
     ),
 ).takes(ChangeBody)
 async def commit_change(call: Call, body: ChangeBody) -> web.Response:
+    """Commit a change: the added files, the removed files, and the rows that the writer read."""
     namespace, name = call.namespace, call.name
-    read = partial(read_request, body, files_max=call.components.settings.commit_files_limit)
-    change = read() if call.caller.request_bytes <= LARGE_BYTES else await asyncio.to_thread(read)
+    read_change = partial(read_request, body, files_max=call.components.settings.commit_files_limit)
+    change = read_change() if call.caller.request_bytes <= LARGE_BYTES else await asyncio.to_thread(read_change)
     if change.reads and change.operation != REPLACE and call.components.streams.has_log:
         entry = await call.components.store.load_entry(EntryKind.TABLE, namespace, name)
         if entry is not None:
@@ -86,7 +89,7 @@ async def commit_change(call: Call, body: ChangeBody) -> web.Response:
 
 
 async def _add_location(call: Call, response: web.Response, namespace: NamespacePath, name: str) -> web.Response:
-    """Return a recorded answer with the current metadata location."""
+    """Return the answer with the current metadata location of the table, if it is an answer to a repeated request."""
     if response.status != 200:
         return response
     assert isinstance(response.body, bytes)

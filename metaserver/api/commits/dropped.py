@@ -1,4 +1,4 @@
-"""Routes for dropped entries (list, undrop, purge) and for reports of engines."""
+"""Routes for dropped entries, which list, restore and purge them, and for reports of engines."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ _NOT_FOUND = ResponseSpec(404, "No dropped entry has this id, or its retention h
 
 
 class EntryAnswer(msgspec.Struct, frozen=True, rename="kebab"):
+    """A table or view."""
+
     kind: EntryKind
     namespace: list[str]
     name: str
@@ -28,19 +30,25 @@ class EntryAnswer(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class DroppedAnswer(EntryAnswer, frozen=True, rename="kebab"):
+    """A dropped table or view."""
+
     id: str
     dropped_ms: int
-    expires_ms: Annotated[int, doc("The end of the retention; until then undrop is possible.")]
+    expires_ms: Annotated[int, doc("The end of the retention. Until this time, the entry can be restored.")]
     purge: Annotated[bool, doc("Whether the files are deleted after the retention.")]
     principal_name: str = msgspec.field(name="who")
 
 
 class DroppedPage(msgspec.Struct, frozen=True, rename="kebab"):
+    """One page of dropped tables and views."""
+
     dropped: list[DroppedAnswer]
     next_page_token: str | None
 
 
 class MetricsReportAnswer(msgspec.Struct, frozen=True, rename="kebab"):
+    """A report of an engine about a scan or a commit."""
+
     id: str
     report_type: Literal["scan-report", "commit-report"]
     snapshot_id: int | None
@@ -50,13 +58,17 @@ class MetricsReportAnswer(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class MetricsReportPage(msgspec.Struct, frozen=True, rename="kebab"):
+    """One page of reports."""
+
     reports: list[MetricsReportAnswer]
     next_page_token: str | None
 
 
 class UndropRequest(msgspec.Struct, forbid_unknown_fields=True):
-    namespace: Annotated[list[str] | None, doc("A new namespace.")] = None
-    name: Annotated[str | None, doc("A new name.")] = None
+    """A request to restore a dropped table or view."""
+
+    namespace: Annotated[list[str] | None, doc("The new namespace. The default is the old namespace.")] = None
+    name: Annotated[str | None, doc("The new name. The default is the old name.")] = None
 
 
 @Route(
@@ -67,18 +79,21 @@ class UndropRequest(msgspec.Struct, forbid_unknown_fields=True):
     tags=("dropped",),
     check=Check.HANDLER,
     parameters=(
-        Parameter("namespace", "query", "Only from this namespace; levels joined by 0x1F.", {"type": "string"}),
+        Parameter(
+            "namespace", "query", "Only entries of this namespace, with levels joined by 0x1F.", {"type": "string"}
+        ),
         Parameter(
             "retained",
             "query",
-            "true: entries that can no longer be restored, and keep their locations because files are there.",
+            "If true, list the entries that can no longer be restored, but keep their locations, where files are left.",
             {"type": "boolean", "default": False},
         ),
         *PAGING,
     ),
-    answers=(ResponseSpec(200, "One page, in order of dropping", DroppedPage),),
+    answers=(ResponseSpec(200, "One page, sorted by the time of the drop", DroppedPage),),
 )
 async def list_dropped(call: Call) -> DroppedPage:
+    """List dropped entries that can be restored, or that keep their locations."""
     namespace = call.query.get("namespace")
     path = parse_namespace(namespace) if namespace is not None else None
     await call.allow(Securable(path or ()))
@@ -103,6 +118,7 @@ async def list_dropped(call: Call) -> DroppedPage:
     ),
 ).takes(UndropRequest)
 async def undrop(call: Call, change: UndropRequest) -> EntryAnswer:
+    """Restore a dropped table or view, under its old name or a new name."""
     namespace = check_namespace(tuple(change.namespace)) if change.namespace is not None else None
     name = check_name(change.name, "name") if change.name is not None else None
     dropped = call.components.catalog.dropped
@@ -126,13 +142,14 @@ async def undrop(call: Call, change: UndropRequest) -> EntryAnswer:
         Parameter(
             "release",
             "query",
-            "true: deletes no file, and only lets others use the locations of an entry that cannot be restored.",
+            "If true, delete no file, but allow new entries at the locations of an entry that cannot be restored.",
             {"type": "boolean", "default": False},
         ),
     ),
-    answers=(ResponseSpec(204, "Purged or released"), _NOT_FOUND),
+    answers=(ResponseSpec(204, "The files are deleted, or the locations are released"), _NOT_FOUND),
 )
 async def purge_dropped(call: Call) -> None:
+    """Delete the files of a dropped table, or a dropped view, permanently."""
     dropped = call.components.catalog.dropped
     row = await _find_dropped_entry(call)
     await call.allow(Securable(row.entry.namespace))
@@ -155,15 +172,16 @@ async def purge_dropped(call: Call) -> None:
     ),
 )
 async def list_table_metrics(call: Call) -> MetricsReportPage:
+    """List the scan and commit reports that engines sent for a table."""
     page = await call.components.catalog.metrics.list(call.namespace, call.name, *call.read_paging())
     return MetricsReportPage([convert_attributes(row, MetricsReportAnswer) for row in page.items], page.next_token)
 
 
 async def _find_dropped_entry(call: Call) -> DroppedEntry:
-    """Return the dropped entry in the path.
+    """Return the dropped entry that the path names.
 
     Raises:
-        NotFound: The entry does not exist, or the caller may not list it; Forbidden would reveal that it exists.
+        NotFound: The entry does not exist, or the caller may not list it. Forbidden would reveal that it exists.
     """
     row = await call.components.catalog.dropped.get(call.name)
     if not await call.may(Securable(row.entry.namespace), "listDropped"):
@@ -172,6 +190,7 @@ async def _find_dropped_entry(call: Call) -> DroppedEntry:
 
 
 def _to_answer(row: DroppedEntry) -> DroppedAnswer:
+    """Return a dropped entry in the form of an answer."""
     entry = row.entry
     return DroppedAnswer(
         entry.kind,

@@ -1,8 +1,7 @@
 """The route of the lease that a job holds while it rewrites files of a table.
 
-The lease keeps two jobs from rewriting the same files.
-
-The lease only avoids wasted work. Commits do not need it, and without it two rewrites of the same files conflict.
+The lease prevents two jobs from rewriting the same files. It only avoids wasted work: commits do not need it, and
+without it, the second of two rewrites of the same files fails with a conflict.
 """
 
 from __future__ import annotations
@@ -20,30 +19,34 @@ from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.operations import REWRITE, TakeLease
 
 LASTS_MS = 5000
-"""The duration of the lease. A killed job delays the next job by at most this time.
+"""The duration of the lease in milliseconds. A killed job delays the next job by at most this time.
 
 Jobs renew the lease several times.
 """
 
 
 class RewriteLeaseRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    """A request to take, renew or end the lease."""
+
     holder: Annotated[
         Annotated[str, msgspec.Meta(min_length=1, max_length=64)],
-        doc("A random name of the job, the same in each renewal."),
+        doc("A random name of the job. It must be the same in each renewal."),
     ]
-    release: Annotated[bool, doc("Ends the lease.")] = False
+    release: Annotated[bool, doc("Whether to end the lease.")] = False
     job: Annotated[
         Annotated[str, msgspec.Meta(max_length=100, pattern="^[ -~]*$")],
-        doc("What the job does, which the refusals of other jobs of the table name."),
+        doc("A description of the job, which the refusals of other jobs of the table quote."),
     ] = ""
 
 
 class RewriteLease(msgspec.Struct, frozen=True, rename="kebab"):
+    """The lease of a job."""
+
     lasts_ms: int
 
 
 class _Holder(msgspec.Struct, frozen=True):
-    """The information about the holder of the lease that the lease contains while it is valid."""
+    """The holder of a lease, as the lease stores it."""
 
     holder: str
     job: str
@@ -51,22 +54,23 @@ class _Holder(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         since = datetime.fromtimestamp(self.since_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
-        return f"{self.job or 'not named by its client'}, since {since}"
+        return f"{self.job or 'a job without a description'}, since {since}"
 
 
 @Route(
     "POST",
     "/api/v1/tables/{namespace}/{table}/rewrite-lease",
     "takeRewriteLease",
-    "Take, renew or end the lease of a job that rewrites files of the table; commits do not need it",
+    "Take, renew or end the lease of a job that rewrites files of the table. Commits do not need it",
     tags=("commits",),
     answers=(
-        ResponseSpec(200, "The job has the lease for this time; 0 after its end", RewriteLease),
+        ResponseSpec(200, "The time for which the job has the lease. It is 0 if the lease has ended", RewriteLease),
         ResponseSpec(404, "No such table"),
         ResponseSpec(409, "Another job has the lease"),
     ),
 ).takes(RewriteLeaseRequest)
 async def take_rewrite_lease(call: Call, body: RewriteLeaseRequest) -> RewriteLease:
+    """Take, renew or end the lease of a job that rewrites files of the table. Commits do not need it."""
     entry = await call.components.catalog.context.require_entry(EntryKind.TABLE, call.namespace, call.name)
     now_ms, lasts_ms = call.components.clock.now_ms(), 0 if body.release else LASTS_MS
     name = f"{REWRITE}{entry.uuid}"
@@ -89,7 +93,7 @@ async def _read_holder(call: Call, name: str, now_ms: int) -> _Holder | None:
     """Return the holder of the lease.
 
     Returns:
-        None if no job has the lease, or if a server of another version wrote it.
+        None if no job has the lease, or if a server of a different version wrote it.
     """
     try:
         return convert_json(await call.components.store.lease_state(name, now_ms), _Holder)

@@ -1,8 +1,8 @@
 """Routes of the timeline: read, long-poll and event stream.
 
 Namespaces in paths have the form of the Iceberg REST specification: levels joined by 0x1F (`%1F`). Field names are in
-kebab-case, as in that specification. `since` is a position from an answer. A reader that continues with `next-since`
-misses no instant, with any number of replicas.
+kebab-case, as in the specification. `since` is a position from an earlier answer. A reader that continues with
+`next-since` misses no instant, with any number of replicas.
 """
 
 from __future__ import annotations
@@ -34,21 +34,23 @@ _STATES = frozenset(state.value for state in InstantState)
 LATEST = "latest"
 EVENT_STREAM = "text/event-stream"
 HEARTBEAT_S = 15.0
-"""The interval between comments on an idle stream.
+"""The interval between comments on an idle stream, in seconds.
 
-The comments keep proxies from closing the stream, and detect closed connections.
+Because of the comments, proxies do not close the stream, and the server detects closed connections.
 """
 INSTANTS_PER_PAGE_DEFAULT = 100
 _SSE_INSTANTS_PER_BATCH = 100
 
 
 class InstantPage(msgspec.Struct, frozen=True, rename="kebab"):
+    """One page of instants."""
+
     instants: list[InstantAnswer]
     next_since: Annotated[
         str | None,
         doc(
-            "Pass it as `since` to continue. Null: the first instant was reached (newest first), or there is none yet "
-            "(oldest first)."
+            "The value of `since` for the next request. With the newest instant first, it is null if the first instant "
+            "was reached. With the oldest instant first, it is null if there is no instant yet."
         ),
     ]
 
@@ -57,28 +59,33 @@ _FILTERS = (
     Parameter(
         "since",
         "query",
-        "Position to continue from, exclusive. Default: the beginning; `latest`: only later instants.",
+        "The position after which the answer begins. The default is the beginning of the timeline. With `latest`, the "
+        "answer contains only later instants.",
         {"type": "string"},
     ),
     Parameter(
         "limit",
         "query",
-        f"Maximum number of instants; default {INSTANTS_PER_PAGE_DEFAULT}.",
+        f"The maximum number of instants. The default is {INSTANTS_PER_PAGE_DEFAULT}.",
         {"type": "integer", "minimum": 1},
     ),
-    Parameter("action", "query", "Only this action.", {"type": "string"}),
-    Parameter("state", "query", "Only this state.", {"enum": [state.value for state in InstantState]}),
-    Parameter("order", "query", "asc: oldest first (default); desc: newest first.", {"enum": ["asc", "desc"]}),
+    Parameter("action", "query", "Only instants of this action.", {"type": "string"}),
+    Parameter("state", "query", "Only instants in this state.", {"enum": [state.value for state in InstantState]}),
+    Parameter(
+        "order", "query", "The order: `asc` for oldest first, the default, or `desc`.", {"enum": ["asc", "desc"]}
+    ),
     Parameter(
         "wait",
         "query",
-        "Seconds to wait for a matching instant (long-poll); at most the setting watch_timeout_s.",
+        "The seconds to wait for a matching instant (long-poll), at most the setting watch_timeout_s.",
         {"type": "number", "minimum": 0},
     ),
-    Parameter("Last-Event-ID", "header", "Event streams only: the same as `since`.", {"type": "string"}),
+    Parameter("Last-Event-ID", "header", "The same as `since`, for event streams.", {"type": "string"}),
 )
 _ANSWERS = (
-    ResponseSpec(200, "Instants in order; with `Accept: text/event-stream` a stream of events instead.", InstantPage),
+    ResponseSpec(
+        200, "The instants in order. With `Accept: text/event-stream`, the answer is a stream of events.", InstantPage
+    ),
 )
 
 
@@ -95,6 +102,7 @@ _ANSWERS = (
     streams=True,
 )
 async def list_timeline(call: Call) -> Answer:
+    """Read the timeline of the catalog: list, read from a position, long-poll, or stream."""
     return await _answer_instants(call, InstantFilter(), WAREHOUSE)
 
 
@@ -110,6 +118,7 @@ async def list_timeline(call: Call) -> Answer:
     streams=True,
 )
 async def list_table_timeline(call: Call) -> Answer:
+    """Read the timeline of a table or view under all its names, or of a name that no longer exists."""
     return await _answer_instants(
         call, await _filter_by_entry(call.components.store, call.namespace, call.name), call.securable
     )
@@ -118,32 +127,33 @@ async def list_table_timeline(call: Call) -> Answer:
 async def _filter_by_entry(store: PointerStore, namespace: NamespacePath, name: str) -> InstantFilter:
     """Return a filter for the instants of a table.
 
-    The filter has the UUID if the name resolves, so that the history includes earlier names. Otherwise it has the name.
+    If the name exists, the filter has the UUID of the table, so that the timeline includes its earlier names.
+    Otherwise, the filter has the name.
     """
     for kind in (EntryKind.TABLE, EntryKind.VIEW):
         entry = await store.load_entry(kind, namespace, name)
         if entry is not None:
             return InstantFilter(uuid=entry.uuid)
-    where = InstantFilter(namespace=namespace, name=name)
-    if not await store.list_instants(where, 1):
+    instant_filter = InstantFilter(namespace=namespace, name=name)
+    if not await store.list_instants(instant_filter, 1):
         raise NoSuchTable(f"Table does not exist: {show(namespace, name)}")
-    return where
+    return instant_filter
 
 
-async def _answer_instants(call: Call, where: InstantFilter, securable: Securable) -> Answer:
-    """Return the instants that match `where`. The rights on `securable` apply."""
+async def _answer_instants(call: Call, instant_filter: InstantFilter, securable: Securable) -> Answer:
+    """Answer with the instants that match `instant_filter`. The caller needs rights on `securable`."""
     timeline = call.components.timeline
-    where, limit, wait_s = _read_query(call, where)
-    if where.since == LATEST:
-        where = msgspec.structs.replace(where, since=await timeline.head())
+    instant_filter, limit, wait_s = _read_query(call, instant_filter)
+    if instant_filter.since == LATEST:
+        instant_filter = msgspec.structs.replace(instant_filter, since=await timeline.head())
     if EVENT_STREAM in call.headers.get("Accept", ""):
-        return await _stream_instants(call, timeline, where, securable)
+        return await _stream_instants(call, timeline, instant_filter, securable)
     if wait_s > 0:
-        instants = await timeline.watch(where, limit, wait_s)
+        instants = await timeline.watch(instant_filter, limit, wait_s)
         await call.recheck(securable)  # A token may have expired during the wait.
     else:
-        instants = await timeline.read(where, limit)
-    next_since = instants[-1].position if instants else (None if where.newest_first else where.since)
+        instants = await timeline.read(instant_filter, limit)
+    next_since = instants[-1].position if instants else (None if instant_filter.newest_first else instant_filter.since)
     visible_instants = [await _show_instant(call, instant) for instant in await _select_visible(call, instants)]
     return InstantPage(visible_instants, next_since)
 
@@ -154,14 +164,14 @@ async def _select_visible(call: Call, instants: list[Instant]) -> list[Instant]:
 
 
 async def _show_instant(call: Call, instant: Instant) -> InstantAnswer:
-    """Return the instant in the form of the API.
+    """Return an instant in the form of an answer.
 
-    If an entry was renamed, and the caller may not browse an entry of the new name, the new name is left out.
+    If an entry was renamed, and the caller may not browse an entry with the new name, the new name is left out.
     """
     answer = convert_attributes(instant, InstantAnswer)
     if "to" not in instant.summary:
         return answer
-    # Older instants lack the levels of the namespace. Only readers of the whole catalog see their new names.
+    # Older instants do not contain the levels of the new namespace. Only readers of the whole catalog see the new name.
     levels = instant.summary.get("to-namespace")
     if levels is None:
         visible = await call.may(WAREHOUSE, "listTimeline")
@@ -175,8 +185,8 @@ async def _show_instant(call: Call, instant: Instant) -> InstantAnswer:
     return msgspec.structs.replace(answer, summary=summary)
 
 
-def _read_query(call: Call, where: InstantFilter) -> tuple[InstantFilter, int, float]:
-    """Return the filter, the limit, and the seconds to wait.
+def _read_query(call: Call, instant_filter: InstantFilter) -> tuple[InstantFilter, int, float]:
+    """Return the filter, the limit, and the seconds to wait from the query of a request.
 
     Raises:
         BadRequest: A parameter is invalid; the message names it and its allowed values.
@@ -198,19 +208,24 @@ def _read_query(call: Call, where: InstantFilter) -> tuple[InstantFilter, int, f
         raise BadRequest(f"order is {order[:40]!r}; it must be asc or desc")
     wait_s = _parse_number(query.get("wait", "0"), "wait")
     if order == "desc" and (wait_s > 0 or stream):
-        raise BadRequest("order=desc cannot wait for new instants; omit it")
+        raise BadRequest("order=desc cannot wait for new instants; omit order or the wait")
     limit = parse_page_size(query.get("limit", str(INSTANTS_PER_PAGE_DEFAULT)), "limit", settings.page_limit)
-    where = msgspec.structs.replace(
-        where,
+    instant_filter = msgspec.structs.replace(
+        instant_filter,
         since=since,
         action=action,
         state=InstantState(state) if state is not None else None,
         newest_first=order == "desc",
     )
-    return where, limit, min(wait_s, settings.watch_timeout_s)
+    return instant_filter, limit, min(wait_s, settings.watch_timeout_s)
 
 
 def _parse_number(text: str, name: str) -> float:
+    """Return a number of seconds from the query.
+
+    Raises:
+        BadRequest: It is not a number, or negative.
+    """
     try:
         number = float(text)
     except ValueError:
@@ -221,14 +236,14 @@ def _parse_number(text: str, name: str) -> float:
 
 
 async def _stream_instants(
-    call: Call, timeline: Timeline, where: InstantFilter, securable: Securable
+    call: Call, timeline: Timeline, instant_filter: InstantFilter, securable: Securable
 ) -> web.StreamResponse:
     """Send server-sent events (WHATWG HTML, 9.2) until the connection or the server closes.
 
-    Login and rights are checked before each write, and every `rights_recheck_s` in between. When the login ends or
-    the rights are lost, the stream ends with an event `error` that contains the refusal.
+    The login and the rights are checked before each write, and also every `rights_recheck_s`. If the login ends or the
+    rights are lost, the stream ends with an event `error` that contains the refusal.
     """
-    async with timeline.watch_instants(where) as watcher:
+    async with timeline.watch_instants(instant_filter) as watcher:
         response = web.StreamResponse(
             headers={
                 "Content-Type": f"{EVENT_STREAM}; charset=utf-8",
@@ -245,7 +260,7 @@ async def _stream_instants(
                 instants = await _await_instants(call, timeline, watcher, securable)
                 await response.write(await _encode_events(call, await _select_visible(call, instants)))
         except ConnectionError:
-            pass  # The client has closed the connection, which is the usual end of a stream.
+            pass  # The client has closed the connection, as most streams end.
         except (Unauthenticated, Forbidden) as error:
             _log.info("event stream ends", error=error.message, request_id=call.request_id)
             with suppress(ConnectionError):
@@ -253,17 +268,19 @@ async def _stream_instants(
                     b"event: error\ndata: %b\n\n" % encode_error_body(error.code, error.type, error.message)
                 )
         except SeamarkError as error:
-            # The status has been sent already. The client reconnects with Last-Event-ID and then receives the error.
+            # The status was already sent. The client reconnects with Last-Event-ID, and then receives the error.
             _log.warning("event stream ends", error=error.message, request_id=call.request_id)
         return response
 
 
 async def _await_instants(call: Call, timeline: Timeline, watcher: Watcher, securable: Securable) -> list[Instant]:
-    """Return the next instants; empty if no instant arrives within HEARTBEAT_S.
+    """Return the next instants, or an empty list if no instant arrives within HEARTBEAT_S.
+
+    The login and the rights are checked before instants are returned.
 
     Raises:
-        Unauthenticated: The login has ended. It is checked before instants are returned.
-        Forbidden: The caller has lost the right to see this timeline, which is checked at the same time.
+        Unauthenticated: The login has ended.
+        Forbidden: The caller has lost the right to see this timeline.
     """
     clock, pause_s = call.components.clock, call.components.settings.rights_recheck_s
     until_s = clock.monotonic() + HEARTBEAT_S
@@ -279,6 +296,7 @@ async def _await_instants(call: Call, timeline: Timeline, watcher: Watcher, secu
 
 
 async def _encode_events(call: Call, instants: list[Instant]) -> bytes:
+    """Return instants as server-sent events, or a comment that keeps the connection open."""
     if not instants:
         return b": still here\n\n"
     events = []

@@ -1,8 +1,8 @@
-"""The web console's page at `/`, and its assets below `/console/`.
+"""The page of the web console at `/`, and its assets below `/console/`.
 
 The assets are public and the same for all users. The page reads all data from the API with the user's token. The server
-reads the assets once, so no path of a request reaches the file system. The folder in their URL is a digest of all
-assets, so browsers can cache them without revalidation, and a new version has new URLs.
+reads the assets once, so no path of a request reaches the file system. The folder in the URLs of the assets is a digest
+of all assets, so browsers can cache them without revalidation, and a new version has new URLs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ POLICY = "; ".join(
         "trusted-types 'none'",
     )
 )
-"""The Content-Security-Policy: no inline script, no other host, and no text that becomes markup."""
+"""The Content-Security-Policy. It forbids inline scripts, other hosts, and texts that become markup."""
 _HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -57,6 +57,8 @@ _HEADERS = {
 
 
 class Asset(NamedTuple):
+    """A file of the console."""
+
     content: bytes
     gzipped: bytes
     content_type: str
@@ -66,6 +68,7 @@ class Assets(NamedTuple):
     """The files of the console, by their path below the console's folder.
 
     Attributes:
+        digest: The digest of all files, which is the name of their folder in URLs.
         page: `index.html` with the URLs of the assets.
     """
 
@@ -76,14 +79,15 @@ class Assets(NamedTuple):
 
 @cache
 def load_assets() -> Assets:
+    """Read the files of the console, and put their URLs into the page."""
     contents = {
         str(path.relative_to(FOLDER)): path.read_bytes() for path in sorted(FOLDER.rglob("*")) if path.suffix in _TYPES
     }
     page = contents.pop(_PAGE_NAME).decode()
-    whole = hashlib.sha256()
+    all_files = hashlib.sha256()
     for name, content in contents.items():
-        whole.update(f"{name} {len(content)}\n".encode() + content)
-    digest = whole.hexdigest()[:16]
+        all_files.update(f"{name} {len(content)}\n".encode() + content)
+    digest = all_files.hexdigest()[:16]
     modules = [name for name in contents if name.endswith((".js", ".mjs"))]
     # With these links, the browser requests all modules at once. Otherwise, each level of imports would wait
     # for the level before it.
@@ -99,20 +103,28 @@ def _make_asset(name: str, content: bytes) -> Asset:
 
 @Route("GET", "/", "console", public=True).takes_request
 async def console(request: web.Request) -> web.Response:
+    """Return the page of the console."""
     return _answer(request, load_assets().page, "no-cache")
 
 
 @Route("GET", "/console/{digest}/{asset}", "consoleAsset", public=True).takes_request
 async def console_asset(request: web.Request) -> web.Response:
+    """Return an asset of the console."""
     return _find(request, request.match_info["asset"])
 
 
 @Route("GET", "/console/{digest}/{folder}/{asset}", "consoleFolderAsset", public=True).takes_request
 async def console_folder_asset(request: web.Request) -> web.Response:
+    """Return an asset in a folder of the console."""
     return _find(request, f"{request.match_info['folder']}/{request.match_info['asset']}")
 
 
 def _find(request: web.Request, name: str) -> web.Response:
+    """Return the response with an asset, which the client may cache for a year.
+
+    Raises:
+        NotFound: The console of this version has no such asset.
+    """
     assets = load_assets()
     asset = assets.files.get(name) if request.match_info["digest"] == assets.digest else None
     if asset is None:
@@ -121,6 +133,7 @@ def _find(request: web.Request, name: str) -> web.Response:
 
 
 def _answer(request: web.Request, asset: Asset, caching: str) -> web.Response:
+    """Return the response with an asset, gzipped if the client accepts it."""
     headers = {**_HEADERS, "Cache-Control": caching}
     zipped = "gzip" in request.headers.get("Accept-Encoding", "")
     if zipped:

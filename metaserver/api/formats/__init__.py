@@ -1,1 +1,1 @@
-"""Wire formats: listings as Arrow and JSON, and streamed answers."""
+"""Formats of answers: listings as Arrow and JSON, and streamed answers."""

@@ -1,7 +1,7 @@
-"""Converts numpy columns to Arrow without copies where possible, and tables to Arrow IPC streams.
+"""Conversion of NumPy columns to Arrow, without copies where possible, and of tables to Arrow IPC streams.
 
-Arrow types correspond to Iceberg types as in the specification ("Parquet", whose logical types are Arrow's). UUIDs and
-fixed are bytes. Metadata of an answer, such as the token of the next page, is metadata of the stream's schema.
+Arrow types correspond to Iceberg types as in the specification ("Parquet", whose logical types are those of Arrow).
+UUIDs and fixed are bytes. Metadata of an answer, such as the next page's token, is metadata of the stream's schema.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ def wants_arrow(headers: Mapping[str, str]) -> bool:
         if (is_arrow or name in _JSON_RANGES) and weight > best:
             best, arrow = weight, is_arrow
     if best == 0:
-        raise NotAcceptable(f"Accept is {accepted[:100]!r}; available: application/json and {ARROW_STREAM}")
+        raise NotAcceptable(f"Accept is {accepted[:100]!r}; the server can send application/json and {ARROW_STREAM}")
     return arrow
 
 
 def _parse_weight(parameters: Sequence[str]) -> float:
+    """Return the weight of a media type in `Accept`."""
     for parameter in parameters:
         if parameter.startswith("q="):
             try:
@@ -53,9 +54,9 @@ def _parse_weight(parameters: Sequence[str]) -> float:
 
 
 def stream(columns: Mapping[str, pa.Array], metadata: Mapping[str, str]) -> bytes:
-    """Return a stream with one record batch.
+    """Return an Arrow IPC stream with one record batch.
 
-    Column names have _ instead of -.
+    In the names of columns, `-` is replaced by `_`.
     """
     fields = [pa.field(name.replace("-", "_"), array.type) for name, array in columns.items()]
     schema = pa.schema(fields, metadata=dict(metadata))
@@ -68,9 +69,9 @@ def stream(columns: Mapping[str, pa.Array], metadata: Mapping[str, str]) -> byte
 
 
 def make_integer_array(values: Longs, kind: pa.DataType | None = None) -> pa.Array:
-    """Return int64[rows] as an array of type `kind` (default int64), with MISSING as null.
+    """Convert int64[rows] to an array of type `kind`, with null for MISSING.
 
-    `kind` is a type of 32 or 64 bits with integer storage.
+    `kind` is a type of 32 or 64 bits with integer storage. The default is int64.
     """
     arrow = kind or pa.int64()
     present = values != MISSING
@@ -81,7 +82,7 @@ def make_integer_array(values: Longs, kind: pa.DataType | None = None) -> pa.Arr
 
 
 def make_text_array(strings: Strings, kind: pa.DataType | None = None) -> pa.Array:
-    """Return a string array.
+    """Convert strings to an Arrow array.
 
     Raises:
         TooLarge: The strings do not fit into one array.
@@ -97,7 +98,7 @@ def make_text_array(strings: Strings, kind: pa.DataType | None = None) -> pa.Arr
     if kind is None or pa.types.is_string(kind):
         try:
             array.validate(full=True)
-        except pa.ArrowInvalid:  # A writer has truncated a value within a character.
+        except pa.ArrowInvalid:  # A writer truncated a value within a character.
             return pa.array(
                 [None if string is None else string.decode("utf-8", "replace") for string in strings.list_values()]
             )
@@ -105,7 +106,7 @@ def make_text_array(strings: Strings, kind: pa.DataType | None = None) -> pa.Arr
 
 
 def find_arrow_type(kind: str) -> pa.DataType:
-    """Return the Arrow type for the bounds of an Iceberg type; null for types without an order.
+    """Return the Arrow type for the bounds of an Iceberg type, or null for types without an order.
 
     Bounds may be shorter than values, so this type may differ from the Arrow type of the values.
     """
@@ -118,12 +119,12 @@ def find_arrow_type(kind: str) -> pa.DataType:
 
 
 def is_integer(kind: pa.DataType) -> bool:
-    """Return whether the storage of the type is an integer of 32 or 64 bits: numbers, dates and times."""
+    """Return whether the type stores integers of 32 or 64 bits, as numbers, dates and times do."""
     return bool(pa.types.is_integer(kind) or pa.types.is_temporal(kind))
 
 
 def make_bound_array(values: Longs | npt.NDArray[np.float64] | Strings, kind: str) -> pa.Array:
-    """Return the bounds from `Stats.bounds` as an array of the column's type."""
+    """Convert bounds from `FoundStatistics.read_bounds` to an array of the column's type."""
     arrow = find_arrow_type(kind)
     if pa.types.is_null(arrow):
         return pa.nulls(len(values.present if isinstance(values, Strings) else values))
@@ -140,7 +141,7 @@ def make_bound_array(values: Longs | npt.NDArray[np.float64] | Strings, kind: st
 
 
 def _convert_long_decimals(values: Strings, arrow: pa.DataType) -> pa.Array:
-    """Convert decimals from big-endian, with 2**127 added, to little-endian."""
+    """Convert decimals from the form with 2**127 added, big-endian, to Arrow's little-endian form."""
     present = values.present != 0
     matrix = np.zeros((len(present), 2), dtype=np.uint64)
     matrix[present] = values.data.view(">u8").reshape(-1, 2)[:, ::-1]

@@ -1,8 +1,8 @@
-"""Writes one record batch as an Arrow IPC stream in a single buffer. Columns are decoded directly into the buffer.
+"""Writer of one record batch as an Arrow IPC stream in a single buffer. Columns are decoded directly into the buffer.
 
-Arrow's writer takes complete arrays and copies them. This module computes the head of the message first, and then
-unpacks the packed columns of blocks behind the head. The head is a FlatBuffer (Arrow, "Serialization and
-Interprocess Communication", Message.fbs). The tables of a FlatBuffer may have any order; here the order is fixed.
+Arrow's writer takes complete arrays, and copies them. This module computes the head of the message first, and then
+unpacks the packed columns of blocks behind the head. The head is a FlatBuffer (Arrow, "Serialization and Interprocess
+Communication", Message.fbs). The tables of a FlatBuffer may have any order. This module uses a fixed order.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MESSAGE_VTABLE, _BATCH_VTABLE = 4, 16
 
 
 class RecordBatchWriter:
-    """Writes the columns of one batch, in order. Each column has `rows` values."""
+    """Writes the columns of one record batch, in order. Each column has `rows` values."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -44,13 +44,14 @@ class RecordBatchWriter:
     def add(self, name: str, kind: pa.DataType, values: IntegerColumn | pa.Array) -> None:
         """Add a column.
 
-        `kind` is an integer type of 32 or 64 bits if `values` are packed integers. Otherwise it is the type of the
+        If `values` are packed integers, `kind` is an integer type of 32 or 64 bits. Otherwise, it is the type of the
         array.
         """
         self._fields.append((name, kind))
         self._parts.append(values)
 
     def stream(self, schema_metadata: Mapping[str, str]) -> bytearray:
+        """Return the Arrow IPC stream with the added columns."""
         schema = _make_schema(tuple(self._fields), tuple(schema_metadata.items()))
         sizes = [self._measure_buffers(kind, part) for (_, kind), part in zip(self._fields, self._parts, strict=True)]
         offsets: list[tuple[int, int]] = []
@@ -71,7 +72,7 @@ class RecordBatchWriter:
         return buffer
 
     def _measure_buffers(self, kind: pa.DataType, part: IntegerColumn | pa.Array) -> list[int]:
-        """Return the sizes of the column's buffers. The size is 0 for a validity bitmap that is not needed."""
+        """Return the sizes of the buffers of a column. An unnecessary validity bitmap has the size 0."""
         if isinstance(part, IntegerColumn):
             return [(self._rows + 7) // 8 if part.nullable else 0, self._rows * (kind.bit_width // 8)]
         return [0 if buffer is None else buffer.size for buffer in _list_buffers(part)]
@@ -98,7 +99,7 @@ class RecordBatchWriter:
 
 
 def _list_buffers(array: pa.Array) -> list[pa.Buffer | None]:
-    """Return the buffers of an array in a stream. An array of type null has no buffers."""
+    """Return the buffers of an array that a stream contains. An array of type null has no buffers."""
     return [] if pa.types.is_null(array.type) else array.buffers()
 
 
@@ -114,7 +115,7 @@ def _make_schema(fields: tuple[tuple[str, Any], ...], metadata: tuple[tuple[str,
 
 
 def _encode_head(rows: int, nulls: Sequence[int], offsets: Sequence[tuple[int, int]], body_size: int) -> bytes:
-    """Return the encapsulated message of a record batch, without its body."""
+    """Encode the message of a record batch without its body."""
     nodes_end = _NODES + 4 + 16 * len(nulls)
     tables = _TABLES.pack(
         _MESSAGE,

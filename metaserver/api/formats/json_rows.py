@@ -1,4 +1,4 @@
-"""Writes rows as JSON, in the form in which they are appended: Iceberg's JSON of single values (spec, Appendix D)."""
+"""Conversion of rows to JSON, in the form of appended rows: Iceberg's JSON of single values (spec, Appendix D)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INTEGERS = {"date": pa.int32(), "time": pa.int64(), "timestamp": pa.int64(), "t
 
 
 def write_json_rows(rows: pa.Table, fields: Sequence[Field]) -> list[dict[str, Any]]:
-    """Return rows as JSON objects.
+    """Convert rows to JSON objects.
 
     Args:
         rows: The rows, with a column for each field.
@@ -56,7 +56,7 @@ def _write_array(array: pa.Array, kind: Type) -> list[Any]:
 
 
 def _slice_values(values: list[Any], lists: pa.Array) -> list[Any]:
-    """Return consecutive values as lists, with the lengths of an array of lists."""
+    """Divide consecutive values into lists with the lengths of an array of lists."""
     cut: list[Any] = []
     start = 0
     for length in pc.list_value_length(lists).to_pylist():
@@ -66,7 +66,7 @@ def _slice_values(values: list[Any], lists: pa.Array) -> list[Any]:
 
 
 def _read_values(array: pa.Array, kind: str) -> list[Any]:
-    """Return primitive values as Iceberg stores them: dates and times are integers, UUIDs are bytes."""
+    """Return primitive values in Iceberg's form: dates and times are integers, and UUIDs are bytes."""
     name = get_base_name(kind)
     if isinstance(array, pa.ExtensionArray):
         array = array.storage

@@ -25,7 +25,7 @@ CONTENTS = ("data", "position-deletes", "equality-deletes")
 _INTEGER = {"type": ["integer", "null"]}
 _PARTITION = {
     "type": "object",
-    "description": "Values by the names of partition fields; accepted as `partition` in requests.",
+    "description": "The values by the names of partition fields. Requests accept it as `partition`.",
 }
 FILE_COLUMNS: dict[str, dict[str, Any]] = {
     "content": {"enum": list(CONTENTS)},
@@ -39,19 +39,19 @@ FILE_COLUMNS: dict[str, dict[str, Any]] = {
     "snapshot-id": {"type": ["integer", "null"], "description": "The snapshot that added the file."},
     "delete-files": {
         "type": ["integer", "null"],
-        "description": "The number of delete files that apply to the file; null for delete files.",
+        "description": "The number of delete files that apply to the file. It is null for delete files.",
     },
 }
 STATS_COLUMNS: dict[str, dict[str, Any]] = {
     "file": {
         "type": "integer",
-        "description": "The number of the file in its snapshot: its manifest and its position in it.",
+        "description": "The number of the file in its snapshot: the numbers of its manifest and of its manifest entry.",
     },
     "file-path": {"type": "string"},
     "lower-bound": {
         "description": "A value of the column's type (specification: JSON single-value serialization), or null."
     },
-    "upper-bound": {"description": "The same as for lower-bound."},
+    "upper-bound": {"description": "A value in the same form as lower-bound."},
     "value-count": _INTEGER,
     "null-value-count": _INTEGER,
     "nan-value-count": _INTEGER,
@@ -64,7 +64,7 @@ PARTITION_COLUMNS: dict[str, dict[str, Any]] = {
     "file-count": {"type": "integer"},
     "file-size-in-bytes": {"type": "integer", "description": "The total size of the data files."},
     "position-delete-records": {"type": "integer"},
-    "position-delete-files": {"type": "integer", "description": "Includes deletion vectors."},
+    "position-delete-files": {"type": "integer", "description": "The number includes deletion vectors."},
     "equality-delete-records": {"type": "integer"},
     "equality-delete-files": {"type": "integer"},
     "last-updated-snapshot-id": _INTEGER,
@@ -73,31 +73,32 @@ PARTITION_COLUMNS: dict[str, dict[str, Any]] = {
 
 
 class Listing(Protocol):
-    """Items that are numbered from 0. Their order depends only on the snapshot."""
+    """A list of items, numbered from 0. The order of the items depends only on the snapshot."""
 
     @property
     def total(self) -> int: ...
 
     def stream(self, names: Sequence[str], start: int, end: int, about: Mapping[str, str]) -> bytes | bytearray:
-        """Return an Arrow IPC stream of the items from `start` to `end`, exclusive.
+        """Return an Arrow IPC stream of the items from `start` up to and not including `end`.
 
-        The stream has the named columns, with _ instead of - in the names. `about` becomes the metadata of the schema.
+        The stream has the named columns. In their names, `-` is replaced by `_`. `about` becomes the metadata of the
+        schema.
         """
 
     def lists(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
-        """Return the columns that `stream` returns as JSON values, one list for each column."""
+        """Return the columns of `stream` as lists of JSON values."""
 
 
 def make_items(listing: Listing, names: Sequence[str], start: int, end: int) -> list[dict[str, Any]]:
-    """Return the items from `start` to `end`, exclusive, as JSON objects."""
+    """Return the items from `start` up to and not including `end` as JSON objects."""
     columns = listing.lists(names, start, end)
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 class FileListing:
-    """The data files of a snapshot, then its delete files.
+    """The data files of a snapshot, followed by its delete files.
 
-    `scan` covers the whole snapshot, and determines the delete files of each data file.
+    `scan` is a plan of the whole snapshot, which determines the delete files of each data file.
     """
 
     def __init__(self, metadata: TableMetadata, data: FoundFiles, deletes: FoundFiles, scan: ScanPlan | None) -> None:
@@ -123,6 +124,8 @@ class FileListing:
 
 
 class _FilesPage:
+    """A page of data files or of delete files."""
+
     def __init__(self, metadata: TableMetadata, files: FoundFiles, scan: ScanPlan | None) -> None:
         self._metadata = metadata
         self._files = files
@@ -130,6 +133,7 @@ class _FilesPage:
         self._grouped: FilesByPartition | None = None
 
     def build_array(self, name: str) -> pa.Array:
+        """Return a column of the page as an Arrow array."""
         match name:
             case "file-path":
                 return arrow.make_text_array(self._files.read_texts("file_path"))
@@ -142,6 +146,7 @@ class _FilesPage:
         return arrow.make_integer_array(self._read_longs(name))
 
     def list_values(self, name: str) -> list[Any]:
+        """Return the values of a column for the files of the page."""
         match name:
             case "file-path":
                 return _decode_strings(self._files.read_texts("file_path"))
@@ -153,6 +158,7 @@ class _FilesPage:
         return _make_nullable(self._read_longs(name))
 
     def _read_longs(self, name: str) -> Longs:
+        """Return an integer column of the page, int64[files]."""
         files = self._files
         match name:
             case "spec-id":
@@ -166,10 +172,11 @@ class _FilesPage:
         return files.read_longs(name.replace("-", "_"))
 
     def _read_contents(self) -> Longs:
-        """Return the content type of each file. Manifests of format version 1 do not have it."""
+        """Return the content type of each file. In format version 1, all files are data files."""
         return np.clip(self._files.read_longs("content"), 0, len(CONTENTS) - 1)
 
     def _read_formats(self) -> tuple[Longs, list[str]]:
+        """Return the position of each file's format in a list, and the list of formats."""
         number_of: dict[str, int] = {}
         names = [
             (text or b"").decode("utf-8", "replace").lower()
@@ -184,6 +191,7 @@ class _FilesPage:
         return self._grouped.numbers, values
 
     def _delete_files(self) -> Longs:
+        """Return the number of delete files of each data file, or MISSING for delete files."""
         files = self._files.files
         if files and self._files.segments[0].block.content != 0:
             return np.full(files, MISSING, dtype=np.int64)
@@ -202,6 +210,7 @@ class ColumnStats:
         self.total = files.files
 
     def stream(self, names: Sequence[str], start: int, end: int, about: Mapping[str, str]) -> bytearray:
+        """Return the columns as an Arrow IPC stream; see `Listing.stream`."""
         files = self._files.slice_files(start, end)
         stats = files.find_statistics(self._column)
         columns = RecordBatchWriter(files.files)
@@ -219,6 +228,7 @@ class ColumnStats:
         return columns.stream(about)
 
     def _add_bounds(self, columns: RecordBatchWriter, name: str, stats: FoundStatistics, side: str) -> None:
+        """Add a column with the lower or upper bounds."""
         kind = arrow.find_arrow_type(self._column.kind)
         packed = stats.read_integer_bounds(side) if arrow.is_integer(kind) else None
         if packed is not None:
@@ -228,6 +238,7 @@ class ColumnStats:
             columns.add(name, values.type, values)
 
     def lists(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
+        """Return the columns as JSON values; see `Listing.lists`."""
         files = self._files.slice_files(start, end)
         stats = files.find_statistics(self._column)
         columns: list[list[Any]] = []
@@ -253,9 +264,9 @@ _COUNTS = {
 
 
 class PartitionListing:
-    """The partitions that have at least one file, and the sums over their files.
+    """The partitions of a snapshot that have a file, with sums over their files.
 
-    Partitions with data files come first.
+    The partitions with data files are first.
     """
 
     def __init__(self, metadata: TableMetadata, data: FoundFiles, deletes: FoundFiles) -> None:
@@ -271,6 +282,7 @@ class PartitionListing:
         return len(self._items)
 
     def stream(self, names: Sequence[str], start: int, end: int, about: Mapping[str, str]) -> bytes:
+        """Return rows of the listing as an Arrow stream."""
         columns = {}
         for name, values in zip(names, self.lists(names, start, end), strict=True):
             if name == "partition":
@@ -285,7 +297,7 @@ class PartitionListing:
     def _add_files(self, within_files: FoundFiles, names: tuple[str, str], only: int | None = None) -> None:
         """Add the files to the two columns in `names`: the number of records and the number of files.
 
-        If `only` is set, add only the files of this `content`.
+        If `only` is not None, add only the files of this content type.
         """
         within = group_by_partition(within_files)
         counted = (
@@ -307,7 +319,8 @@ class PartitionListing:
     def _make_item(self, partition: PartitionTuple) -> dict[str, Any]:
         """Return the item of a partition.
 
-        The items are keyed by JSON, because two manifests may store equal values with different types.
+        The key of an item is the JSON of the partition, because two manifests may store equal values with different
+        types.
         """
         partition_json = encode_partition(self._metadata, partition)
         item = self._rows.get(key := (partition.spec_id, to_json(partition_json)))
@@ -318,7 +331,7 @@ class PartitionListing:
         return item
 
     def _update(self, files: FoundFiles, within: FilesByPartition, items: list[dict[str, Any]]) -> None:
-        """Set, for each partition, the latest known snapshot that added one of its files."""
+        """Set the latest known snapshot that added a file to each partition."""
         ids, id_positions = np.unique(files.read_snapshot_ids(), return_inverse=True)
         snapshots = [self._metadata.snapshot(int(id_)) for id_ in ids]
         times = np.array(
@@ -335,15 +348,15 @@ class PartitionListing:
 
 
 def encode_partition(metadata: TableMetadata, partition: PartitionTuple) -> dict[str, object]:
-    """Return the partition values by field name, in the order of the table's spec, as JSON single values.
+    """Return the partition values as JSON single values, by field name, in the order of the table's spec.
 
     The values have the current types of the fields.
     """
-    stored = {field.field_id: field for field in partition.fields}
+    field_values = {field.field_id: field for field in partition.fields}
     spec = metadata.spec(partition.spec_id)
     json_values: dict[str, object] = {}
     for field in () if spec is None else spec.fields:
-        value = stored.get(field.field_id or 0)
+        value = field_values.get(field.field_id or 0)
         if value is None or value.value is None:
             json_values[field.name] = None
             continue

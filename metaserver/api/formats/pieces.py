@@ -1,7 +1,7 @@
-"""Sends an answer that is generated in pieces, without blocking the event loop for long.
+"""Sending of an answer that is generated in pieces, without blocking the event loop for long.
 
-Small answers become one body. Large answers are buffered, so that an error still becomes an error answer, and then
-written piece by piece. From `STREAM_FROM_BYTES` on they are streamed.
+Small answers become one body. Larger answers are buffered first, so that an error can still become an error answer, and
+then written piece by piece. Answers above `STREAM_FROM_BYTES` are streamed.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from seamark.metaserver.api.http.render import GZIP_FROM_BYTES, accepts_gzip
 STREAM_FROM_BYTES = 4 << 20
 """The maximum size of an answer that is buffered. Larger answers are streamed."""
 BODY_BYTES_MAX = 512 << 10
-"""The maximum size of an answer that is joined. Joining and writing megabytes blocks the event loop."""
+"""The maximum size of an answer that becomes one body, because joining megabytes would block the event loop."""
 SLICE_S = 0.001
-"""The time for which the server writes an answer before the event loop runs other tasks."""
+"""The time for which the server writes an answer before the event loop runs other tasks, in seconds."""
 _GZIP_WINDOW_BITS = 31
-"""zlib's window bits for gzip."""
+"""The value of zlib's window bits that selects the format gzip."""
 _HEADERS = {"Content-Type": "application/json", "Vary": "Accept-Encoding"}
 
 
 class _Encoder:
-    """Buffers an answer, and compresses it when it is large enough."""
+    """Buffers an answer, and compresses it if it is large enough."""
 
     def __init__(self, *, gzip: bool) -> None:
         self._gzip = gzip
@@ -40,6 +40,7 @@ class _Encoder:
         self.size_bytes = 0
 
     def add(self, piece: bytes) -> None:
+        """Add a piece of the body. The body is compressed from the piece with which it becomes long."""
         if self._packer is None and self._gzip and self.size_bytes + len(piece) >= GZIP_FROM_BYTES:
             self._packer = isal_zlib.compressobj(1, isal_zlib.DEFLATED, _GZIP_WINDOW_BITS)
             piece = b"".join(self.take()) + piece
@@ -69,12 +70,14 @@ Run = Callable[[Callable[[], bytes | None]], Awaitable[bytes | None]]
 
 
 async def send(request: web.Request, pieces: Iterator[bytes], *, run: Run | None = None) -> web.StreamResponse:
-    """Send the pieces as one JSON answer. The event loop runs other tasks after each `SLICE_S` of work.
+    """Send the pieces as one JSON answer. The event loop runs other tasks after each `SLICE_S` seconds of work.
 
     An error within the first `STREAM_FROM_BYTES` becomes an error answer.
 
     Args:
-        run: Makes the pieces outside of the event loop, one at a time. For pieces that take longer.
+        request: The request.
+        pieces: The pieces of the JSON text.
+        run: A function that makes the pieces outside the event loop, one at a time. It is for pieces that take longer.
     """
     encoder = _Encoder(gzip=accepts_gzip(request.headers))
     monotonic = request.app[COMPONENTS].clock.monotonic
@@ -101,7 +104,7 @@ async def send(request: web.Request, pieces: Iterator[bytes], *, run: Run | None
 async def _stream_pieces(
     request: web.Request, encoder: _Encoder, following: Callable[[], bytes | None], run: Run | None
 ) -> web.StreamResponse:
-    """Send the buffer, then each further piece when it is generated."""
+    """Send the buffer, and then each further piece as soon as it exists."""
     response = await _begin(request, encoder)
     with _abort_on_error(request):
         await _write(response, encoder.take())
@@ -129,7 +132,7 @@ async def _begin(request: web.Request, encoder: _Encoder, size: int | None = Non
 
 @contextlib.contextmanager
 def _abort_on_error(request: web.Request) -> Iterator[None]:
-    """Abort the connection on an error, so that no client takes a partial answer for a complete one."""
+    """Abort the connection on an error, so that no client takes a partial answer for a complete answer."""
     try:
         yield
     except BaseException:

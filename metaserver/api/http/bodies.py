@@ -1,10 +1,10 @@
-"""Reads the bodies of requests within limits for their size, their time, and the memory of all bodies together.
+"""Reader of the bodies of requests, with limits for their size, their time, and the memory of all bodies together.
 
-The size is that of the uncompressed body, counted while the body arrives; the headers are not trusted. Compressed
-bodies are inflated in small steps, one at a time for the whole worker, and the event loop runs other tasks between two
-steps. A route declares the class of its limit: lists of files, keys and values need more than others, and logins need
-less. A body is read after the login, and, if the path determines the namespace, after the check of the role. Only
-`getToken` reads bodies of unauthenticated clients.
+The size is that of the uncompressed body. It is counted while the body arrives, because the headers are not trusted.
+Compressed bodies are inflated in small steps, one body at a time in each worker, and the event loop runs other tasks
+between two steps. A route declares the class of its limit: lists of files, keys and values have larger limits, and
+logins have smaller limits. A body is read after the login. If the path determines the namespace, it is also read after
+the check of the right. Only `getToken` reads bodies of unauthenticated clients.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ TOKEN_BODY_MAX = 16 << 10
 BYTES_PER_SECOND_MIN = 64 << 10
 """The minimum rate, in bytes per second, of a body that takes longer than `body_timeout_s`."""
 _LINGERING_BYTES = 1 << 20
-"""The maximum bytes of a body that are read after the answer, because some clients read the answer only after they have
-sent the body.
+"""The maximum number of bytes of a body that are read after the answer.
+
+Some clients read the answer only after they have sent the body.
 """
 _INFLATED_BYTES = 64 << 10
 """The number of bytes that a step inflates before the event loop runs other tasks.
@@ -46,15 +47,15 @@ _STEP_BYTES = 1 << 20
 QUICK_BYTES = 256 << 10
 """The maximum size of a body that is parsed in the event loop."""
 _CONTAINERS_MAX, _CONTAINERS_MAX_LARGE = 100_000, 4_000_000
-"""Objects and arrays in a body, and in one of the class LARGE. Each costs some sixty bytes, however short its text."""
+"""The maximum numbers of objects and arrays in a body, and in a body of the class LARGE. Each takes about 60 bytes."""
 _VALUES_MAX = 600_000
 """The maximum number of commas in a body that is not of the class LARGE. A filter may list half a million numbers."""
 
 
 def get_body_limit(size: BodySize, settings: Settings) -> int:
-    """Return the maximum number of bytes of a body of this class, uncompressed.
+    """Return the maximum number of uncompressed bytes of a body of this class.
 
-    msgspec parses a body in one call that blocks the event loop. The limit for readers is therefore a size that takes
+    msgspec parses a body in one call that blocks the event loop. So the limit for readers is a size that takes only
     some milliseconds.
     """
     limit = settings.body_limit_bytes
@@ -66,7 +67,7 @@ def get_body_limit(size: BodySize, settings: Settings) -> int:
 
 
 async def read(request: web.Request, size: BodySize | None = None) -> bytes:
-    """Return the body, uncompressed according to its Content-Encoding. A second call returns the same bytes.
+    """Read the body, and uncompress it according to its Content-Encoding. A second call returns the same bytes.
 
     Args:
         request: The request.
@@ -94,7 +95,7 @@ async def read(request: web.Request, size: BodySize | None = None) -> bytes:
     coding = "" if codings is None else parse_content_encoding(codings)
     try:
         if not coding and content.is_eof() and content.exception() is None:
-            # Like most bodies, this body arrived with the headers.
+            # The body arrived with the headers, as most bodies do.
             if content.total_bytes > limit:
                 raise _make_too_large_error(limit)
             body = bytes(content.read_nowait())
@@ -106,12 +107,12 @@ async def read(request: web.Request, size: BodySize | None = None) -> bytes:
             timeout_s = settings.body_timeout_s if PRINCIPAL in request else settings.header_timeout_s
             body = await _receive(request, limit, timeout_s, slot, coding)
     except web.RequestPayloadError:
-        # Otherwise aiohttp would continue to read the body after our answer, fail, and cut the answer off.
+        # Otherwise, aiohttp would continue to read the body after the answer, fail, and break off the answer.
         content.feed_eof()
         request[_UNREADABLE] = True
-        raise BadRequest("The request body does not arrive as its headers announce: check its encoding") from None
+        raise BadRequest("The request body does not have the form that its headers state; check its encoding") from None
     except ConnectionError:
-        raise ClientGone("The client left before its request had arrived") from None
+        raise ClientGone("The client closed the connection before the whole request had arrived") from None
     if len(body) > QUICK_BYTES and size is not BodySize.LARGE:
         _check_values(body)
     if slot is None:
@@ -122,13 +123,19 @@ async def read(request: web.Request, size: BodySize | None = None) -> bytes:
 
 
 def _get_slot(request: web.Request) -> RequestSlot | None:
-    try:  # A call of `get` on aiohttp's requests costs twice as much.
+    try:  # The method `get` of aiohttp's requests takes twice as long.
         return request[SLOT]
     except KeyError:
         return None
 
 
 async def _receive(request: web.Request, limit: int, timeout_s: float, slot: RequestSlot | None, coding: str) -> bytes:
+    """Receive and uncompress the body of a request.
+
+    Raises:
+        TooLarge: The body exceeds the limit.
+        RequestTimeout: The body took too long to arrive.
+    """
     received, pieces, size = bytearray(), list[bytes](), 0
     inflater = Inflater(coding) if coding else None
     loop = asyncio.get_running_loop()
@@ -160,7 +167,7 @@ async def _receive(request: web.Request, limit: int, timeout_s: float, slot: Req
                     take(chunk)
     except TimeoutError:
         raise RequestTimeout(
-            f"The request body took too long: {size:,} bytes came in {loop.time() - begun_s:.0f} s"
+            f"The request body took too long: {size:,} bytes arrived in {loop.time() - begun_s:.0f} s"
         ) from None
     if inflater is not None:
         inflater.finish()
@@ -169,15 +176,15 @@ async def _receive(request: web.Request, limit: int, timeout_s: float, slot: Req
     if not pieces:
         return bytes(received)
     pieces.append(bytes(received))
-    # The copy runs in a thread, and without the interpreter's lock: copying 64 MB takes tens of milliseconds.
+    # Copy in a thread, without the GIL, because copying 64 MB takes tens of milliseconds.
     return await asyncio.to_thread(b"".join, pieces)
 
 
 async def _inflate(request: web.Request, inflater: Inflater) -> bytes:
     """Inflate one step of the body. The event loop runs other tasks after the step.
 
-    Only one compressed body is inflated at a time, so all of them together use no more of the event loop than one
-    body.
+    Only one compressed body is inflated at a time, so all compressed bodies together use no more of the event loop than
+    one body.
     """
     async with request.app[COMPONENTS].worker_limits.inflating.hold(_find_holder(request)):
         chunk = inflater.inflate(_INFLATED_BYTES)
@@ -186,13 +193,13 @@ async def _inflate(request: web.Request, inflater: Inflater) -> bytes:
 
 
 def _find_holder(request: web.Request) -> str:
-    """Return the client in whose queue a body waits: the principal, or the address of an unauthenticated client."""
+    """Return the client to which a body is counted: the principal, or the address of an unauthenticated client."""
     principal = request.get(PRINCIPAL)
     return f"address {request.remote}" if principal is None else principal.name
 
 
 def end_unread(request: web.Request, response: web.StreamResponse) -> None:
-    """Close the connection after the answer to a request whose body was not read to its end.
+    """Close the connection after the answer to a request whose body was not read completely.
 
     The server does not know where the next request begins, and reading the rest of the body would cost too much.
     """
@@ -207,10 +214,10 @@ def end_unread(request: web.Request, response: web.StreamResponse) -> None:
 
 
 def parse_now(body: bytes, shape: type[T]) -> T:
-    """Return the value of a JSON body of this msgspec type.
+    """Decode a JSON body as a value of this msgspec type.
 
     Raises:
-        BadRequest: The body is not JSON of this type; the message names the wrong field.
+        BadRequest: The body is not JSON of this type; the message names the invalid field.
         TooLarge: The body has too many objects and arrays.
     """
     if not body:
@@ -227,7 +234,12 @@ def _check_values(body: bytes) -> None:
 
 
 def _check_containers(body: bytes, most: int) -> None:
-    # Search in steps, because this thread may check 64 MB: other threads, such as the event loop, run between the
+    """Check the number of objects and arrays in a body.
+
+    Raises:
+        TooLarge: The body has more of them than `most`.
+    """
+    # Search in steps, because this thread may check 64 MB. Other threads, such as the event loop, run between two
     # steps.
     steps = [(at, at + _STEP_BYTES) for at in range(0, len(body), _STEP_BYTES)]
     if sum(body.count(b"{", *step) + body.count(b"[", *step) for step in steps) > most:

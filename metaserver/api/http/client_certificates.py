@@ -1,4 +1,4 @@
-"""Reads the certificate of the client of a request."""
+"""Reader of the client certificate of a request."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from seamark.metaserver.api.http.components import ServerComponents
 
 
 def read_client_certificate(components: ServerComponents, request: web.Request) -> ClientCertificate | None:
-    """Return the verified certificate of the connection of a request.
+    """Return the verified client certificate of a request.
 
-    Return None if the client presented none, or if the server asks clients for none.
+    Returns:
+        None if the client presented no certificate, or if the server does not ask for certificates.
 
     Raises:
         Unauthenticated: The certificate was revoked, its authority is no longer trusted, or the server has no current

@@ -1,4 +1,4 @@
-"""The components of a server, declared once: the composition root opens them and the routes use them.
+"""The declaration of the components of a server. The composition root opens them, and the routes use them.
 
 A handler gets a component from its call, as in `call.components.catalog`. There is no service locator and no module
 state, so two servers can run in one process, for example in tests of replicas. If only one module of routes uses a
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 class SharedComponents:
     """The components that all warehouses of a worker share.
 
-    They have no state of a warehouse. They limit what the worker does, or know who calls.
+    They have no state of a warehouse. They are limits of the worker, or components that identify callers.
     """
 
     extensions: Extensions
@@ -67,8 +67,9 @@ class SharedComponents:
     certificate: Certificate | None
     """The certificate of the server. None if the server does not use TLS."""
     drain: asyncio.Event
-    """An event that is set when the server stops: readiness fails, long-polls return, and connections are closed
-    after the answer.
+    """An event that is set when the server stops.
+
+    Then readiness fails, long-polls return, and connections are closed after the answer.
     """
 
 
@@ -76,8 +77,8 @@ class SharedComponents:
 class ServerComponents:
     """The components that the routes of one warehouse use.
 
-    The composition root opens the components, and closes them after the application. Each warehouse has its own, except
-    those of `SharedComponents`.
+    The composition root opens the components, and closes them after the application. Each warehouse has its own
+    components, except those of `SharedComponents`.
     """
 
     settings: Settings
@@ -124,7 +125,7 @@ class ServerComponents:
 
     @property
     def base_path(self) -> str:
-        """Return the path in the URL of this warehouse; empty for the server's own."""
+        """The path in the URL of this warehouse. It is empty for the server's own warehouse."""
         return "" if self.warehouses is not None else make_warehouse_path(self.settings.prefix)
 
 

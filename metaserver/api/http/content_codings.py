@@ -2,9 +2,9 @@
 
 The module uses no clock and no I/O.
 
-aiohttp inflates all bytes that have arrived at once, in the event loop, before a handler can refuse them. Here a
-caller inflates as many bytes as it has time for. Two limits are checked before more bytes are inflated: the number
-of bytes, and the ratio of uncompressed bytes to received bytes.
+aiohttp inflates all bytes that have arrived in one step, in the event loop, before a handler can refuse them. With this
+module, the caller inflates only as many bytes as it has time for. Before more bytes are inflated, two limits are
+checked: the number of bytes, and the ratio of uncompressed bytes to received bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from seamark.formats.runtime.errors import BadRequest, TooLarge, UnsupportedMedi
 ACCEPTED = ("gzip", "deflate")
 """The content codings that the server accepts besides identity. x-gzip is gzip (RFC 9110, 8.4.1.3)."""
 MEMBERS_MAX = 1000
-"""The maximum number of members of one gzip body (RFC 1952, 2.2). Even a small member costs a decompressor."""
+"""The maximum number of members of one gzip body (RFC 1952, 2.2). Each member needs its own decompressor."""
 RATIO_MAX = 200
 """The maximum ratio of uncompressed to received bytes for a body above `RATIO_FREE_BYTES`.
 
@@ -30,7 +30,7 @@ _GZIP, _ZLIB, _RAW_DEFLATE = 31, 15, -15
 
 
 def parse_content_encoding(values: Sequence[str]) -> str:
-    """Return the coding that the values of Content-Encoding list; "" if they list none.
+    """Return the coding that the values of Content-Encoding list, or "" if they list no coding.
 
     Raises:
         UnsupportedMediaType: The coding is not in `ACCEPTED`, or there are several codings. Each further coding would
@@ -51,8 +51,8 @@ def parse_content_encoding(values: Sequence[str]) -> str:
 class Inflater:
     """Inflates one body.
 
-    Call `feed` with each received part, then `inflate` until it returns no bytes. At the end of the input, call
-    `finish`.
+    Call `feed` with each received part, and then call `inflate` until it returns no bytes. At the end of the input,
+    call `finish`.
     """
 
     def __init__(self, coding: str) -> None:
@@ -63,7 +63,7 @@ class Inflater:
         self._unpacked = 0
         self._members = 1
         self._is_full = False
-        """The last step gave as much as it might: there may be more without further input."""
+        """Whether the last step gave the maximum size, so that there may be more bytes without further input."""
         self._stream = zlib.decompressobj(_GZIP) if coding == "gzip" else None
 
     def feed(self, data: bytes) -> None:
@@ -72,11 +72,11 @@ class Inflater:
         self._input, self._at = data, 0
 
     def inflate(self, size: int) -> bytes:
-        """Return at most `size` bytes; b"" if more input is needed.
+        """Return at most `size` uncompressed bytes, or b"" if more input is needed.
 
         Raises:
             BadRequest: The data are not valid for the coding.
-            TooLarge: The body expands to too many times its size.
+            TooLarge: The ratio of uncompressed to received bytes is too large.
         """
         while self._is_full or self._get_undecoded() or self._at < len(self._input):
             out = self._step(size)
@@ -98,10 +98,11 @@ class Inflater:
 
     def _get_undecoded(self) -> bytes:
         stream = self._stream
-        # At the end of a member, zlib keeps the bytes after it in both of its attributes.
+        # At the end of a member, both attributes of zlib's object contain the bytes after the member.
         return b"" if stream is None or stream.eof else stream.unconsumed_tail
 
     def _step(self, size: int) -> bytes:
+        """Inflate at most `size` bytes in one call of zlib."""
         packed = self._get_undecoded()
         if not packed and not self._is_full:
             packed = self._input[self._at : self._at + _PIECE_BYTES]
@@ -113,7 +114,7 @@ class Inflater:
         except zlib.error:
             raise self._to_bad_request("is corrupt") from None
         self._is_full = len(out) == size and not stream.eof
-        if stream.eof:  # The bytes after the end are input of the next member.
+        if stream.eof:  # The bytes after the end belong to the next member.
             unused = len(stream.unused_data)
             self._at -= unused
             self._sent -= unused
@@ -126,15 +127,15 @@ class Inflater:
             self._stream = zlib.decompressobj(_ZLIB if packed[0] & 0x0F == zlib.DEFLATED else _RAW_DEFLATE)
         elif self._stream.eof:
             if self._coding != "gzip":
-                raise self._to_bad_request("continues after its end")
+                raise self._to_bad_request("has bytes after its end")
             self._members += 1
             if self._members > MEMBERS_MAX:
-                raise BadRequest(f"The gzip request body has more than {MEMBERS_MAX:,} members; send one")
+                raise BadRequest(f"The gzip request body has more than {MEMBERS_MAX:,} members; send one member")
             self._stream = zlib.decompressobj(_GZIP)
         return self._stream
 
     def _to_bad_request(self, reason: str) -> BadRequest:
-        return BadRequest(f"The {self._coding} request body {reason}: check its encoding")
+        return BadRequest(f"The {self._coding} request body {reason}; check its encoding")
 
 
 _LISTED = f"{', '.join(ACCEPTED)}, identity"

@@ -1,9 +1,9 @@
 """Descriptions of routes: path, operation id, parameters, body, answers, limits, and whether the route is public.
 
 `dispatch.Route` adds the functions that handle requests. The description is attached to the function that aiohttp
-calls. The middleware, `bodies.py` and `openapi.py` read it, so that limits, document, metrics and log agree with the
-route. The description of a route of the Iceberg REST specification has no answers, because the specification describes
-them.
+calls. The middleware, `bodies.py` and `openapi.py` read the description, so that limits, the OpenAPI document, metrics
+and log agree with the route. For a route of the Iceberg REST specification, the description has no answers, because the
+specification describes them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ _ATTRIBUTE = "seamark_operation"
 
 
 class Parameter(msgspec.Struct, frozen=True):
+    """A parameter of a route."""
+
     name: str
     where: str
     """The location of the parameter: path, query or header."""
@@ -31,19 +33,19 @@ class Parameter(msgspec.Struct, frozen=True):
 
 
 _PATH = {
-    "namespace": "Levels joined by the unit separator 0x1F, percent-encoded as %1F.",
-    "table": "Name of the table or view.",
-    "view": "Name of the view.",
+    "namespace": "The levels of the namespace, joined by the unit separator 0x1F, percent-encoded as %1F.",
+    "table": "The name of the table or view.",
+    "view": "The name of the view.",
     "function": "The name of the function.",
     "index": "The name of the index.",
     "build": "The id of the build.",
-    "column": "Full name of the column, levels joined by dots.",
-    "id": "Id of the dropped entry, from the list.",
-    "name": "Name of the token.",
-    "warehouse": "Name of the further warehouse.",
-    "statement": "Id of the statement, from the request or the header X-Seamark-Statement.",
+    "column": "The full name of the column, with levels joined by dots.",
+    "id": "The id of the dropped entry, from the listing.",
+    "name": "The name of the token.",
+    "warehouse": "The name of the further warehouse.",
+    "statement": "The id of the statement, from the request or the header X-Seamark-Statement.",
 }
-"""The variables of the paths of Seamark's API."""
+"""The descriptions of the variables in the paths of Seamark's API."""
 
 
 def doc(description: str, **schema: Any) -> msgspec.Meta:
@@ -55,6 +57,8 @@ def doc(description: str, **schema: Any) -> msgspec.Meta:
 
 
 class ResponseSpec(msgspec.Struct, frozen=True):
+    """The description of an answer."""
+
     status: int
     description: str
     schema: Any = None
@@ -62,15 +66,17 @@ class ResponseSpec(msgspec.Struct, frozen=True):
 
 
 class BodySize(Enum):
-    """The class of a body's limit. Each class has a setting."""
+    """The class of the size limit of a body. Each class has a setting."""
 
-    LOGIN = "the only body that is read from strangers: two tokens of the longest kind fit"
+    LOGIN = "the only body that is read from unauthenticated clients: two tokens of the longest kind fit"
     SMALL = "the default"
     MEDIUM = "a filter, a schema, or a list of index files"
     LARGE = "commits that list files, and keys in Arrow, whose values are not parsed one by one"
 
 
 class Description(msgspec.Struct, frozen=True):
+    """The description of a route."""
+
     method: str
     path: str
     """The path with variables in braces. Iceberg routes have the template of the specification."""
@@ -86,13 +92,14 @@ class Description(msgspec.Struct, frozen=True):
     is_body_optional: bool = False
     body_size: BodySize = BodySize.SMALL
     public: bool = False
-    """Whether the route needs no login and does not count toward the limit on requests, so that probes work under
-    load.
+    """Whether the route needs no login.
+
+    A public route is exempt from the limit on requests, so that probes work under load.
     """
     waits: bool = False
     """Whether the request may wait for a long time.
 
-    If it may, it has a separate limit and is not counted as in flight.
+    A waiting request has a separate limit, and is not counted as in flight.
     """
 
     @property

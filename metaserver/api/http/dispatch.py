@@ -59,6 +59,7 @@ class Router(web.UrlDispatcher):
         self._found: dict[tuple[str, str], tuple[dict[str, str], AbstractRoute]] = {}
 
     async def resolve(self, request: web.Request) -> web.UrlMappingMatchInfo:
+        """Return the route of a request. Recent paths are cached."""
         key = request.method, request.rel_url.raw_path
         match = self._found.get(key)
         if match is not None:
@@ -195,7 +196,7 @@ class Call:
 
     @property
     def request(self) -> web.Request:
-        """Return the request, for routes that declare that they stream."""
+        """The request, for routes that declare that they stream."""
         if not self._route.streams:
             raise RuntimeError(f"{self._route.operation} does not declare that it streams")
         return self._request
@@ -319,8 +320,8 @@ class Call:
         authorizer = self.components.authorizer
         if authorizer.is_uniform(self.principal, "namespaceExists", parent):
             return paths
-        seen = await authorizer.sees(self.principal, paths)
-        return [path for path, is_seen in zip(paths, seen, strict=True) if is_seen]
+        visibility = await authorizer.sees(self.principal, paths)
+        return [path for path, is_seen in zip(paths, visibility, strict=True) if is_seen]
 
     def list_visible_children(self, parent: NamespacePath) -> frozenset[str] | None:
         """Return the names in `parent` that a listing may include, or None if `select_seen` finds them."""
@@ -504,6 +505,7 @@ class Route(Description, frozen=True):
         return open_call
 
     def _make_encoder(self) -> Callable[[Call, Answer], web.StreamResponse]:
+        """Return the function that turns the answer of the handler into a response."""
         status = self.answers[0].status if self.answers else None
         with_body, without, operation, is_secret = status or 200, status or 204, self.operation, self.is_secret
 

@@ -126,6 +126,7 @@ async def _record_refusal(call: Call, key: IdempotencyKey, refusal: web.Response
 
 
 def _check_same(first: IdempotencyRecord, key: IdempotencyKey) -> None:
+    """Check that a repeated key has the same request."""
     if (first.scope, first.request_hash) != (key.scope, key.request_hash):
         raise Unprocessable(
             f"The {IDEMPOTENCY_KEY} {key.key} was used for a different request; use a new key for each request"
@@ -139,6 +140,7 @@ async def _replay(
     replayed: type[T] | None,
     recover: Callable[[], Awaitable[T]] | None,
 ) -> web.Response:
+    """Answer a repeated request from the record of the first request."""
     if first.metadata_location is not None and replayed is not None:
         try:
             loaded = await call.components.catalog.replay(first)

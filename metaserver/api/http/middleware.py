@@ -1,8 +1,9 @@
 """The middleware around every handler: request id, limits, identity, errors, metrics, log, audit and trace.
 
-The middleware is one function, because each layer of middleware costs a coroutine and a frame per request. Also, the
-order of the steps is visible in one place. The log contains method, route template, status, time, size, principal and
-request id. It never contains a query string, a header or a body, because they may contain secrets.
+The middleware is one function, because each layer of middleware needs a coroutine and a frame for each request. Also,
+the order of the steps is visible in one place. The log contains the method, the route template, the status, the time,
+the size, the principal and the request id. It contains no query string, no header and no body, because these may
+contain secrets.
 """
 
 from __future__ import annotations
@@ -65,10 +66,11 @@ class _RequestPipeline:
 
     @web.middleware
     async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer a request, and record it in the log, the audit log and the metrics."""
         clock = self._clock
         started = clock.monotonic()
-        template, described = self._find_route(request)
-        if described is FORWARDED and self._warehouses is not None:
+        template, description = self._find_route(request)
+        if description is FORWARDED and self._warehouses is not None:
             forwarded = await forward(request, self._warehouses)
             if forwarded is not None:
                 return forwarded
@@ -76,11 +78,11 @@ class _RequestPipeline:
         sent_id = headers.get("X-Request-Id")
         request_id = sent_id if sent_id is not None and _SANE_ID.match(sent_id) else self._ids.generate()
         request[REQUEST_ID] = request_id
-        staleness = self._read_staleness(request, described) if self._stale_limit_s else None
+        staleness = self._read_staleness(request, description) if self._stale_limit_s else None
         if self._tracer is None:
-            answer = self._answer(request, handler, described, request_id)
+            answer = self._answer(request, handler, description, request_id)
         else:
-            answer = self._trace(self._tracer, request, handler, template, described, request_id)
+            answer = self._trace(self._tracer, request, handler, template, description, request_id)
         if staleness is None:
             response, error = await answer
         else:
@@ -95,31 +97,31 @@ class _RequestPipeline:
             if error is not None or response.status >= 400 or not request.content.is_eof():
                 end_unread(request, response)
         is_logged = self._logs
-        is_audited = self._audited.get((described.operation, response.status))
+        is_audited = self._audited.get((description.operation, response.status))
         if is_audited is None:
-            is_audited = self._is_audited(described, response.status)
+            is_audited = self._is_audited(description, response.status)
         if is_audited:
-            written = await self._audit.record(
+            is_recorded = await self._audit.record(
                 principal_name=_read_principal_name(request),
-                operation=described.operation,
+                operation=description.operation,
                 resource=request.path,
                 status=response.status,
                 request_id=request_id,
                 remote=request.remote,
                 kind=error.kind if isinstance(error, SeamarkError) else None,
             )
-            is_logged = is_logged and (written or response.status not in (401, 403))
+            is_logged = is_logged and (is_recorded or response.status not in (401, 403))
         elif is_logged and response.status == 401:
             self._unrouted.take_due(clock.now_ms())
             is_logged = self._unrouted.is_written("", request.remote or "", unauthenticated=True)
         seconds = clock.monotonic() - started
-        self._metrics.observe(described.operation, response.status, seconds, error)
+        self._metrics.observe(description.operation, response.status, seconds, error)
         if is_logged:
-            self._log_line(request, response, template, described, seconds, request_id)
+            self._log_line(request, response, template, description, seconds, request_id)
         return response
 
     def _read_staleness(self, request: web.Request, described: Description) -> Staleness | None:
-        """Return the staleness that a read-only request allows, or None if it allows none."""
+        """Return the staleness that a read-only request allows, or None if it allows no stale answer."""
         cache_control = request.headers.get("Cache-Control")
         if cache_control is None or described.public or described.waits or changes(described.operation):
             return None
@@ -135,6 +137,7 @@ class _RequestPipeline:
         seconds: float,
         request_id: str,
     ) -> None:
+        """Log an answered request."""
         fields = {
             "method": request.method,
             "route": template,
@@ -153,7 +156,7 @@ class _RequestPipeline:
     async def _answer(
         self, request: web.Request, handler: Handler, described: Description, request_id: str
     ) -> tuple[web.StreamResponse, Exception | None]:
-        """Return (the handler's answer, None), or (the error's answer, the error)."""
+        """Return the answer of the handler and None, or the answer for an error and the error."""
         requests = self._metrics.requests
         requests.answering += 1
         slot: RequestSlot | None = None
@@ -194,7 +197,7 @@ class _RequestPipeline:
                 slot.leave()
 
     async def _log_in(self, request: web.Request) -> Principal:
-        """Return the principal.
+        """Log in the client of a request, and return its principal.
 
         Logins have a separate limit by address, so that unauthenticated clients take no slots from authenticated
         requests.
@@ -216,6 +219,7 @@ class _RequestPipeline:
         described: Description,
         request_id: str,
     ) -> tuple[web.StreamResponse, Exception | None]:
+        """Answer a request within a span of the tracer."""
         attributes = {
             "http.request.method": request.method,
             "http.route": template,
@@ -236,8 +240,8 @@ class _RequestPipeline:
     def _is_audited(self, described: Description, status: int) -> bool:
         """Return whether the request is recorded in the audit log.
 
-        The log omits unmatched paths, which scanners send by the thousand, and successes of public routes. It also
-        omits refusals by a limit, because recording each refusal would bypass the limit.
+        The audit log omits unmatched paths, which scanners send by the thousand, and successes of public routes. It
+        also omits refusals by a limit, because recording each refusal would bypass the limit.
         """
         unwanted = (
             status == 429 or described in (_UNROUTED[1], FORWARDED) or (described.public and status not in (401, 403))
@@ -270,8 +274,8 @@ def _read_principal_name(request: web.Request) -> str:
 class _RequestIds:
     """A generator of UUIDv7 as text.
 
-    The random part is drawn once and incremented (RFC 9562, 5.7 and 6.2). Request ids need not be secret, and drawing
-    random bytes for each would dominate their cost.
+    The random part is drawn once, and then incremented (RFC 9562, 5.7 and 6.2). Request ids need not be secret, and
+    drawing random bytes for each id would take most of the time.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -281,14 +285,14 @@ class _RequestIds:
         self._count = int(rand[16:], 16)
 
     def generate(self) -> str:
-        """Return a new id, unique at up to 4,096 requests a millisecond."""
+        """Return a new id. Ids are unique for up to 4,096 requests per millisecond."""
         self._count = count = self._count + 1 & 0xFFF
         stamp = f"{self._clock.now_ms():012x}"
         return f"{stamp[:8]}-{stamp[8:]}-7{count:03x}-{self._tail}"
 
 
 async def add_age(request: web.Request, response: web.StreamResponse) -> None:
-    """Add the age of an answer that was made while the database or the storage did not answer (RFC 9111, 5.1)."""
+    """Add the header Age to an answer that was made without the database or the storage (RFC 9111, 5.1)."""
     staleness = request.get(STALENESS)
     if staleness is not None and staleness.age_s > 0 and response.status < 400:
         response.headers["Age"] = str(math.ceil(staleness.age_s))

@@ -1,9 +1,10 @@
 """Answers with table or view metadata: assembled from cached bytes, identified by ETags, and compressed once.
 
-The metadata of a table with 10,000 snapshots is 8 MB of JSON. It is not encoded for each answer: the document of its
-immutable location is cached, and the small remainder is appended. The ETag covers everything that the answer depends on
-(location, snapshot mode, settings of storage and planning), so equal tags mean equal answers. It is weak because the
-answer may be gzipped. It is computed before metadata is read, so a 304 costs one look-up of the pointer.
+The metadata of a table with 10,000 snapshots are 8 MB of JSON. They are not encoded for each answer: the document of
+their immutable location is cached, and the small remainder is appended. The ETag covers all values on which the answer
+depends (location, snapshot mode, settings of storage and planning), so equal tags mean equal answers. The tag is weak,
+because the answer may be gzipped. The tag is computed before metadata are read, so a 304 needs only a lookup of the
+pointer.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ from seamark.metaserver.store.model import TABLE, NamespacePath, PlanSnapshot
 from seamark.metaserver.streams.fresh_snapshots import log_current_snapshot
 
 GZIPS: web.AppKey[SingleFlight[str, bytes]] = web.AppKey("gzips")
-"""Shares one compression of a new snapshot between concurrent readers."""
+"""The single flight that lets concurrent readers of a new snapshot share one compression."""
 DELEGATION = "X-Iceberg-Access-Delegation"
 GZIP_FROM_BYTES = 16_384
-"""The minimum size of an answer that is compressed.
+"""The minimum size in bytes of an answer that is compressed.
 
-A smaller answer fits a few packets, so compression costs more than it saves.
+A smaller answer fits into a few packets, so compression takes more time than it saves.
 """
 PLANNING_MODE = "scan-planning-mode"
 """The key of the planning mode.
@@ -58,13 +59,13 @@ CACHE_PINNED = "seamark.cache.pinned"
 _PLANNERS = ("server", "client")
 _MODES = ("all", "refs")
 _REVISION = "2"
-"""The revision of the code that renders a metadata file.
+"""The revision of the code that renders a metadata file. It is part of the ETag.
 
-Clients must not reuse answers of older revisions, which may contain properties that are left out now.
+Clients must not reuse answers of older revisions, which may contain properties that are now left out.
 """
 _VARY = f"Accept-Encoding, {DELEGATION}, {HEADER}, {FRESH_HEADER}, {AFTER_HEADER}"
 _SNAPSHOTS = b'"snapshots":['
-"""The field with the snapshots in a metadata document.
+"""The text before the snapshots in a metadata document.
 
 Quotes in strings are escaped, so only the field name matches.
 """
@@ -94,7 +95,7 @@ async def compute_table_etag(
 ) -> str:
     """Return the ETag of the answer that `make_table_answer` would return.
 
-    `of_name` is the table of a plan, whose rights apply.
+    For a plan, `of_name` is the planned table, whose rights apply.
     """
     settings = call.components.settings
     path = make_table_path(namespace, name, settings.prefix)
@@ -112,12 +113,12 @@ def _make_etag(*parts: str | bool) -> str:
 
 
 def _compute_plan_etag(*parts: str | bool) -> str:
-    """Compute an ETag without the cache, because each statement has other plans."""
+    """Compute an ETag without the cache, because each statement has different plans."""
     return _make_etag.__wrapped__(*parts)
 
 
 def answer_not_modified(call: Call, etag: str) -> web.Response | None:
-    """Return a 304 if the client has the current answer (If-None-Match, RFC 9110, 13.1.2)."""
+    """Return a 304 if the client already has the current answer (If-None-Match, RFC 9110, 13.1.2), otherwise None."""
     header = call.headers.get("If-None-Match")
     if header is None:
         return None
@@ -137,17 +138,17 @@ async def make_table_answer(
     compress: bool = True,
     plan_snapshots: Sequence[PlanSnapshot] = (),
 ) -> web.Response:
-    """Return a LoadTableResult.
+    """Return a LoadTableResult of a table.
 
-    `compress` is False for answers that are requested only once. The answer adds `plan_snapshots` after the
-    snapshots of the table.
+    `compress` is False for answers that are requested only once. `plan_snapshots` are added after the snapshots of the
+    table.
     """
     staged = loaded.entry is None
     snapshots = loaded.metadata.snapshots_by_id
     plan_snapshots = [plan for plan in plan_snapshots if plan.id not in snapshots]
     etag = ""
     if loaded.entry is not None:
-        # The tag is computed before the keys, so the keys in the answer are never older than its tag.
+        # Compute the tag before the keys, so that the keys in the answer are never older than the tag.
         etag = await compute_table_etag(call, loaded.entry.metadata_location, namespace, name, mode, plan_snapshots)
     uuid = loaded.metadata.table_uuid or "" if loaded.entry is None else loaded.entry.uuid
     config, credentials = await build_access_config(call, uuid, loaded.metadata, namespace, name, staged=staged)
@@ -173,8 +174,8 @@ async def answer_fresh_read(
 ) -> web.Response:
     """Return a LoadTableResult with a fresh snapshot, which is the current snapshot of the metadata.
 
-    `plan_snapshots` are plan snapshots, as in `make_table_answer`. The answer is encoded for
-    each request: the next answer probably has another snapshot.
+    `plan_snapshots` are plan snapshots, as in `make_table_answer`. The answer is not cached, because the next answer
+    probably has a different snapshot.
     """
     entry, metadata = loaded.entry, loaded.metadata
     assert entry is not None
@@ -194,7 +195,7 @@ async def answer_fresh_read(
 async def plan_answer(call: Call, loaded: LoadedPlan, mode: SnapshotMode) -> web.Response:
     """Return a LoadTableResult of a plan table.
 
-    It has the storage of the planned table, and the client plans its scans.
+    The plan table has the storage of the planned table, and the client plans its scans.
 
     If the filter of the plan tests for NaN and the server plans the table, the server also plans the plan table.
     Otherwise, Iceberg's Java library would leave out the files and row groups in which only NaN matches.
@@ -228,6 +229,11 @@ async def _answer_with_location(
     compress: bool = True,
     plan_snapshots: Sequence[PlanSnapshot] = (),
 ) -> web.Response:
+    """Return a LoadTableResult, assembled from the cached document and the encoded remainder.
+
+    Args:
+        tail: The JSON after the metadata, with the config and the credentials.
+    """
     document = call.components.catalog.documents.render(location, metadata, mode)
     if plan_snapshots:
         document = _add_snapshots(document, plan_snapshots)
@@ -240,6 +246,7 @@ async def _answer_with_location(
 
 
 def _add_snapshots(document: bytes, plan_snapshots: Sequence[PlanSnapshot]) -> bytes:
+    """Return the document with plan snapshots before its first snapshot."""
     before, separator, after = document.partition(_SNAPSHOTS)
     if not separator:
         return document
@@ -248,12 +255,12 @@ def _add_snapshots(document: bytes, plan_snapshots: Sequence[PlanSnapshot]) -> b
 
 
 def choose_planning_mode(settings: Settings, metadata: TableMetadata) -> str:
-    """Return where scans of this table are planned: server or client.
+    """Return which side plans scans of the table: `server` or `client`.
 
-    The client plans tables of format version 3: a scan task has no field for sequence numbers and row ids, and an
-    update that copies rows without them would assign every row a new id (apache/iceberg#17319). The client also plans
-    tables whose columns have swapped names since the newest snapshot, until the next snapshot. The filter of a client
-    does not state which of the two columns a name means.
+    The client plans tables of format version 3. A scan task has no field for sequence numbers and row ids, and an
+    update that copies rows without them would assign a new id to each row (apache/iceberg#17319). The client also plans
+    tables whose columns have swapped names since the newest snapshot, until the next snapshot, because the filter of a
+    client does not say which of the two columns a name means.
     """
     mode = metadata.properties.get(PLANNING_PROPERTY, "").lower()
     if mode in _PLANNERS:
@@ -266,10 +273,10 @@ def choose_planning_mode(settings: Settings, metadata: TableMetadata) -> str:
 
 
 async def commit_answer(call: Call, loaded: LoadedTable, namespace: NamespacePath, name: str) -> web.Response:
-    """Return a CommitTableResponse (without `config`, REST specification), with the ETag of a load after the commit.
+    """Return a CommitTableResponse with the ETag of a load after the commit.
 
-    The answer is not compressed, because the answers of two commits differ and the compressed bytes could not be
-    reused.
+    The REST specification requires that it has no `config`. The answer is not compressed, because the answers of two
+    commits differ, so the compressed bytes could not be reused.
     """
     assert loaded.entry is not None
     location = loaded.entry.metadata_location
@@ -282,6 +289,7 @@ def answer_unregistered(call: Call, loaded: LoadedTable) -> web.Response:
 
 
 def view_answer(call: Call, loaded: LoadedView) -> web.Response:
+    """Return the answer with a view and its metadata."""
     location = loaded.entry.metadata_location
     document = call.components.catalog.documents.view_document(location, loaded.metadata)
     return _make_json_response(
@@ -299,15 +307,14 @@ async def build_access_config(
     *,
     staged: bool = False,
 ) -> tuple[dict[str, str], list[dict[str, object]]]:
-    """Return the `config` and the `storage-credentials` of a table; both are empty for a table on local files.
+    """Return the `config` and the `storage-credentials` of a table. Both are empty for a table on local files.
 
     Args:
-        delegation: The kind of access that the client requests. If it is None, the header of the request states the
-            kind.
-        staged: Whether the table is staged, and not in the catalog yet.
+        delegation: The kind of access that the client requests. If it is None, the header of the request states it.
+        staged: Whether the table is staged, so that it is not in the catalog yet.
 
     Returns:
-        The config and the credentials. A caller that may not read the table gets neither keys nor signatures.
+        The config and the credentials. If the caller may not read the table, they allow neither keys nor signatures.
     """
     securable = Securable(namespace) if staged else Securable(namespace, TABLE, name)
     if not await call.may(securable, "loadCredentials"):
@@ -318,7 +325,7 @@ async def build_access_config(
     if table.is_local:
         return {}, []
     sign_path = make_table_path(namespace, name, settings.prefix) + "/sign"
-    if staged:  # A staged table cannot be looked up when a signature is requested, so the URL carries a pass.
+    if staged:  # The server cannot look up a staged table to sign a request, so the URL contains a pass.
         sign_path += f"?stage={call.components.catalog.staging.issue(namespace, name, location)}"
     requested = delegation or call.headers.get(DELEGATION)
 
@@ -338,11 +345,11 @@ async def build_access_config(
 
     storage = SERVER_STORAGES[table.scheme]
     if storage.compute_keys_stamp(settings, call.components.clock.now_ms()) is not None:
-        # The cloud checks these keys, and cannot know which table owns a location.
+        # The cloud storage checks these keys, and does not know which table owns a location.
         if not staged:
             await call.components.catalog.check_owned(table_uuid, location)
         elif not location.endswith(table_uuid.replace("-", "")):
-            # Until the table is created, another table could be created at a location that the client has chosen.
+            # Another table could be created at the location of the client's choice before this table is created.
             requested = SIGNING
     return await storage.grant_client_access(
         settings,
@@ -356,9 +363,9 @@ async def build_access_config(
 
 
 async def _compute_grant_stamp(call: Call, securable: Securable) -> tuple[str | bool, ...]:
-    """Return the values, other than the table, on which the keys in an answer depend.
+    """Return the values besides the table on which the keys in an answer depend.
 
-    Another principal may not use the same keys.
+    Different principals must not use the same keys.
     """
     components = call.components
     if not await call.may(securable, "loadCredentials"):
@@ -378,14 +385,15 @@ def _render_with_location(call: Call, loaded: LoadedTable) -> bytes:
 
 
 async def _answer_with_gzip(call: Call, etag: str, parts: tuple[bytes, ...]) -> bytes:
+    """Return the compressed answer from the cache, or compress it once for all concurrent readers."""
     cache = call.components.catalog.documents.cache
     body = cache.get(("gzip", etag))
     if isinstance(body, bytes):
         return body
 
     async def compress() -> bytes:
-        # Level 1 is four times as fast as the default, for 10 % more bytes. Use a thread, because zlib releases the
-        # GIL.
+        # Level 1 is four times as fast as the default level, and gives 10 % more bytes. Use a thread, because zlib
+        # releases the GIL.
         body = await asyncio.to_thread(lambda: gzip.compress(b"".join(parts), 1, mtime=0))
         cache.put(("gzip", etag), body, len(body))
         return body
@@ -394,6 +402,7 @@ async def _answer_with_gzip(call: Call, etag: str, parts: tuple[bytes, ...]) -> 
 
 
 def accepts_gzip(headers: Mapping[str, str]) -> bool:
+    """Return whether the client accepts a gzipped answer."""
     for coding in headers.get("Accept-Encoding", "").split(","):
         name, _, weight = coding.partition(";")
         if name.strip().lower() in ("gzip", "x-gzip", "*"):

@@ -1,8 +1,9 @@
 """Limits for concurrent requests and for the memory of their bodies: in total, and a share for each principal.
 
-The rule: no principal can use a whole limit. A principal may use half of each limit. If the server has no logins, there
-is one principal, which may use the whole limit. A request uses one kind of slot while it is processed and another kind
-while its body is received, so that slow senders take no slots from processing. The module uses no clock and no I/O.
+No principal can use a whole limit: a principal may use half of each limit. If the server has no logins, there is only
+one principal, which may use the whole limit. While a request is processed, it uses one kind of slot. While its body is
+received, it uses a different kind, so that slow senders take no slots from processing. The module uses no clock and no
+I/O.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from seamark.formats.runtime.fair_lock import FairLock
 
 
 class HolderLimit:
-    """A limit of `limit` in total, and of `share` for each holder.
+    """A limit for all holders together, and a smaller limit, the share, for each holder.
 
-    If the holder is None, only the total limit applies.
+    If the holder is None, only the limit for all holders applies.
     """
 
     def __init__(self, work_name: str, limit: int, share: int) -> None:
@@ -30,7 +31,7 @@ class HolderLimit:
         self._held: Counter[str] = Counter()
 
     def take(self, holder: str | None, amount: int = 1) -> None:
-        """Take `amount`. If an error is raised, nothing is taken.
+        """Take `amount` for a holder. If an error is raised, nothing is taken.
 
         Raises:
             RetryLater: The total would exceed the limit.
@@ -49,19 +50,20 @@ class HolderLimit:
         self.taken += amount
 
     def release(self, holder: str | None, amount: int = 1) -> None:
+        """Release slots of a holder."""
         self.taken -= amount
         if holder is not None:
-            left = self._held[holder] - amount
-            if left:
-                self._held[holder] = left
+            remaining = self._held[holder] - amount
+            if remaining:
+                self._held[holder] = remaining
             else:
                 del self._held[holder]
 
     @contextmanager
     def reserve(self, holder: str | None, amount: int = 1) -> Iterator[None]:
-        """Take `amount`, and release it when the context ends.
+        """Take `amount` for a holder, and release it when the context ends.
 
-        If the amount is 0, nothing is taken, because this would leave an empty entry.
+        If the amount is 0, nothing is taken, because an entry with 0 would never be removed.
         """
         if not amount:
             yield
@@ -78,6 +80,8 @@ class HolderLimit:
 
 
 class WorkerLimits:
+    """The limits of one worker for concurrent work and its memory."""
+
     def __init__(self, *, requests: int, watchers: int, body_bytes: int) -> None:
         self.working = HolderLimit("requests at once", requests, max(1, requests // 2))
         self.reading = HolderLimit("requests that send their bodies", requests, max(1, requests // 2))
@@ -87,17 +91,17 @@ class WorkerLimits:
         self.watching = HolderLimit("watchers", watchers + requests, max(1, watchers // 2))
         self.bodies = HolderLimit("bytes of bodies", body_bytes, max(1, body_bytes // 2))
         self.parsing = FairLock()
-        """Large bodies are parsed one at a time, and so are their large filters."""
+        """The queue in which large bodies and large filters are parsed one at a time."""
         self.reading_sql = FairLock()
-        """SQL is parsed one text at a time."""
+        """The queue in which SQL texts are parsed one at a time."""
         self.inflating = FairLock()
-        """Compressed bodies are inflated one step at a time."""
+        """The queue in which compressed bodies are inflated one step at a time."""
         self.selecting = FairLock()
-        """The groups of cubes are compared with conditions one part at a time."""
+        """The queue in which groups of cubes are compared with conditions, one part at a time."""
         self.advising = FairLock()
-        """One request at a time has a sample of rows in memory, of which it simulates layouts."""
+        """The queue of requests for advice. One request at a time has a sample of rows in memory."""
         self.simulating = FairLock()
-        """The simulations run in a thread, one at a time, also if their requests have ended."""
+        """The queue in which simulations run in a thread, one at a time, even if their requests have ended."""
 
     def check_invariants(self) -> None:
         for bound in (self.working, self.reading, self.logging_in, self.tokens, self.watching, self.bodies):
@@ -122,7 +126,7 @@ Kind = Literal["working", "watching", "tokens"]
 class RequestSlot:
     """The slots of one request, from its login to its answer.
 
-    The owner always calls `leave`.
+    The owner must call `leave` in any case.
     """
 
     __slots__ = ("_bound", "_bounds", "_bytes", "_holder", "_own", "body")
@@ -135,17 +139,17 @@ class RequestSlot:
         self._bound: HolderLimit | None = self._own
         self._bytes = 0
         self.body: bytes | None = None
-        """The whole body, once it was read."""
+        """The whole body, after it was read."""
 
     def begin_reading(self) -> None:
-        """Record that the body is being received.
+        """Take a slot for receiving the body instead of the slot for processing.
 
         Raises:
             RetryLater: All slots for receiving bodies are in use.
             TooManyRequests: The principal uses its whole share of these slots.
         """
         if self._own is not self._bounds.tokens:
-            # Unauthenticated requests must not delay the bodies of other requests.
+            # Unauthenticated requests must not delay the bodies of authenticated requests.
             self._move(self._bounds.reading)
 
     def end_reading(self) -> None:
@@ -153,13 +157,14 @@ class RequestSlot:
             self._move(self._own)
 
     def keep(self, size: int) -> None:
-        """Count further bytes of the body, until the answer is sent."""
+        """Count further bytes of the body. They are released when the answer is sent."""
         if not size:  # An entry of zero bytes would never be released.
             return
         self._bounds.bodies.take(self._holder, size)
         self._bytes += size
 
     def leave(self) -> None:
+        """Release the slot and the bytes of the request."""
         if self._bound is not None:
             self._bound.release(self._holder)
             self._bound = None
@@ -168,6 +173,7 @@ class RequestSlot:
             self._bytes = 0
 
     def _move(self, bound: HolderLimit) -> None:
+        """Release the slot of the request, and take a slot of another limit."""
         if self._bound is not None:
             self._bound.release(self._holder)
             self._bound = None

@@ -20,19 +20,20 @@ async def commit_updates(
     *,
     reads_schema: bool = True,
 ) -> LoadedTable | None:
-    """Commit the updates that `compute_updates` computes. After a conflict, compute and commit them again.
+    """Compute updates from the current metadata, and commit them. After a conflict, repeat both steps.
 
     Args:
         call: The call.
-        compute_updates: Returns the updates for the current metadata.
-        check_rights: Checks, after each computation, rights that the updates need besides that of the route.
+        compute_updates: A function that returns the updates for the current metadata.
+        check_rights: A function that is called after each computation. It checks the rights that the updates need in
+            addition to the right of the route.
         reads_schema: Whether the updates depend on the schema. A concurrent change of the schema is then a conflict.
 
     Returns:
-        The table if it needs no updates; None after a commit.
+        The table if it needs no updates, or None after a commit.
 
     Raises:
-        CommitConflict: Many attempts conflicted.
+        CommitConflict: All attempts conflicted.
     """
     tables = call.components.catalog.tables
     for attempt in range(1, COMMIT_TRIES_MAX + 1):

@@ -1,7 +1,7 @@
 """The state of an index build: an instant `indexing` on the timeline, its summary and its progress.
 
-Any client that has the id of a build can continue it. A build excludes other builds of its index while it is active,
-and is rolled back after a long inactivity. The index files that it has registered are kept.
+Any client that has the id of a build can continue the build. While a build is active, it excludes other builds of its
+index. After a long inactivity, it is rolled back. The index files that it has registered are kept.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from seamark.metaserver.store.port import InstantFilter
 from seamark.metaserver.timeline.instants import INDEXING
 
 ABANDONED_MS = 3_600_000
-"""The time after which an inactive build is rolled back, when the next build of its table begins."""
+"""The time after which an inactive build is rolled back, in milliseconds. The next build of its table does this."""
 EXCLUSIVE_MS = 300_000
-"""The time after its last activity for which a build excludes other builds.
+"""The time after its last activity for which a build excludes other builds, in milliseconds.
 
-After that, the builder counts as dead.
+After this time, the builder counts as dead.
 """
 _UNDER_WAY_MAX = 1000
 _COUNT = {"type": "integer"}
@@ -37,15 +37,15 @@ _PROGRESS: dict[str, Any] = {
     "type": "object",
     "required": ["files-done", "files-total", "rows-done", "rows-total", "index-files", "size-in-bytes", "eta-ms"],
     "properties": {
-        "files-done": {"type": "integer", "description": "Data files in the index files that this build registered."},
-        "files-total": {"type": "integer", "description": "Data files without index at the beginning of the build."},
+        "files-done": {"type": "integer", "description": "Data files in the registered index files."},
+        "files-total": {"type": "integer", "description": "Data files without an index when the build began."},
         "rows-done": _COUNT,
         "rows-total": _COUNT,
         "index-files": _COUNT,
         "size-in-bytes": _COUNT,
         "eta-ms": {
             "type": ["integer", "null"],
-            "description": "Estimated end in ms since the epoch, from the speed so far; null at first.",
+            "description": "The estimated end in ms since the epoch, from the speed until now. It is null at first.",
         },
     },
 }
@@ -57,9 +57,9 @@ BUILD_SCHEMA: dict[str, Any] = {
         "index": {"type": "string"},
         "state": {"enum": [state.value for state in InstantState]},
         "reason": {"type": ["string", "null"], "description": "The reason for the rollback."},
-        "snapshot-id": {"type": ["integer", "null"], "description": "The current snapshot at the beginning."},
+        "snapshot-id": {"type": ["integer", "null"], "description": "The current snapshot when the build began."},
         "table-uuid": {"type": "string", "description": "The table UUID that index files must contain."},
-        "folder": {"type": "string", "description": "The folder for the index files, with new names."},
+        "folder": {"type": "string", "description": "The folder for the index files, which must have new names."},
         "definition-id": {"type": "string", "description": "The definition id that index files must contain."},
         "kind": {"type": "string"},
         "terms": {
@@ -83,6 +83,8 @@ BUILD_SCHEMA: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Build:
+    """An index build, with its table and its definition."""
+
     table: TableIndexes
     definition: IndexDefinition
     instant: Instant
@@ -97,7 +99,7 @@ async def load_build(call: Call, *, inflight: bool = False) -> Build:
 
     Raises:
         NotFound: This index and table have no such build.
-        CommitConflict: `inflight` is set and the build has ended.
+        CommitConflict: `inflight` is True, and the build has ended.
     """
     _, name, build_id = call.names
     table = await load(call)
@@ -121,12 +123,15 @@ def require_inflight(instant: Instant) -> None:
 
 
 def compute_progress(build: Build) -> dict[str, Any]:
-    """Return the progress. It is computed from the registered index files in the build's folder, in any state."""
+    """Return the progress of a build.
+
+    It is computed from the registered index files in the folder of the build, in any state.
+    """
     files = [file for file in build.table.registered.files if file.location.startswith(build.folder + "/")]
     summary, began_ms = build.instant.summary, build.instant.requested_ms
     indexed_rows = sum(file.rows for file in files)
     latest_ms = max((file.created_ms for file in files), default=began_ms)
-    left = max(0, summary["rows-total"] - indexed_rows)
+    rows_left = max(0, summary["rows-total"] - indexed_rows)
     return {
         "files-done": sum(file.files for file in files),
         "files-total": summary["files-total"],
@@ -134,14 +139,14 @@ def compute_progress(build: Build) -> dict[str, Any]:
         "rows-total": summary["rows-total"],
         "index-files": len(files),
         "size-in-bytes": sum(file.size_bytes for file in files),
-        "eta-ms": latest_ms + left * (latest_ms - began_ms) // indexed_rows if indexed_rows else None,
+        "eta-ms": latest_ms + rows_left * (latest_ms - began_ms) // indexed_rows if indexed_rows else None,
     }
 
 
 async def record_progress(call: Call, build: Build) -> None:
-    """Record the progress on the timeline.
+    """Record the progress of a build on the timeline.
 
-    If updates are concurrent, the last update may not have the most progress.
+    If several requests record progress at the same time, the last record may not have the most progress.
     """
     try:
         await move(call, build.instant, InstantState.INFLIGHT, compute_progress(build))
@@ -150,6 +155,7 @@ async def record_progress(call: Call, build: Build) -> None:
 
 
 async def move(call: Call, instant: Instant, state: InstantState, more: dict[str, Any]) -> None:
+    """Move the instant of a build to a state, and add fields to its summary."""
     now_ms = call.components.clock.now_ms()
     summary = {**instant.summary, **more, "active-ms": now_ms}
     await call.components.store.transact(
@@ -173,12 +179,12 @@ async def require_alone(call: Call, table: TableIndexes, name: str, *, but: str 
 
 
 async def _list_running_builds(call: Call, table: TableIndexes) -> list[Instant]:
-    where = InstantFilter(uuid=table.entry.uuid, action=INDEXING, state=InstantState.INFLIGHT, archived=False)
-    return await call.components.store.list_instants(where, _UNDER_WAY_MAX)
+    instant_filter = InstantFilter(uuid=table.entry.uuid, action=INDEXING, state=InstantState.INFLIGHT, archived=False)
+    return await call.components.store.list_instants(instant_filter, _UNDER_WAY_MAX)
 
 
 async def roll_back_abandoned(call: Call, table: TableIndexes) -> None:
-    """Roll back builds of this table that were abandoned long ago.
+    """Roll back the builds of this table that have been inactive for a long time.
 
     Their index files stay registered.
     """
@@ -189,10 +195,11 @@ async def roll_back_abandoned(call: Call, table: TableIndexes) -> None:
             try:
                 await move(call, instant, InstantState.ROLLED_BACK, {"reason": reason})
             except CommitConflict:
-                continue  # The build has ended or become active.
+                continue  # The build has ended, or is active again.
 
 
 def describe_build(build: Build) -> dict[str, Any]:
+    """Return a build in the form of an answer."""
     summary = build.instant.summary
     return {
         "build-id": build.instant.id,

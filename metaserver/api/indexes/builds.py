@@ -1,9 +1,10 @@
 """Routes of index builds: begin, list the files without index, register index files, finish.
 
-The only state of a build is an instant `indexing` on the table's timeline. Any client that has its id can continue the
-build after a crash, on any worker. The missing files are computed from the current table, so a builder that continues
-until no file is missing has also indexed concurrent commits. Index files are written to the build's folder, and the
-registered files of that folder are the progress of the build. Registering a file twice has no further effect.
+The only state of a build is an instant `indexing` on the table's timeline. Any client that has the id of the build can
+continue it after a crash, on any worker. The missing files are computed from the current table, so a builder that
+continues until no file is missing has also indexed the files of concurrent commits. Index files are written to the
+folder of the build, and the registered files in this folder are its progress. Registering a file twice has no further
+effect.
 
 Builders are not trusted: the server reads the footer and the files table of each index file before plans use it.
 Builds neither wait for writers nor delay them.
@@ -67,34 +68,42 @@ _BUILD_ENDED = ResponseSpec(409, "The build has ended, or another build replaced
 
 
 class WrittenIndexFile(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    """An index file that a builder has written."""
+
     location: str
     size_in_bytes: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class RegisterIndexFilesRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    index_files: Annotated[list[WrittenIndexFile], doc(f"1 to {REGISTERED_MAX}.")]
+    """A request to register index files of a build."""
+
+    index_files: Annotated[list[WrittenIndexFile], doc(f"1 to {REGISTERED_MAX} index files.")]
     replaces: Annotated[
         list[str],
         doc(
-            f"Live index files of the same definition that these supersede, in one transaction; at most "
-            f"{REGISTERED_MAX}."
+            f"At most {REGISTERED_MAX} live index files of the same definition, which the new files supersede in one "
+            "transaction."
         ),
     ] = []
 
 
 class StartBuildRequest(msgspec.Struct, forbid_unknown_fields=True):
-    exclusive: Annotated[bool, doc("Only if no other build of the index is running.")] = False
+    """A request to start a build."""
+
+    exclusive: Annotated[bool, doc("Whether to start only if no other build of the index is running.")] = False
 
 
 class FinishBuildRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A request to end a build."""
+
     outcome: Annotated[str, msgspec.Meta(extra_json_schema={"enum": ["completed", "rolled-back"]})] = "completed"
-    reason: Annotated[str | None, doc("Why it was rolled back.")] = None
+    reason: Annotated[str | None, doc("The reason why the build was rolled back.")] = None
 
 
 class _Token(msgspec.Struct, frozen=True, array_like=True):
-    """The position in the listing. The listing continues with row `row` of snapshot number `at`.
+    """The position in a listing, which continues with row `row` of the snapshot with the number `at`.
 
-    Files of a view keep their positions while files are indexed, so pages neither skip nor repeat files.
+    The files of a view keep their positions while files are indexed, so pages neither skip nor repeat files.
     """
 
     build: str
@@ -115,10 +124,11 @@ class _Token(msgspec.Struct, frozen=True, array_like=True):
         ResponseSpec(400, "The index is paused or its definition is invalid"),
         ResponseSpec(403, "The caller may not read a dimension table whose attributes the cube has"),
         NO_INDEX,
-        ResponseSpec(409, "The request is exclusive and another build of the index runs"),
+        ResponseSpec(409, "The request is exclusive, and another build of the index is running"),
     ),
 ).takes(StartBuildRequest)
 async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, Any]:
+    """Start a build of an index: create an instant on the timeline and a folder for its index files."""
     name, table = call.names[1], await load(call)
     definition = find_defined_index(table.metadata, name)
     await check_dimension_rights(call, definition.dimension_tables)
@@ -129,7 +139,7 @@ async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, An
         await require_alone(call, table, name)
     new_files = await find_new_files_by_snapshot(call, table.metadata, find_named_snapshots(table.metadata))
     live_files = table.registered.list_live(definition.id)
-    lag = [(new.files, await find_missing_files(call, new, live_files)) for new in new_files]
+    lag = [(entry.files, await find_missing_files(call, entry, live_files)) for entry in new_files]
     clock = call.components.clock
     build_id, now_ms = str(clock.uuid7()), clock.now_ms()
     summary = {
@@ -155,14 +165,14 @@ async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, An
         metadata_location=table.entry.metadata_location,
         summary=summary,
     )
-    # Use one transaction. Otherwise a lost answer could leave a requested instant behind.
+    # Use one transaction. Otherwise, a lost answer could leave an instant in the state requested.
     begin = MoveInstant(id=build_id, expected=instant.state, state=InstantState.INFLIGHT, now_ms=now_ms)
     await call.components.store.transact([RecordInstant(instant=instant), begin])
     call.components.timeline.notify()
     instant = msgspec.structs.replace(instant, state=InstantState.INFLIGHT)
     if body.exclusive:
-        # Check again, now that other builds see this build. If two builds begin together, at least one is rolled
-        # back.
+        # Check again, because other builds now see this build. If two builds begin at the same time, at least one is
+        # rolled back.
         try:
             await require_alone(call, table, name, but=build_id)
         except CommitConflict:
@@ -180,6 +190,7 @@ async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, An
     answers=(_ONE_BUILD, _NO_BUILD),
 )
 async def load_index_build(call: Call) -> dict[str, Any]:
+    """Return the progress of a build."""
     return describe_build(await load_build(call))
 
 
@@ -187,17 +198,17 @@ async def load_index_build(call: Call) -> dict[str, Any]:
     "GET",
     f"{_BUILD}/files",
     "listIndexBuildFiles",
-    "List data files that the index does not cover, in the current snapshot and then in the snapshots of"
-    " branches and tags; repeat until the list is empty",
+    "List data files that the index does not cover, first in the current snapshot, and then in the snapshots of"
+    " branches and tags. Repeat the request until the list is empty",
     tags=("indexes",),
     parameters=(
         Parameter("page-token", "query", "The next-page-token of the previous answer.", {"type": "string"}),
-        Parameter("limit", "query", "Maximum number of files.", {"type": "integer", "minimum": 1}),
+        Parameter("limit", "query", "The maximum number of files.", {"type": "integer", "minimum": 1}),
     ),
     answers=(
         ResponseSpec(
             200,
-            "One page, of the snapshots that were current or referenced at the first page",
+            "One page of files, from the snapshots that were current or referenced at the time of the first page",
             {
                 "type": "object",
                 "required": ["snapshot-id", "files", "next-page-token"],
@@ -220,6 +231,7 @@ async def load_index_build(call: Call) -> dict[str, Any]:
     ),
 )
 async def list_index_build_files(call: Call) -> dict[str, Any]:
+    """List data files that the index does not cover, first in the current snapshot and then in branches and tags."""
     page_max = call.components.settings.page_limit
     limit = parse_page_size(call.query.get("limit", str(page_max)), "limit", page_max)
     build = await load_build(call, inflight=True)
@@ -232,10 +244,10 @@ async def list_index_build_files(call: Call) -> dict[str, Any]:
     for at in range(token.at, len(new_files)):
         rows = np.flatnonzero(await find_missing_files(call, new_files[at], live_files))
         rows = rows[rows >= token.row] if at == token.at else rows
-        chosen, limit = rows[:limit], limit - min(limit, len(rows))
-        page.append((new_files[at].files, chosen))
-        if len(rows) > len(chosen):
-            following = _Token(token.build, token.snapshots, at, int(rows[len(chosen)]))
+        page_rows, limit = rows[:limit], limit - min(limit, len(rows))
+        page.append((new_files[at].files, page_rows))
+        if len(rows) > len(page_rows):
+            following = _Token(token.build, token.snapshots, at, int(rows[len(page_rows)]))
             break
 
     def answer() -> dict[str, Any]:
@@ -251,7 +263,7 @@ async def list_index_build_files(call: Call) -> dict[str, Any]:
 
 
 def _list_items(metadata: TableMetadata, files: SnapshotFiles, rows: Longs) -> list[dict[str, Any]]:
-    """Return the items of the answer for these positions in a view."""
+    """Return the files at these positions in a view as items of the answer."""
     entry_ids = np.concatenate(
         [np.empty(0, dtype=np.int64), *map(files.view.list_block_entry_ids, range(len(files.view.blocks)))]
     )
@@ -265,7 +277,7 @@ def _list_items(metadata: TableMetadata, files: SnapshotFiles, rows: Longs) -> l
     "POST",
     f"{_BUILD}/index-files",
     "registerIndexFiles",
-    "Register index files of a build: the server checks each file, and plans use it afterwards",
+    "Register index files of a build. The server checks each file, and plans use it afterwards",
     tags=("indexes",),
     body_size=BodySize.MEDIUM,
     answers=(
@@ -276,6 +288,7 @@ def _list_items(metadata: TableMetadata, files: SnapshotFiles, rows: Longs) -> l
     ),
 ).takes(RegisterIndexFilesRequest)
 async def register_index_files(call: Call, body: RegisterIndexFilesRequest) -> dict[str, Any]:
+    """Register index files of a build. The server checks each file, and plans use it afterwards."""
     if max(len(body.index_files), len(body.replaces)) > REGISTERED_MAX:
         raise BadRequest(f"The request has more than {REGISTERED_MAX} index files; send them in several requests")
     if not body.index_files:
@@ -293,18 +306,19 @@ async def register_index_files(call: Call, body: RegisterIndexFilesRequest) -> d
     "POST",
     f"{_BUILD}/finish",
     "finishIndexBuild",
-    "End a build; its registered index files stay",
+    "End a build. Its registered index files stay",
     tags=("indexes",),
     body_size=BodySize.MEDIUM,
     is_body_optional=True,
     answers=(_ONE_BUILD, _NO_BUILD, _BUILD_ENDED),
 ).takes(FinishBuildRequest)
 async def finish_index_build(call: Call, body: FinishBuildRequest) -> dict[str, Any]:
+    """End a build. Its registered index files stay."""
     states = {"completed": InstantState.COMPLETED, "rolled-back": InstantState.ROLLED_BACK}
     if body.outcome not in states:
         raise BadRequest(f"outcome is {body.outcome[:40]!r}; it must be completed or rolled-back")
     build = await load_build(call)
-    if build.instant.state is not states[body.outcome]:  # Otherwise, the request is a repeat.
+    if build.instant.state is not states[body.outcome]:  # A repeated request changes nothing.
         require_inflight(build.instant)
         reason = {} if body.reason is None else {"reason": body.reason[:1000]}
         await move(call, build.instant, states[body.outcome], {**compute_progress(build), **reason})
@@ -313,7 +327,7 @@ async def finish_index_build(call: Call, body: FinishBuildRequest) -> dict[str, 
 
 
 async def _read_checked_file(call: Call, build: Build, file_body: WrittenIndexFile) -> RegisteredIndexFile:
-    """Return the registry's record of the index file, read from the file itself.
+    """Read an index file, and return its registry entry.
 
     Raises:
         BadRequest: The index file does not belong to the build.
@@ -335,6 +349,11 @@ async def _read_checked_file(call: Call, build: Build, file_body: WrittenIndexFi
 
 
 def _read_token(call: Call, build: Build) -> _Token | None:
+    """Return the position in the page token of a request, or None if there is no token.
+
+    Raises:
+        BadRequest: The token belongs to a different listing, or a snapshot has expired.
+    """
     text = call.query.get("page-token")
     if text is None:
         return None
@@ -344,7 +363,7 @@ def _read_token(call: Call, build: Build) -> _Token | None:
     except (BadRequest, msgspec.DecodeError):
         token = None
     if token is None or token.build != build.instant.id or token.row < 0 or not 0 <= token.at < len(token.snapshots):
-        raise BadRequest(f"page-token is {text[:40]!r}, which is not of this listing; start again without it")
+        raise BadRequest(f"page-token is {text[:40]!r}, which does not belong to this listing; start again without it")
     for snapshot_id in token.snapshots:
         if build.table.metadata.snapshot(snapshot_id) is None:
             raise BadRequest(f"The snapshot {snapshot_id} of the listing has expired; start again without page-token")

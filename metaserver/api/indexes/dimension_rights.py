@@ -1,7 +1,7 @@
-"""Checks the rights on dimension tables whose attributes an index definition uses.
+"""Checks of the rights on dimension tables whose attributes an index definition uses.
 
-Builds copy the attributes into index files beside the facts, and readers of the facts can read these files. So a caller
-that defines or builds such an index must be allowed to read the dimension tables.
+Builds copy the attributes into index files of the fact table, and readers of the fact table can read these files. So a
+caller that defines or builds such an index must be allowed to read the dimension tables.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from seamark.metaserver.store.model import TABLE
 
 
 async def check_dimension_rights(call: Call, tables: Iterable[Sequence[str]], operation: str = "readRows") -> None:
-    """Check that the caller may do an operation, which reads rows, on these dimension tables.
+    """Check that the caller may do an operation that reads rows on these dimension tables.
 
     Raises:
         Forbidden: The caller may not read one of them.

@@ -27,31 +27,41 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class RecordAuditRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    index_files: Annotated[Count, doc("Index files that were verified.")]
+    """The result of an audit."""
+
+    index_files: Annotated[Count, doc("The number of index files that were verified.")]
     damaged: Annotated[Count, doc("The number of damaged index files.")] = 0
     size_in_bytes: Count = 0
 
 
 class QuarantineIndexFileRequest(msgspec.Struct, forbid_unknown_fields=True):
-    location: Annotated[str, doc("Of a registered index file of this index.")]
-    reason: Annotated[str, doc("What is wrong with it.")]
-    check: Annotated[bool, doc("Only if the server, which reads the whole file, finds it damaged or gone, too.")] = (
-        False
-    )
+    """A request to quarantine an index file."""
+
+    location: Annotated[str, doc("The location of a registered index file of this index.")]
+    reason: Annotated[str, doc("The problem of the index file.")]
+    check: Annotated[
+        bool, doc("Whether the server first reads the whole file, and quarantines it only if it is damaged or missing.")
+    ] = False
 
 
 class QuarantineIndexFileResponse(msgspec.Struct):
+    """The state of an index file."""
+
     location: str
     state: IndexFileState
     reason: str | None
 
 
 class RecordAuditResponse(msgspec.Struct, rename="kebab"):
+    """The instant of an audit."""
+
     id: str
     audited_ms: int
 
 
 class RebuiltIndex(msgspec.Struct, rename="kebab"):
+    """The index files of one index that a rebuild has registered."""
+
     index: str
     index_files: int
     files: int
@@ -60,16 +70,20 @@ class RebuiltIndex(msgspec.Struct, rename="kebab"):
 
 
 class SkippedIndexFile(msgspec.Struct):
+    """A file that a rebuild has not registered."""
+
     location: str
     reason: str
 
 
 class RebuildRegistryResponse(msgspec.Struct, rename="kebab"):
+    """The result of a rebuild of the registry."""
+
     folder: Annotated[str, doc("The folder that was searched.")]
     registered_before: Annotated[int, doc("The number of its files that the registry listed before.")] = msgspec.field(
         name="known"
     )
-    registered: Annotated[list[RebuiltIndex], doc("The index files that plans use from now on, by index.")]
+    registered: Annotated[list[RebuiltIndex], doc("The newly registered index files, which plans now use, by index.")]
     redundant: Annotated[int, doc("The number of intact index files whose data files other index files also cover.")]
     left_out: Annotated[
         list[SkippedIndexFile],
@@ -82,7 +96,7 @@ class RebuildRegistryResponse(msgspec.Struct, rename="kebab"):
     "POST",
     f"{INDEXES_PATH}/{{index}}/quarantine",
     "quarantineIndexFile",
-    "Quarantine an index file that an audit found wrong: plans no longer use it, and its data files are uncovered",
+    "Quarantine an index file that an audit found wrong. Plans no longer use it, and its data files are not covered",
     tags=("indexes",),
     body_size=BodySize.MEDIUM,
     answers=(
@@ -92,6 +106,7 @@ class RebuildRegistryResponse(msgspec.Struct, rename="kebab"):
     ),
 ).takes(QuarantineIndexFileRequest)
 async def quarantine_index_file(call: Call, body: QuarantineIndexFileRequest) -> QuarantineIndexFileResponse:
+    """Quarantine an index file that an audit found wrong, so that plans no longer use it."""
     if not body.reason.strip():
         raise BadRequest("reason is empty; describe what is wrong with the index file")
     table = await load(call)
@@ -107,6 +122,11 @@ async def quarantine_index_file(call: Call, body: QuarantineIndexFileRequest) ->
 
 
 def _find_registered_file(table: TableIndexes, definition: IndexDefinition, location: str) -> RegisteredIndexFile:
+    """Return a registered index file of the index.
+
+    Raises:
+        NotFound: The index has no file at this location.
+    """
     for file in table.registered.files:
         if (file.location, file.definition) == (location, definition.id):
             return file
@@ -125,6 +145,7 @@ def _find_registered_file(table: TableIndexes, definition: IndexDefinition, loca
     answers=(ResponseSpec(200, "The instant `auditing` on the table's timeline", RecordAuditResponse), NO_INDEX),
 ).takes(RecordAuditRequest)
 async def record_index_audit(call: Call, body: RecordAuditRequest) -> RecordAuditResponse:
+    """Record that all live index files of an index were verified, so that the next audit is due later."""
     table = await load(call)
     definition = find_defined_index(table.metadata, call.names[1])
     now_ms = call.components.clock.now_ms()
@@ -155,12 +176,13 @@ async def record_index_audit(call: Call, body: RecordAuditRequest) -> RecordAudi
     tags=("indexes",),
     body_size=BodySize.MEDIUM,
     answers=(
-        ResponseSpec(200, "The registered files; a repeat registers nothing", RebuildRegistryResponse),
+        ResponseSpec(200, "The registered files. A repeated request registers none", RebuildRegistryResponse),
         NO_INDEX,
-        ResponseSpec(413, f"The folder holds more than {FOLDER_FILES_MAX:,} files"),
+        ResponseSpec(413, f"The folder has more than {FOLDER_FILES_MAX:,} files"),
     ),
 )
 async def rebuild_index_registry(call: Call) -> RebuildRegistryResponse:
+    """Register index files in the table's folder that the registry lacks, for example after a data loss."""
     table = await load(call)
     components = call.components
     rebuild = RegistryRebuild(components.objects, call.app[READER], components.registry, components.clock)
@@ -179,6 +201,7 @@ async def rebuild_index_registry(call: Call) -> RebuildRegistryResponse:
 
 
 def _summarize_index(definition: IndexDefinition, files: Sequence[FolderIndexFile]) -> RebuiltIndex:
+    """Return the totals of the index files of an index."""
     headers = [file.described.header for file in files]
     return RebuiltIndex(
         index=definition.name,

@@ -3,7 +3,7 @@
 The state is computed from the registry, the index files and the view.
 
 The listing of indexes and the builds share this module, so builds index exactly the files that are listed as missing. A
-damaged or missing index file is quarantined at once. Its data files then count as not indexed.
+damaged or missing index file is quarantined immediately. Its data files then count as not indexed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _log = structlog.get_logger("seamark.indexes")
 class TableIndexes:
     """A table and its registered index files.
 
-    `entry` is the pointer at the time of the read.
+    `entry` is the catalog entry at the time of the read.
     """
 
     entry: Entry
@@ -69,18 +69,18 @@ class SnapshotFiles:
 
 
 class NewFiles(NamedTuple):
-    """The files of a snapshot, and bool[rows]: the files that are in no earlier snapshot of the list."""
+    """The files of a snapshot. `fresh`, bool[files], says which files are in no earlier snapshot of the list."""
 
     files: SnapshotFiles
     fresh: Mask
 
 
 async def load(call: Call) -> TableIndexes:
-    """Return the table in the path.
+    """Load the table that the path names, with its index files.
 
     Raises:
         NoSuchTable: The table does not exist.
-        Forbidden: The metadata names a location that the table does not claim. Index files are listed and written
+        Forbidden: The metadata name a location that the table does not claim. Index files are listed and written
             below the location, so they would be among files of another entry.
     """
     loaded: LoadedTable = await call.components.catalog.tables.load(call.namespace, call.name)
@@ -97,7 +97,7 @@ async def load_view(call: Call, metadata: TableMetadata, snapshot_id: int | None
 
 
 async def load_snapshot_files(call: Call, metadata: TableMetadata, snapshot_id: int | None) -> SnapshotFiles:
-    """Return the files of a snapshot; no files if the table has no snapshot."""
+    """Return the files of a snapshot. There are no files if the table has no snapshot."""
     view = await load_view(call, metadata, snapshot_id)
 
     def read() -> SnapshotFiles:
@@ -107,9 +107,9 @@ async def load_snapshot_files(call: Call, metadata: TableMetadata, snapshot_id: 
 
 
 def find_named_snapshots(metadata: TableMetadata) -> tuple[int, ...]:
-    """Return the current snapshot, then the other snapshots of branches and tags, newest first.
+    """Return the ids of the current snapshot, and of the snapshots of branches and tags, newest first.
 
-    The result has at most SNAPSHOTS_MAX snapshots.
+    The current snapshot is first. The result has at most SNAPSHOTS_MAX snapshots.
     """
     ref_snapshot_ids = {ref.snapshot_id for ref in metadata.refs.values()} - {metadata.current_snapshot_id}
     other_snapshots = [
@@ -128,14 +128,14 @@ async def find_new_files_by_snapshot(call: Call, metadata: TableMetadata, snapsh
     for snapshot_id in snapshots:
         files = await load_snapshot_files(call, metadata, snapshot_id)
         fresh = np.ones(files.ids.count, dtype=np.bool_)
-        for before in new_files:
-            fresh &= ~await asyncio.to_thread(files.ids.are_covered_by, before.files.ids.ids)
+        for earlier_files in new_files:
+            fresh &= ~await asyncio.to_thread(files.ids.are_covered_by, earlier_files.files.ids.ids)
         new_files.append(NewFiles(files, fresh))
     return new_files
 
 
 async def find_covered_files(call: Call, files: SnapshotFiles, live_files: tuple[RegisteredIndexFile, ...]) -> Mask:
-    """Return bool[rows]: the files that these index files describe."""
+    """Return whether these index files describe each file, bool[files]."""
     described = await asyncio.gather(*(read_described_ids(call, file) for file in live_files))
     ids = np.concatenate([np.empty((0, 2), dtype=np.uint64), *described])
     if files.view.file_count + len(ids) <= _IN_THREAD_FILES:
@@ -144,26 +144,28 @@ async def find_covered_files(call: Call, files: SnapshotFiles, live_files: tuple
 
 
 async def read_audit_times_ms(call: Call, table: TableIndexes) -> dict[str, int]:
-    """Return the time of the last audit of each definition, in ms since the epoch, by definition id.
+    """Return the time of the last audit of each index in milliseconds since the epoch, by definition id.
 
-    Only the last audits of the table are read.
+    Only the last `_AUDITS_MAX` audits of the table are read.
     """
-    where = InstantFilter(uuid=table.entry.uuid, action=AUDITING, newest_first=True)
+    instant_filter = InstantFilter(uuid=table.entry.uuid, action=AUDITING, newest_first=True)
     audits: dict[str, int] = {}
-    for instant in await call.components.store.list_instants(where, _AUDITS_MAX):
+    for instant in await call.components.store.list_instants(instant_filter, _AUDITS_MAX):
         audits.setdefault(str(instant.summary.get("definition")), instant.requested_ms)
     return audits
 
 
-async def find_missing_files(call: Call, new: NewFiles, live_files: tuple[RegisteredIndexFile, ...]) -> Mask:
-    """Return bool[rows]: the new files that these index files do not describe, but could describe."""
-    return ~await find_covered_files(call, new.files, live_files) & new.files.ids.identified & new.fresh
+async def find_missing_files(call: Call, new_files: NewFiles, live_files: tuple[RegisteredIndexFile, ...]) -> Mask:
+    """Return whether each file is new and could be indexed, but is not described by these index files, bool[files]."""
+    return (
+        ~await find_covered_files(call, new_files.files, live_files) & new_files.files.ids.identified & new_files.fresh
+    )
 
 
 async def read_described_ids(call: Call, file: RegisteredIndexFile) -> npt.NDArray[np.uint64]:
-    """Return uint64[n, 2]: the ids of the data files in an index file.
+    """Return the ids of the data files in an index file, uint64[n, 2].
 
-    A file of an unknown version has none. Neither has a damaged file, which is quarantined.
+    The result is empty for a file of an unknown version, and for a damaged file, which is quarantined.
     """
     try:
         summary = await call.app[READER].describe(file.location, file.size_bytes)

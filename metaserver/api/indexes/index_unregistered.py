@@ -1,9 +1,7 @@
-"""The route that lists unreferenced entries for a merge.
+"""The route that lists, for a merge, entries of index files whose data files are in no snapshot of the table.
 
-These are data files of index files that are in no snapshot of the table.
-
-An entry serves every snapshot, so it can be removed only when the last snapshot with its data file has expired. For a
-table with very many snapshots, the answer is empty. Keeping every entry is always correct.
+An entry serves every snapshot with its data file, so it can be removed only after the last of these snapshots has
+expired. For a table with very many snapshots, the answer is empty, because keeping every entry is always correct.
 """
 
 from __future__ import annotations
@@ -28,14 +26,18 @@ FILES_MAX = 1000
 """The maximum number of index files in one request."""
 SNAPSHOTS_MAX = 1000
 SECONDS_MAX = 20.0
-"""The time limit for searching snapshots. Entries that the search did not reach count as referenced."""
+"""The time limit for searching snapshots, in seconds. Entries that the search does not reach count as referenced."""
 
 
 class UnreferencedFilesRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    index_files: Annotated[list[str], doc("Locations.")]
+    """A request for the unreferenced entries of index files."""
+
+    index_files: Annotated[list[str], doc("The locations of live index files.")]
 
 
 class UnreferencedFilesResponse(msgspec.Struct):
+    """The unreferenced entries of index files."""
+
     unreferenced: dict[str, list[int]] = msgspec.field(name="unheld")
     complete: bool
 
@@ -50,15 +52,16 @@ class UnreferencedFilesResponse(msgspec.Struct):
     answers=(
         ResponseSpec(
             200,
-            "By location the numbers, from 0, of data files in the index file. If complete is false, not all "
+            "The numbers of the data files in the index file, from 0, by its location. If complete is false, not all "
             "snapshots were read, and no file is listed",
             UnreferencedFilesResponse,
         ),
         NO_INDEX,
-        ResponseSpec(409, "One of them is not a live index file of this index"),
+        ResponseSpec(409, "One of the files is not a live index file of this index"),
     ),
 ).takes(UnreferencedFilesRequest)
 async def list_unreferenced_files(call: Call, body: UnreferencedFilesRequest) -> UnreferencedFilesResponse:
+    """List data files in live index files that no snapshot of the table contains."""
     if len(body.index_files) > FILES_MAX:
         raise BadRequest(f"The request has more than {FILES_MAX} index files; send them in several requests")
     table = await load(call)
@@ -67,14 +70,14 @@ async def list_unreferenced_files(call: Call, body: UnreferencedFilesRequest) ->
     absent = [location for location in body.index_files if location not in live_files]
     if absent:
         raise CommitConflict(f"{absent[0][:200]!r} is not a live index file of this index")
-    chosen = [live_files[location] for location in dict.fromkeys(body.index_files)]
-    described = [await read_described_ids(call, file) for file in chosen]
-    ids = np.concatenate([np.empty((0, 2), dtype=np.uint64), *described])
+    chosen_files = [live_files[location] for location in dict.fromkeys(body.index_files)]
+    ids_by_file = [await read_described_ids(call, file) for file in chosen_files]
+    ids = np.concatenate([np.empty((0, 2), dtype=np.uint64), *ids_by_file])
     unreferenced = await _are_unreferenced(call, table, ids)
     numbers_by_location: dict[str, list[int]] = {}
     if unreferenced is not None:
-        starts = np.cumsum([0, *map(len, described)]).tolist()
-        for file, first, end in zip(chosen, starts, starts[1:], strict=False):
+        starts = np.cumsum([0, *map(len, ids_by_file)]).tolist()
+        for file, first, end in zip(chosen_files, starts, starts[1:], strict=False):
             if numbers := np.flatnonzero(unreferenced[first:end]).tolist():
                 numbers_by_location[file.location] = numbers
     return UnreferencedFilesResponse(numbers_by_location, unreferenced is not None)
@@ -83,7 +86,7 @@ async def list_unreferenced_files(call: Call, body: UnreferencedFilesRequest) ->
 async def _are_unreferenced(
     call: Call, table: TableIndexes, ids: npt.NDArray[np.uint64]
 ) -> npt.NDArray[np.bool_] | None:
-    """Return bool[n]: whether each file is in no snapshot, or None if the search would take too long.
+    """Return whether each file is in no snapshot, bool[n], or None if the search would take too long.
 
     Snapshots are read newest first, because the newest snapshot has most of the files.
     """
@@ -100,9 +103,9 @@ async def _are_unreferenced(
         if clock.monotonic() > until_s:
             return None
         view = await load_view(call, metadata, snapshot.snapshot_id)
-        left = np.flatnonzero(unreferenced)
-        rows = await asyncio.to_thread(_find, view, ids[left])
-        unreferenced[left[rows >= 0]] = False
+        remaining = np.flatnonzero(unreferenced)
+        rows = await asyncio.to_thread(_find, view, ids[remaining])
+        unreferenced[remaining[rows >= 0]] = False
     return unreferenced
 
 

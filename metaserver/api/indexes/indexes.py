@@ -1,7 +1,7 @@
 """Routes of a table's indexes: list, define, pause and drop.
 
-A definition is a table property, so defining an index is a commit to the table. Its requirements are the table's
-UUID and the schema with which the route has resolved the names. Builds have other routes (`builds.py`).
+A definition is a table property, so defining an index is a commit to the table. The commit requires the table's UUID,
+and the schema with which the route has resolved the names. Builds have their own routes (`builds.py`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _REGISTERED_SCHEMA: dict[str, Any] = {
         "location": {"type": "string"},
         "level": {"type": "integer"},
         "state": {"enum": [state.value for state in IndexFileState]},
-        "files": {"type": "integer", "description": "Data files that it describes, in any snapshot."},
+        "files": {"type": "integer", "description": "The number of data files that it describes, in any snapshot."},
         "rows": _COUNT,
         "size-in-bytes": _COUNT,
         "snapshot-id": {"type": ["integer", "null"]},
@@ -73,13 +73,16 @@ _REGISTERED_SCHEMA: dict[str, Any] = {
 }
 _COUNT_OR_NULL = {"type": ["integer", "null"]}
 _INDEX_PROPERTIES: dict[str, Any] = {
-    "name": {"type": "string", "description": f"{BUCKET_PREFIX}… for indexes from bucket partition fields."},
+    "name": {
+        "type": "string",
+        "description": f"The name. It is {BUCKET_PREFIX}… for an index from a bucket partition field.",
+    },
     "kind": {"enum": [*KINDS, BUCKET, None]},
     "state": {"enum": [*STATES, None]},
     "health": {
         "enum": ["ok", "behind", "damaged", "paused", "broken"],
-        "description": "behind: files are not indexed; damaged: an index file is quarantined and its data files are "
-        "not indexed; broken: the table property is invalid, see problem.",
+        "description": "`behind`: some files are not indexed. `damaged`: an index file is quarantined, and its data "
+        "files are not indexed. `broken`: the table property is invalid; `problem` says why.",
     },
     "problem": {"type": ["string", "null"]},
     "definition": {
@@ -93,12 +96,12 @@ _INDEX_PROPERTIES: dict[str, Any] = {
     "measures": {
         "type": ["array", "null"],
         "items": {"type": "string"},
-        "description": "The aggregates of a cube; empty for other kinds.",
+        "description": "The aggregates of a cube. The list is empty for other kinds.",
     },
     **{
         name: {
             "type": "number",
-            "description": f"For {', '.join(list_kinds_with_parameter(name))}: {parameter.meaning}.",
+            "description": f"For the kinds {', '.join(list_kinds_with_parameter(name))}: {parameter.meaning}.",
         }
         for name, parameter in list_parameters().items()
     },
@@ -118,21 +121,22 @@ _INDEX_PROPERTIES: dict[str, Any] = {
     "levels": {
         "type": ["object", "null"],
         "additionalProperties": _COUNT,
-        "description": "Live index files by level; a merge replaces many files by few of a higher level.",
+        "description": "Live index files by level. A merge replaces many files by few files of a higher level.",
     },
     "misplaced": {
         "type": ["integer", "null"],
-        "description": "Live index files in the folder of earlier versions, where remove_orphan_files of other tools"
-        " deletes them. The indexer moves them.",
+        "description": "Live index files in the folder of earlier versions of Seamark, where remove_orphan_files of "
+        "other tools deletes them. The indexer moves them.",
     },
     "quarantined": {"type": ["integer", "null"], "description": "The number of quarantined index files."},
     "audited-ms": {
         "type": ["integer", "null"],
-        "description": "When all index files were last verified, in ms since the epoch; null if never or long ago.",
+        "description": "The time in ms since the epoch at which all index files were last verified. It is null if this "
+        "never happened, or was long ago.",
     },
     "used": {
         "type": ["object", "null"],
-        "description": "The use of the index by plans of this worker since its start; null without any.",
+        "description": "The use of the index by plans of this worker since its start, or null if no plan has used it.",
         "properties": {"last-ms": _COUNT, "plans": _COUNT, "files-in": _COUNT, "files-removed": _COUNT},
     },
     "index-files": {"type": "array", "items": _REGISTERED_SCHEMA},
@@ -148,7 +152,7 @@ INDEXES_PATH = "/api/v1/tables/{namespace}/{table}/indexes"
 _PATH = f"{INDEXES_PATH}/{{index}}"
 NO_INDEX = ResponseSpec(404, "No such table, or no such index")
 _ONE_INDEX = ResponseSpec(200, "The state of the index", {"$ref": "#/components/schemas/Index"})
-_CONFLICT = ResponseSpec(409, "Other writers kept committing to the table; retry")
+_CONFLICT = ResponseSpec(409, "Concurrent commits conflicted in every attempt; repeat the request")
 
 
 class PutIndexRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -157,7 +161,7 @@ class PutIndexRequest(msgspec.Struct, forbid_unknown_fields=True):
     kind: Annotated[str | None, msgspec.Meta(extra_json_schema={"enum": list(KINDS)})] = None
     columns: Annotated[
         list[str] | None,
-        doc("Columns, or functions of one: a.b, lower(c), bucket[16](c), truncate[4](c), day(c)."),
+        doc("The columns, or functions of one column: a.b, lower(c), bucket[16](c), truncate[4](c), day(c)."),
     ] = None
     measures: Annotated[
         list[str] | None,
@@ -167,14 +171,14 @@ class PutIndexRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def parameters(self) -> dict[str, float]:
-        """Return the parameters of the index that the request sets."""
+        """The parameters of the index that the request sets."""
         parameter_names = self.__struct_fields__[len(PutIndexRequest.__struct_fields__) :]
         return {name: value for name in parameter_names if (value := getattr(self, name)) is not None}
 
 
 @cache
 def _make_body_type(names: tuple[str, ...]) -> type[PutIndexRequest]:
-    """Return the type of the body, with a field for each of these parameters."""
+    """Make the type of the body, with a field for each of these parameters."""
     fields = [(name, float | None, None) for name in names]
     return cast(
         "type[PutIndexRequest]",
@@ -191,7 +195,7 @@ def _make_body_type(names: tuple[str, ...]) -> type[PutIndexRequest]:
     answers=(
         ResponseSpec(
             200,
-            "All indexes, by name; bucket indexes of partition specs last",
+            "All indexes, sorted by name. Bucket indexes of partition specs are last",
             {
                 "type": "object",
                 "required": ["snapshot-id", "indexes"],
@@ -205,6 +209,7 @@ def _make_body_type(names: tuple[str, ...]) -> type[PutIndexRequest]:
     ),
 )
 async def list_indexes(call: Call) -> dict[str, Any]:
+    """List the indexes of a table: definition, coverage of the current snapshot, size, health, use."""
     table = await load(call)
     defined = read_definitions(table.metadata)
     state = await _read_table_state(call, table)
@@ -227,6 +232,7 @@ async def list_indexes(call: Call) -> dict[str, Any]:
     answers=(_ONE_INDEX, NO_INDEX),
 )
 async def load_index(call: Call) -> dict[str, Any]:
+    """Return an index with its index files."""
     return await _show_index(call, await load(call), call.names[1])
 
 
@@ -234,7 +240,7 @@ async def load_index(call: Call) -> dict[str, Any]:
     "PUT",
     _PATH,
     "putIndex",
-    "Define or change an index; fields that the body omits stay unchanged",
+    "Define or change an index. Fields that are missing in the body stay unchanged",
     tags=("indexes",),
     answers=(
         _ONE_INDEX,
@@ -245,10 +251,11 @@ async def load_index(call: Call) -> dict[str, Any]:
     ),
 ).takes_bytes(_make_body_type(tuple(list_parameters())))
 async def put_index(call: Call, data: bytes) -> dict[str, Any]:
+    """Define an index, or change the fields of an index that the body has."""
     name = check_name(call.names[1])
     body = await call.parse(
         data, _make_body_type(tuple(list_parameters()))
-    )  # Kinds may be added while the server runs.
+    )  # Make the type for each request, because kinds may be added while the server runs.
 
     dimension_tables: set[tuple[str, ...]] = set()
 
@@ -258,7 +265,7 @@ async def put_index(call: Call, data: bytes) -> dict[str, Any]:
         dimension_tables.update(map(tuple, definition.dimension_tables))
         limit = call.components.settings.indexes_limit
         if name not in defined.by_name and len(defined.by_name) >= limit:
-            raise BadRequest(f"The table has {limit} indexes, which is the limit; drop one first")
+            raise BadRequest(f"The table has {limit} indexes, which is the limit; drop an index first")
         if defined.by_name.get(name) == definition:
             return []
         return [{"action": "set-properties", "updates": {PREFIX + name: definition.property_text}}]
@@ -271,11 +278,12 @@ async def put_index(call: Call, data: bytes) -> dict[str, Any]:
     "DELETE",
     _PATH,
     "dropIndex",
-    "Drop an index; the next housekeeping round deletes its index files, and until then a new definition reuses them",
+    "Drop an index. Until housekeeping deletes its index files, an equal new definition reuses them",
     tags=("indexes",),
     answers=(ResponseSpec(204, "Dropped"), NO_INDEX, _CONFLICT),
 )
 async def drop_index(call: Call) -> None:
+    """Drop an index. Until housekeeping deletes its index files, an equal new definition reuses them."""
     name = call.names[1]
     if name.startswith(BUCKET_PREFIX):
         check_name(name)
@@ -291,22 +299,22 @@ async def drop_index(call: Call) -> None:
 def _change_definition(
     name: str, body: PutIndexRequest, defined: Definitions, metadata: TableMetadata
 ) -> IndexDefinition:
-    """Return the index's definition with the changes of the body, or a new definition."""
-    before = defined.by_name.get(name)
-    kind = body.kind if body.kind is not None else before.kind if before else None
-    if kind is None or (before is None and body.columns is None):
+    """Return the definition of the index with the changes of the body, or a new definition."""
+    present = defined.by_name.get(name)
+    kind = body.kind if body.kind is not None else present.kind if present else None
+    if kind is None or (present is None and body.columns is None):
         if name in defined.problems:
             raise BadRequest(f"The index {name} is invalid ({defined.problems[name]}); define it again completely")
         raise BadRequest(
             f"The table has no index {name[:_SHOWN_CHARS_MAX]!r}; to define it, set kind "
             f"({', '.join(KINDS)}) and columns"
         )
-    columns: Sequence[str | Term] = body.columns if body.columns is not None else before.terms if before else ()
-    parameters: dict[str, Any] = dict(before.parameters) if before and before.kind == kind else {}
+    columns: Sequence[str | Term] = body.columns if body.columns is not None else present.terms if present else ()
+    parameters: dict[str, Any] = dict(present.parameters) if present and present.kind == kind else {}
     parameters |= body.parameters
-    state = body.state if body.state is not None else before.state if before else ENABLED
+    state = body.state if body.state is not None else present.state if present else ENABLED
     measures: Sequence[str | Measure] = (
-        body.measures if body.measures is not None else before.measures if before else ()
+        body.measures if body.measures is not None else present.measures if present else ()
     )
     definition = define(
         name, kind, columns, metadata.current_schema, parameters=parameters, state=state, measures=measures
@@ -321,6 +329,11 @@ def _change_definition(
 
 
 async def _show_index(call: Call, table: TableIndexes, name: str) -> dict[str, Any]:
+    """Return an index with its index files in the form of an answer.
+
+    Raises:
+        NotFound: The table has no such index.
+    """
     defined = read_definitions(table.metadata)
     if name in defined.problems:
         return _to_broken_index_json(name, defined.problems[name])
@@ -341,9 +354,12 @@ async def _show_index(call: Call, table: TableIndexes, name: str) -> dict[str, A
 
 
 class _TableState(NamedTuple):
-    """The files of a table with which indexes are compared, and the time of each index's last audit by definition id.
+    """The files of a table that its indexes should cover, and the times of the last audits.
 
-    The files of the current snapshot are separate from the files that only other snapshots of branches and tags have.
+    Attributes:
+        files: The files of the current snapshot.
+        other_snapshots: The files that are only in other snapshots of branches and tags.
+        audits: The time of the last audit of each index, in milliseconds since the epoch, by definition id.
     """
 
     files: SnapshotFiles
@@ -352,6 +368,7 @@ class _TableState(NamedTuple):
 
 
 async def _read_table_state(call: Call, table: TableIndexes) -> _TableState:
+    """Return the files of the named snapshots and the times of audits, which describe the state of each index."""
     metadata = table.metadata
     new_files = await find_new_files_by_snapshot(call, metadata, find_named_snapshots(metadata))
     audits = await read_audit_times_ms(call, table)
@@ -363,6 +380,7 @@ async def _read_table_state(call: Call, table: TableIndexes) -> _TableState:
 async def _describe_index(
     call: Call, table: TableIndexes, state: _TableState, definition: IndexDefinition
 ) -> dict[str, Any]:
+    """Return the state of an index in the form of an answer."""
     live_files, files = table.registered.list_live(definition.id), state.files
     mask = await find_covered_files(call, files, live_files)
     of_refs = sum([int((await find_missing_files(call, other, live_files)).sum()) for other in state.other_snapshots])
@@ -371,7 +389,7 @@ async def _describe_index(
     quarantined = sum(
         file.state is IndexFileState.QUARANTINED for file in table.registered.files if file.definition == definition.id
     )
-    used = call.components.usage.find_usage(table.entry.uuid, definition.id)
+    index_usage = call.components.usage.find_usage(table.entry.uuid, definition.id)
     health = "ok" if lag == 0 else "damaged" if quarantined else "behind"
     problem = None
     if any(table.metadata.current_schema.column(column_id) is None for column_id in definition.column_ids):
@@ -392,12 +410,12 @@ async def _describe_index(
         "quarantined": quarantined,
         "audited-ms": state.audits.get(definition.id),
         "used": None
-        if used is None
+        if index_usage is None
         else {
-            "last-ms": used.last_ms,
-            "plans": used.plans,
-            "files-in": used.files_in,
-            "files-removed": used.files_removed,
+            "last-ms": index_usage.last_ms,
+            "plans": index_usage.plans,
+            "files-in": index_usage.files_in,
+            "files-removed": index_usage.files_removed,
         },
     }
 
@@ -434,6 +452,7 @@ def _describe_bucket_index(
 
 
 def _encode_definition(definition: IndexDefinition) -> dict[str, Any]:
+    """Return the JSON object of a definition."""
     return {
         "name": definition.name,
         "kind": definition.kind,
@@ -453,6 +472,7 @@ def _to_broken_index_json(name: str, problem: str) -> dict[str, Any]:
 
 
 def _index_file_to_json(file: RegisteredIndexFile) -> dict[str, Any]:
+    """Return the JSON object of an index file."""
     return {
         "location": file.location,
         "level": file.level,
@@ -467,9 +487,10 @@ def _index_file_to_json(file: RegisteredIndexFile) -> dict[str, Any]:
 
 
 def _make_missing_error(name: str, names: Iterable[str]) -> NotFound:
+    """Return the error for an unknown index, with the most similar name."""
     similar_names = near_names(
         name[:_SHOWN_CHARS_MAX], names, maximum=1, cutoff=0.5
-    )  # For example, price_bitmap for price.
+    )  # For example, price_bitmap is similar to price.
     hint = f"did you mean {similar_names[0]}?" if similar_names else "list its indexes with seamark index list"
     return NotFound(f"The table has no index {name[:_SHOWN_CHARS_MAX]!r}; {hint}")
 

@@ -1,1 +1,1 @@
-"""Routes of look-ups: files, statistics, rows by key and rows by bitmap."""
+"""Routes of lookups: files, statistics, rows by key, and rows by bitmap."""

@@ -1,15 +1,15 @@
 """The route that selects the rows that match a predicate in each file, from bitmap indexes.
 
-The rule: no matching row is left out. If the rows of a file in the answer may include rows that do not match, the
-file is not `exact`. Positions are the numbers of rows in the file. The positions include deleted rows unless the
-request sets `deletes`. If it does, rows for which the deletes could not be evaluated are counted as `undecided`.
+No matching row is left out. If the rows of a file in the answer may include rows that do not match, the file is not
+`exact`. Positions are the numbers of rows in the file. The positions include deleted rows unless the request sets
+`deletes`. If it does, rows for which the deletes could not be evaluated are counted as `undecided`.
 
-Answers are paged, with as many files as the limit, the byte limit and the time budget allow. The token of the next page
-names the last file. If a page ends because its time budget is exhausted, another page follows, so that the listing is
-complete.
+Answers have pages, with as many files as the limit, the byte limit and the time budget allow. The token of the next
+page names the last file. If a page ends because its time budget is exhausted, another page follows, so that the listing
+is complete.
 
-Record counts come from writers and are not trusted, so no memory is allocated from them alone. A result of all rows
-of a file needs no bits, and if a file has more than ROWS_JUDGED_MAX rows, its deletes are not evaluated.
+Record counts come from writers and are not trusted, so no memory is allocated only because of them. A result with all
+rows of a file needs no bits. If a file has more than ROWS_JUDGED_MAX rows, its deletes are not evaluated.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ else:
 FILES_MAX = 10_000
 """The maximum number of files of one page."""
 PAGE_BYTES = 16 << 20
-"""The size of a page's rows from which no further file is started.
+"""The size of a page's rows in bytes at which the page ends.
 
 The positions of one file have the same limit.
 """
 CANDIDATES_MAX = 4_000_000
-"""The number of rows compared with deletes from which no further file is started.
+"""The number of rows compared with deletes at which a page ends.
 
 It is also the size of a batch.
 """
@@ -81,64 +81,78 @@ _FILES_PER_CHECK = 16
 
 
 class SelectRowsRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    """A request for the rows that match a predicate."""
+
     where: Annotated[str | None, doc("A predicate in SQL.", examples=["discount = 5 AND qty < 3"])] = None
     filter: Annotated[msgspec.Raw, doc("An expression of the Iceberg REST specification, instead of `where`.")] = (
         msgspec.field(default_factory=msgspec.Raw)
     )
-    case_sensitive: Annotated[bool, doc("Whether names in `filter` are.")] = True
+    case_sensitive: Annotated[bool, doc("Whether names in `filter` are case-sensitive.")] = True
     meaning: Annotated[
         str | None,
         doc(
-            "How zeros and NaN compare; default: iceberg for `filter`, sql for `where`.", enum=["sql", "iceberg", None]
+            "The rules for comparing zeros and NaN. The default is `iceberg` for `filter`, and `sql` for `where`.",
+            enum=["sql", "iceberg", None],
         ),
     ] = None
-    schema_id: Annotated[int | None, doc("The schema that resolves names; default: the current schema.")] = None
+    schema_id: Annotated[int | None, doc("The schema that resolves names. The default is the current schema.")] = None
     snapshot_id: int | None = None
     ref: str | None = None
-    as_of: Annotated[int | None, doc("Milliseconds since the epoch.")] = None
+    as_of: Annotated[int | None, doc("A time in milliseconds since the epoch.")] = None
     deletes: Annotated[bool, doc("Whether to remove deleted rows.")] = False
-    rows: Annotated[str, doc("The format of rows.", enum=["roaring", "positions"])] = "roaring"
-    limit: Annotated[int | None, doc(f"The most files of a page; at most {FILES_MAX:,}.", minimum=1)] = None
+    rows: Annotated[str, doc("The format of the rows.", enum=["roaring", "positions"])] = "roaring"
+    limit: Annotated[int | None, doc(f"The maximum number of files of a page, at most {FILES_MAX:,}.", minimum=1)] = (
+        None
+    )
     page_token: Annotated[str | None, doc("The next-page-token of the answer to the same request.")] = None
 
 
 class SelectedFile(msgspec.Struct, rename="kebab", gc=False):
+    """A file with its matching rows."""
+
     file_path: str
     record_count: int
     rows: Annotated[
         str | list[int] | None,
         doc(
-            "Positions of the rows: a 32-bit roaring bitmap in its portable format, in base64, or a list; null when "
-            "any row may match."
+            "The positions of the rows, as a 32-bit roaring bitmap in its portable format, in base64, or as a list. It "
+            "is null if any row may match."
         ),
     ]
-    count: Annotated[int | None, doc("The number of these rows.")]
-    exact: Annotated[bool, doc("False when some of these rows may not match.")]
+    count: Annotated[int | None, doc("The number of rows in `rows`.")]
+    exact: Annotated[bool, doc("False if some of the rows in `rows` may not match.")]
     delete_files: Annotated[int, doc("The number of delete files of the file.")]
-    undecided: Annotated[int, doc("With deletes: the number of these rows that may be deleted.")]
+    undecided: Annotated[int, doc("If the request sets `deletes`, the number of rows that may be deleted.")]
 
 
 class SelectRowsResponse(msgspec.Struct, rename="kebab"):
-    """The answer. It is encoded in parts; `files` is the last part."""
+    """The files with their matching rows. The answer is encoded in parts, and `files` is the last part."""
 
     snapshot_id: int | None
     meaning: ComparisonSemantics
     deletes: Annotated[bool, doc("Whether deleted rows were removed.")]
-    exact: Annotated[bool, doc("Whether the answers of all files of this page are exact.")]
+    exact: Annotated[bool, doc("Whether all files of this page are exact.")]
     not_used: Annotated[
         tuple[str, ...],
-        doc("Parts of the SQL that Iceberg expressions cannot represent; the planner takes them as true."),
+        doc("Parts of the SQL text that Iceberg expressions cannot represent. The planner takes them as true."),
     ]
     problems: Annotated[list[FileProblem], doc("The first files that could not be read, which makes rows undecided.")]
     next_page_token: str | None
     files: Annotated[
         list[SelectedFile] | msgspec.UnsetType,
-        doc("Files that may contain a matching row; all other files contain none."),
+        doc("The files that may contain a matching row. All other files contain none."),
     ] = msgspec.UNSET
 
 
 @dataclass(frozen=True)
 class _Predicate:
+    """The predicate of a request.
+
+    Attributes:
+        exact: Whether the expression represents the predicate completely.
+        unused: The parts of the SQL text that the expression does not represent.
+    """
+
     expression: Expression
     exact: bool
     unused: tuple[str, ...]
@@ -149,8 +163,7 @@ class _Predicate:
 class _Selection:
     """The parsed request.
 
-    `after` is the last file of the previous page, as an entry id. `checksum` covers everything on which tokens
-    depend.
+    `after` is the last file of the previous page, as an entry id. `checksum` is the checksum in page tokens.
     """
 
     bound_scan: BoundScan
@@ -162,7 +175,10 @@ class _Selection:
 
 @dataclass
 class _CandidateFile:
-    """A candidate file. If `bits` is None, any row may match. If `exact` is also set, all rows match."""
+    """A file that may have matching rows.
+
+    If `bits` is None and `exact` is False, any row may match. If `bits` is None and `exact` is True, all rows match.
+    """
 
     entry_id: int
     records: int
@@ -178,7 +194,7 @@ class _CandidateFile:
 
 @dataclass(frozen=True)
 class _AnswerFile:
-    """A file of the answer. `rows` has the requested format. If `rows` is None, any row may match."""
+    """A file of the answer. `rows` has the requested format, or is None if any row may match."""
 
     entry_id: int
     records: int
@@ -204,19 +220,21 @@ class _AnswerFile:
     answers=(
         ResponseSpec(
             200,
-            "A page of files. With `Accept: application/vnd.apache.arrow.stream` an Arrow IPC stream, names with _ for "
-            "-, rows as binary or as a list, the rest as metadata of its schema",
+            "A page of files. With `Accept: application/vnd.apache.arrow.stream`, the answer is an Arrow IPC stream. "
+            "Its column names have `_` instead of `-`, `rows` is binary or a list, and the other fields are metadata "
+            "of its schema",
             SelectRowsResponse,
         ),
         ResponseSpec(400, "The predicate is invalid; the message states the position"),
         ResponseSpec(404, "No such table"),
-        ResponseSpec(406, "Neither JSON nor Arrow is accepted"),
-        ResponseSpec(413, f"More than {PAGE_BYTES >> 3:,} positions in one file"),
+        ResponseSpec(406, "The client accepts neither JSON nor Arrow"),
+        ResponseSpec(413, f"One file has more than {PAGE_BYTES >> 3:,} positions"),
     ),
 ).takes(SelectRowsRequest)
 async def select_rows(call: Call, body: SelectRowsRequest) -> web.Response:
+    """Find the rows that match a predicate in each file, by bitmap indexes."""
     as_arrow = arrow.wants_arrow(call.headers)
-    # The pages of an answer have one snapshot, which only the body can name if it is a fresh snapshot.
+    # All pages of an answer have the same snapshot. If it is a fresh snapshot, only the body can name it.
     loaded = await load_to_read(call, call.namespace, call.name, body.snapshot_id, is_named=body.snapshot_id is None)
     metadata, entry = loaded.metadata, loaded.entry
     assert entry is not None
@@ -254,6 +272,7 @@ def _parse(body: SelectRowsRequest, metadata: TableMetadata) -> _Selection:
 
 
 def _compute_checksum(body: SelectRowsRequest, metadata: TableMetadata) -> int:
+    """Return the checksum of the parts of a request on which page tokens depend."""
     parts = (
         metadata.table_uuid,
         body.where,
@@ -268,7 +287,7 @@ def _compute_checksum(body: SelectRowsRequest, metadata: TableMetadata) -> int:
 
 
 def _start(body: SelectRowsRequest, metadata: TableMetadata, checksum: int) -> tuple[int | None, int]:
-    """Return the snapshot, and the last file of the previous page as an entry id; -1 if there is no previous page.
+    """Return the snapshot, and the entry id of the last file of the previous page, or -1 if there is none.
 
     Raises:
         BadRequest: The request is invalid.
@@ -279,6 +298,11 @@ def _start(body: SelectRowsRequest, metadata: TableMetadata, checksum: int) -> t
 
 
 def _read_predicate(body: SelectRowsRequest, metadata: TableMetadata) -> _Predicate:
+    """Parse the predicate of a request.
+
+    Raises:
+        BadRequest: The predicate is invalid.
+    """
     filter_json = bytes(body.filter)
     if body.meaning not in (None, "sql", "iceberg"):
         raise BadRequest(f"meaning is {body.meaning[:40]!r}; it must be sql or iceberg")
@@ -288,8 +312,8 @@ def _read_predicate(body: SelectRowsRequest, metadata: TableMetadata) -> _Predic
         return _Predicate(expression, True, (), meaning)
     if filter_json:
         raise BadRequest("The request has both where and filter; send the predicate as SQL or as an Iceberg expression")
-    read = sql.parse_sql(body.where, metadata.current_schema, metadata.schemas)
-    return _Predicate(read.expression, read.exact, read.unused, ComparisonSemantics(body.meaning or "sql"))
+    parsed = sql.parse_sql(body.where, metadata.current_schema, metadata.schemas)
+    return _Predicate(parsed.expression, parsed.exact, parsed.unused, ComparisonSemantics(body.meaning or "sql"))
 
 
 class _Page:
@@ -304,12 +328,12 @@ class _Page:
         self._files: list[_AnswerFile] = []
         self.last: int | None = None
 
-    async def fill(self, after: int, metadata: TableMetadata, entry: Entry) -> None:
-        """Add the files after `after`."""
+    async def fill(self, after_id: int, metadata: TableMetadata, entry: Entry) -> None:
+        """Add the files after the file `after_id`, up to the limits of the page."""
         matcher = PredicateMatcher(
             await self._list_indexes(metadata, entry), self._predicate.meaning, self._body.where is not None
         )
-        entry_ids = self._scan.entry_ids[np.searchsorted(self._scan.entry_ids, after, side="right") :]
+        entry_ids = self._scan.entry_ids[np.searchsorted(self._scan.entry_ids, after_id, side="right") :]
         records = find_files_at(self._scan.view, entry_ids).read_longs("record_count").clip(0, CANDIDATES_MAX + 1)
         size = candidates = start = 0
         while start < len(entry_ids) and len(self._files) < self._limit:
@@ -319,21 +343,22 @@ class _Page:
                 break
             few = min(_FILES_PER_CHECK, self._limit - len(self._files))
             few = max(1, int(np.searchsorted(np.cumsum(records[start : start + few]), CANDIDATES_MAX)))
-            chosen = entry_ids[start : start + few]
-            file_positions = self._scan.view.find_positions(chosen).tolist()
+            batch_ids = entry_ids[start : start + few]
+            file_positions = self._scan.view.find_positions(batch_ids).tolist()
             await asyncio.gather(*(self._covers.load(index, file_positions) for index in matcher.indexes.values()))
-            matched = await asyncio.to_thread(self._match, matcher, chosen)
+            matched = await asyncio.to_thread(self._match, matcher, batch_ids)
             if self._body.deletes:
                 await self._remove_deleted(matched)
                 candidates += int(records[start : start + few].sum())
             answers = await asyncio.to_thread(self._select_answers, matched)
             self._files += answers
             size += sum(file.size_bytes for file in answers)
-            start += len(chosen)
+            start += len(batch_ids)
         self.last = int(entry_ids[start - 1]) if start < len(entry_ids) else None
         await self._covers.verify_sources(entry, matcher.damaged)
 
     async def _list_indexes(self, metadata: TableMetadata, entry: Entry) -> dict[tuple[int, str], BitmapIndex]:
+        """Return the enabled indexes that answer predicates of the filter, by column and transform."""
         requested = {(predicate.column_id, predicate.transform) for predicate in collect_predicates(self._scan.bound)}
         indexes = {}
         for definition in read_definitions(metadata).enabled:
@@ -343,6 +368,7 @@ class _Page:
         return indexes
 
     def _match(self, matcher: PredicateMatcher, entry_ids: Longs) -> list[_CandidateFile]:
+        """Find the rows of each file that may match the predicate."""
         file_positions = self._scan.view.find_positions(entry_ids).tolist()
         records = find_files_at(self._scan.view, entry_ids).read_longs("record_count").tolist()
         files = []
@@ -358,7 +384,7 @@ class _Page:
         return files
 
     async def _remove_deleted(self, files: list[_CandidateFile]) -> None:
-        """Remove deleted rows from files with deletes.
+        """Remove deleted rows from the files with deletes.
 
         A large file is the only file of its batch, and is processed in parts.
         """
@@ -371,7 +397,10 @@ class _Page:
             await asyncio.to_thread(_apply, deleted, part, rows, deletion)
 
     def _select_candidates(self, deleted: list[_CandidateFile], part: slice) -> tuple[list[Longs], Longs]:
-        """Return the rows in this part of the words of each file's bits, and for each row the position of its file."""
+        """Return the rows of each file in this part of the words of its bits, and the file of each row.
+
+        The second item contains the position of each row's file in the view.
+        """
         rows = [list_positions(file.bits[part]) + 64 * part.start for file in deleted if file.bits is not None]
         entry_ids = np.array([file.entry_id for file in deleted], dtype=np.int64)
         return rows, np.repeat(self._scan.view.find_positions(entry_ids), [len(row) for row in rows])
@@ -405,6 +434,7 @@ class _Page:
         return answers
 
     def _describe_page(self, snapshot_id: int | None, token: str | None) -> SelectRowsResponse:
+        """Return the page in the form of the answer."""
         return SelectRowsResponse(
             snapshot_id=snapshot_id,
             meaning=self._predicate.meaning,
@@ -420,6 +450,7 @@ class _Page:
         return list_paths(self._scan.view, self._scan.view.find_positions(entry_ids)) if len(entry_ids) else []
 
     def encode_json(self, snapshot_id: int | None, token: str | None) -> bytes:
+        """Encode the page as JSON."""
         pieces = []
         for path, file in zip(self._list_paths(self._files), self._files, strict=True):
             rows: str | list[int] | None = None
@@ -435,6 +466,7 @@ class _Page:
         return b"".join((head, b',"files":[', b",".join(pieces), b"]}"))
 
     def encode_arrow(self, snapshot_id: int | None, token: str | None) -> bytes:
+        """Encode the page as an Arrow IPC stream."""
         files = self._files
         rows: pa.Array
         if self._body.rows == "positions":
@@ -469,7 +501,7 @@ class _Page:
 def _select_evaluable_files(files: list[_CandidateFile]) -> list[_CandidateFile]:
     """Return the files whose deletes are evaluated, with a copy of their bits.
 
-    In other files with deletes all rows are undecided.
+    In the other files with deletes, all rows are undecided.
     """
     deleted = []
     for file in files:
@@ -485,7 +517,10 @@ def _select_evaluable_files(files: list[_CandidateFile]) -> list[_CandidateFile]
 
 
 def _apply(files: list[_CandidateFile], part: slice, rows: list[Longs], deletion: RowDeletion) -> None:
-    """Apply the deletion to the bits of the files. `rows` are the rows of each file in this part of its bits' words."""
+    """Apply deletions to the bits of files.
+
+    `rows` are the rows of each file in this part of the words of its bits.
+    """
     start = 0
     for file, file_rows in zip(files, rows, strict=True):
         file_slice = slice(start, start + len(file_rows))

@@ -1,8 +1,8 @@
 """The route that returns the groups of a cube for data files.
 
-The client plans the files of its query, and sends their ids. So the plan decides about snapshots, branches and deletes,
-and this route only finds entries. An entry describes one immutable file. Files without a usable entry are not covered
-by the answer, and the client reads their rows.
+The client plans the files of its query, and sends their ids. So the plan takes snapshots, branches and deletes into
+account, and this route only finds entries. An entry describes one immutable file. The answer does not cover files
+without a usable entry. The client reads the rows of these files.
 """
 
 from __future__ import annotations
@@ -45,36 +45,38 @@ from seamark.metaserver.store.model import Entry
 FILES_MAX = 1_000_000
 """The maximum number of data files of a request."""
 GROUPS_MAX = 2_000_000
-"""The number of groups in memory from which no further index file is read."""
+"""The number of groups in memory at which the server stops reading index files."""
 BYTES_MAX = 256 << 20
-"""The number of bytes of groups in memory from which no further entry is read."""
+"""The number of bytes of groups in memory at which the server stops reading entries."""
 _COMBINED_BYTES = 64 << 20
 _UNCOMBINED_GROUPS_MAX = 500_000
-"""The number of groups, or of their bytes, at which groups are combined before further groups are read."""
+"""Groups are combined if their number exceeds this limit, or if their bytes exceed `_COMBINED_BYTES`."""
 _ENGINE_COMBINED_GROUPS_MAX = 1_000
-"""The number of groups that an engine combines in less time than the server."""
+"""The maximum number of groups that an engine combines in less time than the server."""
 _IN_LOOP_CHARACTERS = 16_384
 """The maximum length of texts and answers that are converted in the event loop."""
 CONDITION_VALUES_MAX = 1_000
-"""The number of values and predicates of a condition above which it leaves out no groups."""
+"""The maximum number of values and predicates of a condition that leaves out groups. Longer conditions are ignored."""
 _TRANSFORMS_MAX = 16
-"""The number of transformed columns of a condition above which it leaves out no groups."""
+"""The maximum number of transformed columns of a condition that leaves out groups."""
 _ID_BYTES = 16
 
 Ids = npt.NDArray[np.uint64]
 
 
 class ReadCubeGroupsRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    """A request for the groups of a cube."""
+
     definition_id: Annotated[str, doc("The definition-id of the cube.")]
     columns: Annotated[
         list[str],
-        doc("Dimensions d0, d1, … and partial aggregates m0, m1, … of the entries.", examples=[["d0", "m1"]]),
+        doc("The dimensions d0, d1, … and partial aggregates m0, m1, … to return.", examples=[["d0", "m1"]]),
     ]
     files: Annotated[
         str,
         doc(
-            f"The ids of at most {FILES_MAX:,} data files, in base64: for each file the XXH64 with the seeds 0 and 1 "
-            "of path, size and record count, as two 64-bit little-endian integers."
+            f"The ids of at most {FILES_MAX:,} data files, in base64. The id of a file is the XXH64 of path, size and "
+            "record count with the seeds 0 and 1, as two 64-bit little-endian integers."
         ),
     ]
     filter: Annotated[
@@ -94,14 +96,15 @@ class ReadCubeGroupsRequest(msgspec.Struct, rename="kebab", forbid_unknown_field
         ResponseSpec(
             200,
             "An Arrow IPC stream with the requested columns. A group may appear several times. The metadata `covered` "
-            "of its schema has a bit for each requested file, in base64, the lowest bit of a byte first",
+            "of its schema contains a bit for each requested file, in base64. The lowest bit of a byte is first",
         ),
         ResponseSpec(400, "A column or the list of files is invalid"),
         ResponseSpec(403, "The caller may not read a dimension table whose attributes the cube has"),
-        ResponseSpec(404, "No such table, or it has no such cube"),
+        ResponseSpec(404, "The table or the cube does not exist"),
     ),
 ).takes(ReadCubeGroupsRequest)
 async def read_cube_groups(call: Call, body: ReadCubeGroupsRequest) -> web.Response:
+    """Return the groups of a cube with their partial aggregates, for the data files that the cube covers."""
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     definition = await find_cube(call, loaded, body.definition_id)
     is_short = len(body.files) <= _IN_LOOP_CHARACTERS
@@ -123,10 +126,17 @@ async def find_cube(call: Call, loaded: LoadedTable, definition_id: str) -> Inde
         NotFound: The table has no cube with this id.
     """
     defined = read_definitions(loaded.metadata).by_name.values()
-    definition = next((one for one in defined if one.id == definition_id and KINDS[one.kind].aggregates), None)
+    definition = next(
+        (
+            defined_index
+            for defined_index in defined
+            if defined_index.id == definition_id and KINDS[defined_index.kind].aggregates
+        ),
+        None,
+    )
     if definition is None or loaded.entry is None:
         raise NotFound("The table has no cube with this definition-id; list its indexes with seamark index list")
-    # A caller that may read the facts may lack the right to read their dimension tables.
+    # A caller that may read the fact table may lack the right to read its dimension tables.
     await check_dimension_rights(call, definition.dimension_tables, "readCubeGroups")
     return definition
 
@@ -147,9 +157,9 @@ async def read_groups(
         call: The request.
         loaded: The table.
         definition: A cube of the table.
-        columns: Dimensions and partial aggregates of the entries, in their order.
-        ids: uint64[files, 2], the ids of the data files.
-        condition: A condition on groups (`group_conditions.py`). Other groups are left out.
+        columns: The dimensions and partial aggregates to return, in the order of the entries.
+        ids: uint64[files, 2]: the ids of the data files.
+        condition: A condition on groups (`group_conditions.py`). Groups that do not meet it are left out.
         combines_few: Whether equal groups are combined if there are few groups.
 
     Raises:
@@ -202,9 +212,9 @@ def _select_functions(definition: IndexDefinition, columns: Sequence[str]) -> Ma
 
 
 def read_condition(text: bytes, definition: IndexDefinition) -> Expression:
-    """Return the bound condition on groups, or TRUE if its evaluation would take long.
+    """Parse and bind the condition on groups, or return TRUE if its evaluation would take long.
 
-    The query of the client has all its conditions, so more groups do not change its result.
+    The client's query evaluates all of its conditions itself, so additional groups do not change its result.
 
     Args:
         text: An expression over the dimensions d0, d1, … in JSON, or an empty text.
@@ -225,14 +235,23 @@ def read_condition(text: bytes, definition: IndexDefinition) -> Expression:
 
 
 def _is_expensive(condition: Expression) -> bool:
-    """Return whether a condition has too many values, predicates or transformed columns to evaluate it."""
+    """Return whether a condition has too many values, predicates or transformed columns to be evaluated."""
     if is_longer(condition, CONDITION_VALUES_MAX):
         return True
-    transformed = {(one.column_id, one.transform) for one in collect_predicates(condition) if one.transform != IDENTITY}
+    transformed = {
+        (predicate.column_id, predicate.transform)
+        for predicate in collect_predicates(condition)
+        if predicate.transform != IDENTITY
+    }
     return len(transformed) > _TRANSFORMS_MAX
 
 
 def _parse_ids(text: str) -> Ids:
+    """Return the identities of data files.
+
+    Raises:
+        BadRequest: The text is not base64, or has the wrong length.
+    """
     try:
         data = base64.b64decode(text, validate=True)
     except binascii.Error as error:
@@ -250,7 +269,7 @@ class GroupReading:
         schema: The requested columns.
         functions: The function of each requested partial aggregate.
         files: The number of requested data files.
-        condition: A condition on groups. Other groups are left out.
+        condition: A condition on groups. Groups that do not meet it are left out.
         combines_few: Whether equal groups are combined if there are few groups.
     """
 
@@ -293,11 +312,11 @@ class GroupReading:
 
     @property
     def is_done(self) -> bool:
-        """Whether there are too many groups. The files of further parts are not covered."""
+        """Whether the limit of groups is reached, so that the files of further parts are not covered."""
         return bool(self._groups.num_rows > GROUPS_MAX or self._groups.nbytes > BYTES_MAX)
 
     def enqueue(self, part: GroupPart) -> bool:
-        """Remember the groups of some data files, and return whether they should be processed before further groups."""
+        """Enqueue the groups of some data files, and return whether the queue should be processed now."""
         self._waiting.append(part)
         self._waiting_rows += part.groups.rows
         self._waiting_bytes += part.groups.nbytes
@@ -312,9 +331,10 @@ class GroupReading:
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
 
     def _add(self, part: GroupPart) -> None:
+        """Add the groups of some files."""
         try:
             selected = part.groups.select(self._condition, self._schema.names)
-        except ValueError:  # The condition of the query decides in any case.
+        except ValueError:  # Keep all groups, because the client's query evaluates its condition itself.
             selected = part.groups.select(TRUE, self._schema.names)
         self._covered[part.files] = True
         self._pending.append(selected)
@@ -329,14 +349,16 @@ class GroupReading:
         self._combine()
 
     def _combine(self) -> None:
+        """Combine the pending groups with the groups so far."""
         groups = pa.concat_tables([self._groups, *(part for part in self._pending if part.num_rows)])
         if groups.num_rows > (0 if self._combines_few else _ENGINE_COMBINED_GROUPS_MAX):
-            # The engine adds the groups again, and reports the error.
+            # Do not report the error here: the engine sums up the groups again, and reports it.
             with suppress(SumOverflow, pa.ArrowException):
                 groups = combine_groups(groups, self._functions).select(self._schema.names)
         self._groups, self._pending, self._rows, self._bytes = groups, [], 0, 0
 
     def encode(self) -> bytes:
+        """Return the groups as an Arrow stream, with the covered files in the metadata of its schema."""
         covered = base64.b64encode(np.packbits(self._covered, bitorder="little").tobytes())
         table = self._groups.replace_schema_metadata({"covered": covered})
         sink = pa.BufferOutputStream()

@@ -1,4 +1,4 @@
-"""The route that returns the layout of a column, for charts of a table, in an answer of bounded size."""
+"""The route that returns the layout of a column, for charts of a table. The size of the answer is limited."""
 
 from __future__ import annotations
 
@@ -29,49 +29,63 @@ BARS, BARS_MAX = 1000, 2000
 POINTS, POINTS_MAX = 400, 2000
 AXIS_MARKS_MAX = 5
 STRING_FILES_MAX = 1_000_000
-"""The maximum number of files for a column of strings.
+"""The maximum number of files for which the layout of a column of strings is computed.
 
-The bound of a string takes about 100 bytes of memory, and the bound of a number takes 8 bytes.
+A bound that is a string takes about 100 bytes of memory, and a bound that is a number takes 8 bytes.
 """
 SCALES = ("value", "rank")
 
 
 class Mark(msgspec.Struct):
+    """A value with its position on the axis."""
+
     position: float
     value: Any
 
 
 class LayoutBar(msgspec.Struct):
+    """A group of files with neighbouring ranges."""
+
     files: int
-    low: Annotated[float, doc("Position of the lowest lower bound.")]
-    median: Annotated[float, doc("Position of the median upper bound.")]
-    high: Annotated[float, doc("Position of the highest upper bound.")]
+    low: Annotated[float, doc("The position of the lowest lower bound.")]
+    median: Annotated[float, doc("The position of the median upper bound.")]
+    high: Annotated[float, doc("The position of the highest upper bound.")]
 
 
 class LayoutPoint(msgspec.Struct):
+    """The number of files whose range contains a value."""
+
     position: float
-    files: Annotated[int, doc("Files whose range contains the value: what a lookup of it opens.")]
+    files: Annotated[int, doc("The number of files whose range contains the value. A lookup of the value opens them.")]
 
 
 class LayoutSizes(msgspec.Struct, rename="kebab"):
+    """The files of one class of sizes."""
+
     size_in_bytes: Annotated[
-        int, doc("The smallest size of the class, a power of two or 0; files of the double size are in the next.")
+        int, doc("The minimum size of the class, a power of two or 0. The next class begins at twice this size.")
     ]
     files: int
     total_bytes: int
 
 
 class SnapshotLayout(msgspec.Struct, rename="kebab"):
+    """The layout of a column in one snapshot."""
+
     snapshot_id: int | None
-    files: Annotated[int, doc("Data files.")]
-    bounded_files: Annotated[int, doc("Data files with both bounds of the column; the others are in no bar.")]
+    files: Annotated[int, doc("The number of data files.")]
+    bounded_files: Annotated[
+        int, doc("The number of data files with both bounds of the column. Other files are in no bar.")
+    ]
     depth_mean: Annotated[
         float | None,
-        doc("Mean number of files that may contain a random value. 1 is ideal."),
+        doc("The mean number of files that may contain a random value. The ideal number is 1."),
     ]
     depth_max: Annotated[int, doc("The largest number of files whose ranges have a value in common.")]
-    depth: Annotated[list[LayoutPoint], doc("At values at about even distances.")]
-    bars: Annotated[list[LayoutBar], doc("The files by lower and upper bound, in groups of about the same number.")]
+    depth: Annotated[list[LayoutPoint], doc("The numbers of files at values with about equal distances.")]
+    bars: Annotated[
+        list[LayoutBar], doc("The files, sorted by lower and upper bound, in groups of about equal number.")
+    ]
     sizes: list[LayoutSizes]
 
 
@@ -80,9 +94,11 @@ class ColumnLayout(msgspec.Struct, rename="kebab"):
 
     column: str
     type: str
-    scale: Annotated[str, doc("value: positions are proportional to values; rank: to the order of the bounds.")]
-    marks: Annotated[list[Mark], doc("Some values with their positions, the lowest and the highest among them.")]
-    snapshots: Annotated[list[SnapshotLayout], doc("The requested snapshot, and then that of compare-to.")]
+    scale: Annotated[
+        str, doc("`value` if positions are proportional to values, `rank` if they are proportional to ranks of bounds.")
+    ]
+    marks: Annotated[list[Mark], doc("Some values with their positions, including the lowest and the highest value.")]
+    snapshots: Annotated[list[SnapshotLayout], doc("The requested snapshot, and then the snapshot of compare-to.")]
 
 
 @Route(
@@ -94,17 +110,33 @@ class ColumnLayout(msgspec.Struct, rename="kebab"):
     parameters=(
         *SNAPSHOT,
         Parameter("compare-to", "query", "The id of a second snapshot, on the same scale.", {"type": "integer"}),
-        Parameter("scale", "query", "value (default; strings have none) or rank.", {"enum": list(SCALES)}),
-        Parameter("bars", "query", f"Maximum number of bars; default {BARS}.", {"type": "integer", "minimum": 1}),
-        Parameter("points", "query", f"Maximum number of depths; default {POINTS}.", {"type": "integer", "minimum": 1}),
+        Parameter(
+            "scale",
+            "query",
+            "The scale: `value`, the default, or `rank`. Strings always have `rank`.",
+            {"enum": list(SCALES)},
+        ),
+        Parameter(
+            "bars",
+            "query",
+            f"The maximum number of bars. The default is {BARS}.",
+            {"type": "integer", "minimum": 1},
+        ),
+        Parameter(
+            "points",
+            "query",
+            f"The maximum number of depths. The default is {POINTS}.",
+            {"type": "integer", "minimum": 1},
+        ),
     ),
     answers=(
-        ResponseSpec(200, "The layout, of bounded size for any number of files", ColumnLayout),
+        ResponseSpec(200, "The layout, whose size is limited for any number of files", ColumnLayout),
         ResponseSpec(400, "No such column or snapshot, or the type of the column has no bounds"),
         ResponseSpec(404, "No such table"),
     ),
 )
 async def load_column_layout(call: Call) -> ColumnLayout:
+    """Return how the ranges of a column in the data files overlap, and the sizes of the files, in bins."""
     metadata = (await call.components.catalog.tables.load(call.namespace, call.name)).metadata
     name = call.names[1]
     column = find_stats_column(metadata, name)
@@ -130,7 +162,7 @@ async def load_column_layout(call: Call) -> ColumnLayout:
     if get_form(column.kind) is Form.STRINGS and files > STRING_FILES_MAX:
         raise BadRequest(
             f"Column {name} is of the type {column.kind}, whose layout is computed for at most {STRING_FILES_MAX:,} "
-            f"files; these are {files:,}. Choose a column of numbers or times"
+            f"files, not for {files:,}; choose a column of numbers or times"
         )
     return await asyncio.to_thread(_compute_layout, name, column, scale == "rank", ids, views, bars, points)
 
@@ -144,6 +176,7 @@ def _compute_layout(
     bars: int,
     points: int,
 ) -> ColumnLayout:
+    """Compute the layout of a column in several snapshots, on the same axis."""
     files_by_snapshot = [lookup(view) for view in views]
     axis, ranges = read_layouts(files_by_snapshot, column, by_rank)
     return ColumnLayout(
@@ -161,6 +194,7 @@ def _compute_layout(
 def _make_snapshot_layout(
     snapshot_id: int | None, files: FoundFiles, ranges: Ranges, axis: Axis, bars: int, points: int
 ) -> SnapshotLayout:
+    """Compute the layout of a column in one snapshot."""
     ranks = axis.list_ranks(points)
     return SnapshotLayout(
         snapshot_id=snapshot_id,
@@ -180,6 +214,7 @@ def _make_snapshot_layout(
 
 
 def _place_marks(axis: Axis, kind: str) -> list[Mark]:
+    """Return marks on the axis with their values."""
     form = get_form(kind)
     assert form is not None
     return [

@@ -1,11 +1,11 @@
 """The route that finds rows of a snapshot by their keys, from a record index.
 
-The rule: the answer states which rows it does not cover. Rows of files that the index does not describe may be missing
-(`complete`, `uncovered-files`). A row is `undecided` if it is unknown whether a delete removed it. A key without a
-row is listed as missing. This is certain only if the answer is complete.
+The answer states which rows it does not cover. Rows of files that the index does not describe may be missing
+(`complete`, `uncovered-files`). A row is `undecided` if it is unknown whether a delete removed it. A key without a row
+is listed as missing, which is certain only if the answer is complete.
 
-Keys are JSON or an Arrow IPC stream, according to Content-Type. Accept selects the format of the answer in the same
-way. Arrow allows up to a million keys.
+Keys are JSON or an Arrow IPC stream, according to the header Content-Type. The header Accept selects the format of the
+answer. Arrow allows up to a million keys.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ from seamark.metaserver.streams.incoming.arrow_body import read_stream
 
 JSON_KEYS_MAX = 100_000
 JSON_BODY_BYTES = 4 << 20
-"""The maximum size of JSON.
+"""The maximum size in bytes of a request in JSON.
 
-Decoding this size holds the GIL for 10 ms. Larger requests must use Arrow, which is decoded without holding the GIL
-this long.
+Decoding this size holds the GIL for 10 ms. Larger requests must use Arrow, whose decoding does not hold the GIL so
+long.
 """
 JSON_ROWS_MAX = 100_000
 UNCOVERED_MAX = 1000
@@ -66,7 +66,7 @@ _IN_LOOP_BODY_BYTES_MAX = 64 << 10
 _IN_LOOP_KEYS_MAX = 200
 """The maximum number of keys or rows that are processed in the event loop.
 
-If there are more, a thread processes them.
+Larger numbers are processed in a thread.
 """
 
 LOCATOR: web.AppKey[Locator] = web.AppKey("locator", Locator)
@@ -75,51 +75,63 @@ DELETED: web.AppKey[RowDeletes] = web.AppKey("deleted", RowDeletes)
 
 
 class LookupKeysRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    """A request for the rows with some keys."""
+
     keys: Annotated[
         msgspec.Raw,
         doc(
-            f"At most {JSON_KEYS_MAX:,}. Each key is a list of values, an object by column or, for one column, the "
-            "value.",
+            f"At most {JSON_KEYS_MAX:,} keys. A key is a list of values, or an object with a value for each column. "
+            "For an index on one column, it may also be the value.",
             type="array",
             examples=[[17, 18], [["2024-01-01", 5]], [{"day": "2024-01-01", "id": 5}]],
         ),
     ]
-    index: Annotated[str | None, doc("The name of a record index; alternatively set columns.")] = None
+    index: Annotated[str | None, doc("The name of a record index. The alternative is to set `columns`.")] = None
     columns: Annotated[list[str] | None, doc("The columns of the index, in the order of the values in keys.")] = None
     snapshot_id: int | None = None
     ref: str | None = None
-    as_of: Annotated[int | None, doc("Milliseconds since the epoch.")] = None
+    as_of: Annotated[int | None, doc("A time in milliseconds since the epoch.")] = None
     partitions: Annotated[bool, doc("Whether rows contain the partition of their file.")] = False
 
 
 class LocatedRow(msgspec.Struct, rename="kebab", omit_defaults=True, gc=False):
+    """A row with one of the keys."""
+
     key: Annotated[int, doc("The number of the key in the request, from 0.")]
     file_path: str
     position: Annotated[int, doc("The position of the row in the file, from 0.")]
-    undecided: Annotated[bool, doc("True when the row may be deleted; otherwise absent.")] = False
-    spec_id: Annotated[int | msgspec.UnsetType, doc("Present when partitions are requested.")] = msgspec.UNSET
-    partition: Annotated[Any, doc("Present when partitions are requested.", type="object")] = msgspec.UNSET
+    undecided: Annotated[bool, doc("True if the row may be deleted. Otherwise, the field is absent.")] = False
+    spec_id: Annotated[
+        int | msgspec.UnsetType, doc("The id of the partition spec. It is present if partitions are requested.")
+    ] = msgspec.UNSET
+    partition: Annotated[
+        Any, doc("The partition of the file. It is present if partitions are requested.", type="object")
+    ] = msgspec.UNSET
 
 
 class FileProblem(msgspec.Struct, rename="kebab"):
+    """A file that could not be read, with the reason."""
+
     file_path: str
     problem: str
 
 
 class LookupKeysResponse(msgspec.Struct, rename="kebab"):
-    """The answer. It is encoded in parts; `rows` and `missing` are the last parts."""
+    """The rows with some keys. The answer is encoded in parts, and `rows` and `missing` are the last parts."""
 
     snapshot_id: int | None
     index: str
     columns: Annotated[list[str], doc("The columns of the index, in order.")]
     keys: Annotated[int, doc("The number of requested keys.")]
-    complete: Annotated[bool, doc("False when the index does not cover all live files; those may contain more rows.")]
+    complete: Annotated[
+        bool, doc("False if the index does not cover all live files. Uncovered files may contain more rows.")
+    ]
     uncovered_files: int
     uncovered: Annotated[list[str], doc(f"The paths of the first {UNCOVERED_MAX} uncovered files.")]
     undecided: Annotated[int, doc("The number of undecided rows.")]
     problems: Annotated[
         list[FileProblem],
-        doc("The first files that could not be read within the limits, which makes rows undecided."),
+        doc("The first files that could not be read within the limits, so that rows are undecided."),
     ]
     rows: Annotated[
         list[LocatedRow] | msgspec.UnsetType,
@@ -133,7 +145,7 @@ class LookupKeysResponse(msgspec.Struct, rename="kebab"):
 
 @dataclass(frozen=True)
 class _KeyQuery:
-    """The keys of a lookup: JSON rows or an Arrow table."""
+    """A parsed request: the keys, as JSON rows or an Arrow table, and the options."""
 
     index: str | None
     columns: list[str] | None
@@ -149,7 +161,9 @@ class _KeyQuery:
     "Find rows by key in a snapshot, and return the data file and the position of each row",
     tags=("indexes",),
     parameters=(
-        Parameter("index", "query", "Name of the record index, if the body is an Arrow stream.", {"type": "string"}),
+        Parameter(
+            "index", "query", "The name of the record index, if the body is an Arrow stream.", {"type": "string"}
+        ),
         Parameter(
             "partitions", "query", "The field `partitions`, if the body is an Arrow stream.", {"type": "boolean"}
         ),
@@ -159,30 +173,33 @@ class _KeyQuery:
     answers=(
         ResponseSpec(
             200,
-            "The rows. With `Accept: application/vnd.apache.arrow.stream` an Arrow IPC stream: columns key, file_path, "
-            "position, undecided, the rest as metadata of its schema",
+            "The rows. With `Accept: application/vnd.apache.arrow.stream`, the answer is an Arrow IPC stream with the "
+            "columns key, file_path, position and undecided. The other fields are metadata of its schema",
             LookupKeysResponse,
         ),
         ResponseSpec(
             400, "A key is not a value of its column, or the record index does not exist; the message states which"
         ),
-        ResponseSpec(404, "No such table, or no such index"),
-        ResponseSpec(406, "Neither JSON nor Arrow is accepted"),
-        ResponseSpec(413, f"More than {KEYS_MAX:,} keys, {JSON_KEYS_MAX:,} in JSON, or too many rows"),
+        ResponseSpec(404, "The table or the index does not exist"),
+        ResponseSpec(406, "The client accepts neither JSON nor Arrow"),
+        ResponseSpec(
+            413, f"The request has more than {KEYS_MAX:,} keys ({JSON_KEYS_MAX:,} in JSON), or they have too many rows"
+        ),
     ),
 ).takes_bytes(LookupKeysRequest)
 async def lookup_keys(call: Call, data: bytes) -> web.Response:
+    """Find rows by key in a snapshot, and return the data file and the position of each row."""
     wants_arrow = arrow.wants_arrow(call.headers)
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     metadata, entry = loaded.metadata, loaded.entry
     assert entry is not None
-    query = await _parse(call, data, metadata)
-    definition, terms = _find_record_index(metadata, query)
-    columns, possible = await _convert_keys(call, terms, query.requested_keys, len(data))
+    key_query = await _parse(call, data, metadata)
+    definition, terms = _find_record_index(metadata, key_query)
+    columns, possible = await _convert_keys(call, terms, key_query.requested_keys, len(data))
     in_order = [columns[terms.index(term)] for term in definition.terms]
-    scan = await call.components.planner.bind_and_plan(metadata, ScanRequest(snapshot_id=query.snapshot_id))
+    scan = await call.components.planner.bind_and_plan(metadata, ScanRequest(snapshot_id=key_query.snapshot_id))
     located = await call.app[LOCATOR].locate(scan, definition, in_order, possible, entry)
-    answer = _LookupAnswer(metadata, scan, definition, columns[0].rows, query, located)
+    answer = _LookupAnswer(metadata, scan, definition, columns[0].rows, key_query, located)
     if not wants_arrow and len(located.query) > JSON_ROWS_MAX:
         rows = f"{len(located.query):,} rows; JSON answers have at most {JSON_ROWS_MAX:,}"
         raise TooLarge(f"The keys have {rows}; request Arrow (Accept: {arrow.ARROW_STREAM})")
@@ -195,6 +212,12 @@ async def lookup_keys(call: Call, data: bytes) -> web.Response:
 
 
 async def _parse(call: Call, body: bytes, metadata: TableMetadata) -> _KeyQuery:
+    """Parse a request in JSON or Arrow.
+
+    Raises:
+        BadRequest: The request is invalid.
+        TooLarge: The request has too many keys or bytes in JSON.
+    """
     if call.content_type == arrow.ARROW_STREAM:
         snapshot_id = find_requested_snapshot(call.query, metadata)
         table = await asyncio.to_thread(read_stream, body, "The body", rows_max=KEYS_MAX)
@@ -216,6 +239,11 @@ async def _parse(call: Call, body: bytes, metadata: TableMetadata) -> _KeyQuery:
 
 
 def _read(body: bytes) -> tuple[LookupKeysRequest, list[Any]]:
+    """Return the request and its keys from a JSON body.
+
+    Raises:
+        BadRequest: The body is invalid.
+    """
     lookup = parse_now(body, LookupKeysRequest)
     rows = decode_json(bytes(lookup.keys), "keys")
     if not isinstance(rows, list):
@@ -224,7 +252,7 @@ def _read(body: bytes) -> tuple[LookupKeysRequest, list[Any]]:
 
 
 def _find_record_index(metadata: TableMetadata, query: _KeyQuery) -> tuple[IndexDefinition, tuple[Term, ...]]:
-    """Return the index, and its terms in the order of the values in keys.
+    """Return the record index of a request, and its terms in the order of the values in the keys.
 
     Raises:
         BadRequest: The request is invalid.
@@ -242,21 +270,22 @@ def _find_record_index(metadata: TableMetadata, query: _KeyQuery) -> tuple[Index
         definition = find_defined_index(metadata, query.index)
         if not KINDS[definition.kind].answers_keys:
             raise BadRequest(
-                f"The index {definition.name} is {definition.text}; only record indexes find keys; available: {names}"
+                f"The index {definition.name} is {definition.text}, and only record indexes find keys; the table has: "
+                f"{names}"
             )
         if not definition.enabled:
-            raise BadRequest(f"The index {definition.name} is paused; resume it first")
+            raise BadRequest(f"The index {definition.name} is paused; resume it before you look up keys")
         if terms is not None and _list_identities(terms) != _list_identities(definition.terms):
             raise BadRequest(
                 f"The index {definition.name} is {definition.text}, not on {', '.join(query.columns or ())}"
             )
         return definition, definition.terms if terms is None else _order_terms(definition, terms)
     if terms is None:
-        raise BadRequest(f"Set index, or columns for the values in keys; record indexes: {names}")
+        raise BadRequest(f"The request names no index; set index or columns. The record indexes are: {names}")
     for definition in usable:
         if _list_identities(definition.terms) == _list_identities(terms):
             return definition, _order_terms(definition, terms)
-    raise BadRequest(f"No record index is on {', '.join(query.columns or ())[:200]}; available: {names}")
+    raise BadRequest(f"No record index is on {', '.join(query.columns or ())[:200]}; the record indexes are: {names}")
 
 
 def _list_identities(terms: Sequence[Term]) -> list[tuple[int, str]]:
@@ -272,12 +301,13 @@ def _order_terms(definition: IndexDefinition, terms: Sequence[Term]) -> tuple[Te
 async def _convert_keys(
     call: Call, terms: Sequence[Term], raw_keys: Any, body_bytes: int
 ) -> tuple[list[Keys], Mask | None]:
+    """Convert the keys of a request to the form of the index, in a thread if there are many."""
     if isinstance(raw_keys, pa.Table):
         arrays, shared_bytes = await asyncio.to_thread(extract_term_arrays, terms, raw_keys)
         if shared_bytes > (limit := call.components.settings.body_limit_bytes):
             raise TooLarge(
-                f"With a value for each row the keys take {shared_bytes:,} bytes; the limit is {limit:,}. Send them in "
-                "several requests"
+                f"The keys take {shared_bytes:,} bytes if each row has its own value; the limit is {limit:,}. Send "
+                "them in several requests"
             )
         call.keep(shared_bytes)
         return await asyncio.to_thread(build_keys, terms, arrays), None
@@ -287,7 +317,7 @@ async def _convert_keys(
 
 
 async def _send_pieces(pieces: Sequence[bytes | memoryview]) -> AsyncIterator[bytes]:
-    """Send a large answer in slices, so that no copy takes long."""
+    """Yield a large answer in slices, so that no copy takes long."""
     for piece in pieces:
         view = memoryview(piece)
         for start in range(0, len(view), _PIECE_BYTES):
@@ -306,6 +336,7 @@ class _LookupAnswer:
     located: LocatedRows
 
     def _describe_answer(self) -> LookupKeysResponse:
+        """Return the fields of the answer other than the rows and the missing keys."""
         located = self.located
         uncovered = list_paths(self.scan.view, located.uncovered[:UNCOVERED_MAX])
         return LookupKeysResponse(
@@ -326,26 +357,26 @@ class _LookupAnswer:
         return np.flatnonzero(absent)
 
     def _list_files(self) -> tuple[Longs, list[str], list[list[Any]]]:
-        """Return the files that have a found row.
+        """Return the files that contain a located row.
 
         Returns:
-            For each file of the view, its number among the files with a found row; the paths; and the spec ids and
-            partitions, if they were requested.
+            The number of each file of the view among these files, the paths of these files, and their spec ids and
+            partitions, if the request asks for partitions.
         """
         view = self.scan.view
         hit = np.zeros(view.file_count, dtype=np.bool_)
         hit[self.located.data_file] = True
         positions = np.flatnonzero(hit)
         numbers = np.cumsum(hit) - 1
-        more: list[list[Any]] = []
+        partition_columns: list[list[Any]] = []
         if self.query.partitions:
             files_with_rows = find_files_at(view, view.find_entry_ids(positions))
             files = FileListing(self.metadata, files_with_rows, find_files_at(view, positions[:0]), None)
-            more = files.lists(("spec-id", "partition"), 0, files.total)
-        return numbers, list_paths(view, positions), more
+            partition_columns = files.lists(("spec-id", "partition"), 0, files.total)
+        return numbers, list_paths(view, positions), partition_columns
 
     def encode_json(self) -> list[bytes]:
-        """Return the answer as pieces of JSON.
+        """Encode the answer as pieces of JSON.
 
         The pieces are not joined, because joining holds the GIL, as encoding does.
         """
@@ -361,12 +392,15 @@ class _LookupAnswer:
                 for key, file, position, undecided in values
             ]
             pieces += [b"," if start else b"", encode_json(rows)[1:-1]]
-        missing = self._list_missing().tolist()
-        pieces.append(b'],"missing":' + encode_json(missing) + b"}")
+        missing_keys = self._list_missing().tolist()
+        pieces.append(b'],"missing":' + encode_json(missing_keys) + b"}")
         return pieces
 
     def encode_arrow(self) -> list[memoryview]:
-        """Return one batch after another. All batches share a dictionary of paths and a dictionary of partitions."""
+        """Encode the answer as batches of an Arrow IPC stream.
+
+        All batches share a dictionary of paths and a dictionary of partitions.
+        """
         located = self.located
         numbers, paths, more = self._list_files()
         about = {**msgspec.to_builtins(self._describe_answer()), "missing": len(self._list_missing())}
@@ -399,7 +433,7 @@ class _LookupAnswer:
 
 
 def list_paths(view: TableView, positions: Any) -> list[str]:
-    """Return the paths of the data files at these positions in the view. The positions are ascending."""
+    """Return the paths of the data files at these ascending positions in the view."""
     texts = (
         find_files_at(view, view.find_entry_ids(positions)).read_texts("file_path").list_values()
         if len(positions)

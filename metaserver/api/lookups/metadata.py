@@ -1,10 +1,10 @@
 """Metadata routes over columnar blocks: files, column statistics and partitions of a snapshot.
 
-Every answer describes one snapshot, and names it. A page token contains everything on which a page depends: the
-position and the snapshot, so that a commit between two pages has no effect. Any worker accepts the token. A token that
-was issued for another request is refused.
+Every answer describes one snapshot, and names it. A page token contains all values on which a page depends, including
+the position and the snapshot, so that a commit between two pages has no effect. Any worker accepts the token. A token
+that was issued for a different request is refused.
 
-JSON is for people and scripts. Arrow IPC streams are for engines and data frames; their columns are written without
+JSON is for people and scripts. Arrow IPC streams are for engines and data frames, and their columns are written without
 conversion.
 """
 
@@ -47,19 +47,20 @@ from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.view.view import TableView
 
 ARROW_ITEMS_MAX = 100_000
-"""The maximum, and the default, of the number of items of an Arrow answer."""
+"""The maximum number of items in an Arrow answer, which is also the default."""
 IN_LOOP_ITEMS_MAX = 500
 """The maximum number of items that are encoded in the event loop. Encoding them takes about 2 ms."""
 IN_THREAD_FILES = 5_000
-"""The maximum number of files of a table whose partitions are computed in the event loop. Each page needs all files."""
+"""The maximum number of files whose partitions are computed in the event loop. Each page needs all files."""
 PREFIXES: web.AppKey[PrefixCache] = web.AppKey("prefixes", PrefixCache)
 _PREFIXES_SHARE = 8
-"""The divisor of `plan_answers_bytes` for parsed partition filters, which use an eighth of it."""
+"""The divisor of `plan_answers_bytes`. Parsed partition filters may use this part of the memory."""
 _TABLE = "/api/v1/tables/{namespace}/{table}"
 _PREFIX = Parameter(
     "partition",
     "query",
-    "Only these partitions: some fields with their values, as a path (`day=2024-01-01/bucket=3`) or as a JSON object "
+    "Only files of these partitions: the values of some fields, as a path (`day=2024-01-01/bucket=3`) or as a JSON "
+    "object "
     '(`{"day": "2024-01-01"}`).',
     {"type": "string"},
 )
@@ -68,7 +69,8 @@ _PAGING = (
     Parameter(
         "limit",
         "query",
-        f"Maximum number of items. JSON: by default and at most the setting page_limit; Arrow: {ARROW_ITEMS_MAX:,}.",
+        "The maximum number of items. For JSON, the default and the limit are the setting page_limit. For Arrow, "
+        f"they are {ARROW_ITEMS_MAX:,}.",
         {"type": "integer", "minimum": 1},
     ),
 )
@@ -76,11 +78,11 @@ _PAGING = (
 
 @dataclass(frozen=True)
 class _Page:
-    """A page of a listing.
+    """The requested page of a listing.
 
     Attributes:
         start: The number of the first item, from 0.
-        checksum: The value in tokens that identifies the request.
+        checksum: The checksum in page tokens, which identifies the request.
     """
 
     snapshot_id: int | None
@@ -97,20 +99,24 @@ class _Page:
 
 
 def _describe_answers(summary: str, list_field: str, schema: str) -> tuple[ResponseSpec, ...]:
+    """Return the descriptions of the answers of a listing."""
     page = {
         "type": "object",
         "required": ["snapshot-id", list_field, "next-page-token"],
         "properties": {
-            "snapshot-id": {"type": ["integer", "null"], "description": "Null for a table without a snapshot."},
+            "snapshot-id": {"type": ["integer", "null"], "description": "It is null if the table has no snapshot."},
             list_field: {"type": "array", "items": {"$ref": f"#/components/schemas/{schema}"}},
             "next-page-token": {"type": ["string", "null"]},
         },
     }
-    with_arrow = f"{summary}; with `Accept: {arrow.ARROW_STREAM}` as an Arrow IPC stream, with _ instead of - in names"
+    with_arrow = (
+        f"{summary}. With `Accept: {arrow.ARROW_STREAM}`, the answer is an Arrow IPC stream, whose column names have "
+        "`_` instead of `-`"
+    )
     return (
         ResponseSpec(200, with_arrow, page),
         ResponseSpec(404, "No such table"),
-        ResponseSpec(406, "Neither JSON nor Arrow is accepted"),
+        ResponseSpec(406, "The client accepts neither JSON nor Arrow"),
     )
 
 
@@ -127,17 +133,23 @@ PARTITION_SCHEMA = _make_schema(PARTITION_COLUMNS, tuple(PARTITION_COLUMNS))
     "GET",
     f"{_TABLE}/files",
     "listFiles",
-    "List the live files of a snapshot, or of some of its partitions: data files, then delete files",
+    "List the live files of a snapshot, or of some of its partitions: first data files, then delete files",
     tags=("metadata",),
     parameters=(
         _PREFIX,
-        Parameter("content", "query", "all (default), data or deletes.", {"enum": ["all", "data", "deletes"]}),
+        Parameter(
+            "content",
+            "query",
+            "The files to list: `all`, the default, `data` or `deletes`.",
+            {"enum": ["all", "data", "deletes"]},
+        ),
         *SNAPSHOT,
         *_PAGING,
     ),
     answers=_describe_answers("Files, in the order of the manifests", "files", "ContentFile"),
 )
 async def list_files(call: Call) -> web.Response:
+    """List the live files of a snapshot, or of some of its partitions: first data files, then delete files."""
     metadata = await _load_metadata(call)
     content = call.query.get("content", "all")
     if content not in ("all", "data", "deletes"):
@@ -159,14 +171,14 @@ async def list_files(call: Call) -> web.Response:
     "GET",
     f"{_TABLE}/stats/{{column}}",
     "listColumnStats",
-    "List the statistics of a column in the data files of all or some partitions: bounds and counts for each file",
+    "List the bounds and counts of a column in each data file of all or some partitions",
     tags=("metadata",),
     parameters=(
         _PREFIX,
         Parameter(
             "fields",
             "query",
-            "Which of the items' fields, separated by commas; default: all but file.",
+            "The fields of the items, separated by commas. The default is all fields except file.",
             {"type": "string"},
         ),
         *SNAPSHOT,
@@ -175,6 +187,7 @@ async def list_files(call: Call) -> web.Response:
     answers=_describe_answers("Statistics, in the order of the manifests", "stats", "ColumnStats"),
 )
 async def list_column_stats(call: Call) -> web.Response:
+    """List the bounds and counts of a column in each data file of all or some partitions."""
     metadata = await _load_metadata(call)
     column = find_stats_column(metadata, call.names[1])
     fields = _read_fields(call.query.get("fields"))
@@ -194,6 +207,7 @@ async def list_column_stats(call: Call) -> web.Response:
     answers=_describe_answers("Partitions, in the order of their first files", "partitions", "Partition"),
 )
 async def list_partitions(call: Call) -> web.Response:
+    """List the partitions of a snapshot with totals of their files."""
     metadata = await _load_metadata(call)
     page = _read_page_request(call, metadata, ("partitions",))
     view = await _open_view(call, metadata, page)
@@ -208,7 +222,7 @@ async def list_partitions(call: Call) -> web.Response:
 
 
 def find_stats_column(metadata: TableMetadata, name: str) -> RequestedColumn:
-    """Return the column with this current name, or otherwise the column that had this name earlier.
+    """Return the column with this name. If there is none now, return the column that had this name earlier.
 
     Raises:
         BadRequest: The name is unknown, or the column is a struct.
@@ -230,7 +244,7 @@ def find_stats_column(metadata: TableMetadata, name: str) -> RequestedColumn:
 def _canonicalize_kind(type_text: str) -> str:
     try:
         return canonicalize_primitive(type_text)
-    except BadRequest:  # The type is from a later format version. Its counts are known, but not its bounds.
+    except BadRequest:  # The type belongs to a later format version. Its counts are known, but not its bounds.
         return type_text
 
 
@@ -248,6 +262,11 @@ def _read_prefix(call: Call, metadata: TableMetadata) -> Prefix:
 
 
 def _read_page_request(call: Call, metadata: TableMetadata, checksum: tuple[str, ...]) -> _Page:
+    """Return the requested page of a listing.
+
+    Raises:
+        BadRequest: The page token does not belong to this listing.
+    """
     wanted_arrow = arrow.wants_arrow(call.headers)
     page_max = ARROW_ITEMS_MAX if wanted_arrow else call.components.settings.page_limit
     limit = parse_page_size(call.query.get("limit", str(page_max)), "limit", page_max)
@@ -260,12 +279,17 @@ def _read_page_request(call: Call, metadata: TableMetadata, checksum: tuple[str,
 
 
 def _read_fields(fields_text: str | None) -> tuple[str, ...]:
+    """Return the requested columns of the statistics.
+
+    Raises:
+        BadRequest: A column is unknown.
+    """
     if fields_text is None:
         return tuple(name for name in STATS_COLUMNS if name != "file")
     names = tuple(dict.fromkeys(fields_text.split(",")))
     for name in names:
         if name not in STATS_COLUMNS:
-            raise BadRequest(f"fields contains {name[:40]!r}; available: {', '.join(STATS_COLUMNS)}")
+            raise BadRequest(f"fields contains {name[:40]!r}; the fields are {', '.join(STATS_COLUMNS)}")
     return names
 
 
@@ -276,16 +300,17 @@ async def _open_view(call: Call, metadata: TableMetadata, page: _Page) -> TableV
 
 
 def _delete_view(view: TableView) -> TableView:
-    """Return a view in which the delete files take the place of the data files."""
+    """Return a view with the delete files in place of the data files."""
     return TableView(view.delete_manifests, view.delete_blocks)
 
 
 async def _answer(page: _Page, list_name: str, names: tuple[str, ...], listing: Listing) -> web.Response:
+    """Return the response with a page of a listing."""
     work: Callable[[], bytes | bytearray] = partial(
         _encode_arrow if page.encode_arrow else _encode_json, page, list_name, names, listing
     )
     items_of_page = min(page.limit, max(0, listing.total - page.start))
-    # Before PyArrow makes its first array, it imports pandas if pandas is installed. This takes 0.14 s.
+    # Use a thread: before PyArrow makes its first array, it imports pandas if it is installed, which takes 0.14 s.
     small = not page.encode_arrow and items_of_page <= IN_LOOP_ITEMS_MAX
     body = work() if small else await asyncio.to_thread(work)
     content_type = arrow.ARROW_STREAM if page.encode_arrow else "application/json"
@@ -293,6 +318,7 @@ async def _answer(page: _Page, list_name: str, names: tuple[str, ...], listing: 
 
 
 def _encode_arrow(page: _Page, list_name: str, names: tuple[str, ...], listing: Listing) -> bytes | bytearray:
+    """Return a page of a listing as an Arrow stream."""
     end = min(listing.total, page.start + page.limit)
     token = page.make_token(listing.total)
     about = {} if page.snapshot_id is None else {"snapshot-id": str(page.snapshot_id)}
@@ -301,6 +327,7 @@ def _encode_arrow(page: _Page, list_name: str, names: tuple[str, ...], listing: 
 
 
 def _encode_json(page: _Page, list_name: str, names: tuple[str, ...], listing: Listing) -> bytes:
+    """Return a page of a listing as JSON."""
     end = min(listing.total, page.start + page.limit)
     rows = make_items(listing, names, min(page.start, end), end)
     return encode_json(

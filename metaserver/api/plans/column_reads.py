@@ -1,7 +1,8 @@
 """The columns that a plan or a scan report reads, and the age of the oldest partition, for `catalog/column_usage.py`.
 
-If the columns or the partition are unknown, the read counts as a read of every column, or of the whole table. So no
-column appears unread although it is read. The cost for a plan is one pass over the partition values of its files.
+If the columns are unknown, the read counts as a read of every column. If the partition is unknown, it counts as a read
+of the whole table. So no column that is read appears to be unread. For each plan, this needs one pass over the
+partition values of its files.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from seamark.metaserver.store.model import ALL_AGES, EVERY_COLUMN, UNKNOWN_COLUM
 _ENGINES = frozenset({"spark", "flink", "hive", "presto", PROXY_ENGINE})
 """The engines whose scan reports name only the columns that a query reads.
 
-Other engines report all columns although a query reads only some of them.
+Other engines report all columns, even if a query reads only some of them.
 """
 _IN_LOOP_NAMES_MAX = 10_000
 _OPS_WITH_LOWER_BOUND = frozenset({Op.GT, Op.GT_EQ, Op.EQ, Op.IN})
@@ -40,7 +41,7 @@ def find_column_usage(call: Call) -> ColumnUsage | None:
     """Return the counters of reads.
 
     Returns:
-        None if reads are not counted, because the setting is off or because a job of the table services reads.
+        None if reads are not counted, because the setting is off, or because the caller is a job of table services.
     """
     usage = call.components.catalog.column_usage
     return usage if usage.is_on and call.principal.name != SERVICE_PRINCIPAL else None
@@ -63,10 +64,10 @@ async def count_plan(
         entry: The table.
         scan_plan: The plan.
         predicates: The predicates of the plan's filter.
-        select: The columns that the client names, or None if it names none.
+        select: The columns that the client names, or None if it names no columns.
 
     Returns:
-        The read, which is counted again if the request is repeated, or None if reads are not counted.
+        The read, so that it can be counted again if the request is repeated, or None if reads are not counted.
     """
     usage = find_column_usage(call)
     if entry is None or usage is None:
@@ -88,11 +89,11 @@ async def count_plan(
 def _find_ids(schema: Schema, names: Collection[str]) -> set[int]:
     """Return the ids of the columns with these names.
 
-    Unknown names are left out, because they name metadata columns, or columns of another schema.
+    Unknown names are left out, because they belong to metadata columns, or to columns of a different schema.
     """
     by_name = schema.index.by_name
     ids = {by_name[name] for name in names if name in by_name}
-    if len(ids) < len(names):  # Some engines ignore case.
+    if len(ids) < len(names):  # Some engines ignore the case of names.
         folded = {name.lower() for name in names}
         ids |= {number for name, number in by_name.items() if name.lower() in folded}
     return ids | ({EVERY_COLUMN} if "*" in names else set())
@@ -111,21 +112,21 @@ def read_of_report(
 ) -> ColumnRead | None:
     """Return the read that a scan report describes (Iceberg REST specification, ScanReport).
 
-    A wrong report counts as a read of unknown columns.
+    An invalid report counts as a read of unknown columns.
 
     Args:
         uuid: The UUID of the table.
         metadata: The metadata of the table.
         report: The report.
-        planned: Whether the report is about a plan snapshot of the Trino proxy, and the end of that plan's oldest
-            partition.
+        planned: Whether the report is about a plan snapshot of the Trino proxy, and the end of the oldest partition of
+            this plan in milliseconds.
         now_ms: The time.
 
     Returns:
         The read. None if an engine reads a plan snapshot, because the proxy reports the columns of such a read.
     """
     schema = find_schema_of_report(metadata, report)
-    # A reader could invent any number of ids, and engines also send the ids of metadata columns.
+    # Ignore unknown ids: a reader could invent any number of ids, and engines also send the ids of metadata columns.
     by_id = schema.index.by_id
     ids = {
         field_id for field_id in _list_in(report, "projected-field-ids") if type(field_id) is int and field_id in by_id

@@ -1,8 +1,8 @@
 """The route that plans an aggregate query over a cube: groups of covered files, and a plan of the other files.
 
 One request decides which files are answered from the cube, so that each file of the plan counts exactly once: its rows
-are either in the groups or in the plan table. The plan table has a new name for each request, because the files that a
-cube covers may differ a moment later. If no file is left, there is no plan table.
+are either in the groups or in the plan table. The plan table has a new name for each request, because the cube may
+cover different files at the next request. If the cube covers all files, there is no plan table.
 """
 
 from __future__ import annotations
@@ -48,18 +48,20 @@ GROUPS_MAX = 1_000_000
 
 
 class MakeCubePlanRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    """A request for the plan of an aggregate query over a cube."""
+
     definition_id: Annotated[str, doc("The definition-id of the cube.")]
     columns: Annotated[
         list[str],
-        doc("Dimensions d0, d1, … and partial aggregates m0, m1, … of the entries.", examples=[["d0", "m1"]]),
+        doc("The dimensions d0, d1, … and partial aggregates m0, m1, … to return.", examples=[["d0", "m1"]]),
     ]
     filter: Annotated[
-        msgspec.Raw, doc("An expression of the Iceberg REST specification, true for all needed rows.")
+        msgspec.Raw, doc("An expression of the Iceberg REST specification that is true for all needed rows.")
     ] = msgspec.field(default_factory=msgspec.Raw)
     predicate: Annotated[str | None, doc("A predicate in SQL, instead of `filter`.")] = None
     unless: Annotated[
         msgspec.Raw,
-        doc("An expression. A file is answered from the cube only if the plan shows that no row of it meets this."),
+        doc("An expression. The cube answers a file only if the plan shows that none of its rows meets it."),
     ] = msgspec.field(default_factory=msgspec.Raw)
     group_filter: Annotated[
         msgspec.Raw,
@@ -68,11 +70,13 @@ class MakeCubePlanRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=
     case_sensitive: Annotated[bool, doc("Whether names in `filter` are case-sensitive.")] = True
     snapshot_id: int | None = None
     ref: Annotated[str | None, doc("A branch or tag, instead of snapshot-id.")] = None
-    groups_max: Annotated[int, doc("No groups are returned if there are more.", minimum=1, maximum=GROUPS_MAX)] = (
-        GROUPS_MAX
-    )
+    groups_max: Annotated[
+        int, doc("The maximum. If there are more groups, none are returned.", minimum=1, maximum=GROUPS_MAX)
+    ] = GROUPS_MAX
     lease_s: Annotated[int | None, doc("The lease of the plan table, in seconds.", minimum=1)] = None
-    hide_partitions: Annotated[bool, doc("Hide the partitions of the table from DuckDB, as for plan tables.")] = False
+    hide_partitions: Annotated[
+        bool, doc("Whether to hide the partitions of the table from DuckDB, as for plan tables.")
+    ] = False
     holder: Annotated[
         str,
         msgspec.Meta(max_length=100, description="A text that identifies the client process, as for plan tables."),
@@ -82,12 +86,14 @@ class MakeCubePlanRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=
 class MakeCubePlanResponse(msgspec.Struct, rename="kebab"):
     """The plan of an aggregate query, in the metadata `plan` of the groups."""
 
-    reason: Annotated[str | None, doc("Why the cube cannot be used. Then all other values are without meaning.")]
+    reason: Annotated[
+        str | None, doc("The reason why the cube cannot be used. If it is set, the other fields have no meaning.")
+    ]
     snapshot_id: int | None = None
     schema_id: Annotated[int, doc("The schema of the table, with which the filter was read.")] = 0
-    covered_files: Annotated[int, doc("Data files whose rows are in the groups.")] = 0
-    considered_files: Annotated[int, doc("Data files of the snapshot.")] = 0
-    row_files: Annotated[int, doc("Data files whose rows have to be read.")] = 0
+    covered_files: Annotated[int, doc("The number of data files whose rows are in the groups.")] = 0
+    considered_files: Annotated[int, doc("The number of data files of the snapshot.")] = 0
+    row_files: Annotated[int, doc("The number of data files whose rows have to be read.")] = 0
     row_bytes: int = 0
     name: Annotated[str | None, doc("The plan table with the row files, if there are any.")] = None
     plan_snapshot_id: Annotated[
@@ -99,7 +105,7 @@ class MakeCubePlanResponse(msgspec.Struct, rename="kebab"):
     "POST",
     "/api/v1/tables/{namespace}/{table}/cube-plans",
     "makeCubePlan",
-    "Plan an aggregate query: return groups of a cube, and create a plan table of the files that it does not cover",
+    "Plan an aggregate query: return groups of a cube, and create a plan table for the files that it does not cover",
     tags=("indexes",),
     parameters=(AUDIENCE, FRESH, AFTER),
     body_size=BodySize.MEDIUM,
@@ -107,18 +113,22 @@ class MakeCubePlanResponse(msgspec.Struct, rename="kebab"):
         ResponseSpec(
             200,
             "An Arrow IPC stream with the requested columns. A group may appear several times. The metadata `plan` "
-            "of its schema has a JSON object with reason, snapshot-id, schema-id, covered-files, considered-files, "
+            "of its schema is a JSON object with reason, snapshot-id, schema-id, covered-files, considered-files, "
             "row-files, row-bytes, name and plan-snapshot-id",
         ),
         ResponseSpec(400, "The filter, a column or the snapshot is invalid"),
         ResponseSpec(403, "The caller may not read the table, or a dimension table whose attributes the cube has"),
-        ResponseSpec(404, "No such table, or it has no such cube"),
+        ResponseSpec(404, "The table or the cube does not exist"),
     ),
 ).takes(MakeCubePlanRequest)
 async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
+    """Plan an aggregate query with a cube.
+
+    The answer has groups of the cube, and a plan table for the files that the cube does not cover.
+    """
     check_lease(body.lease_s)
     if not 1 <= body.groups_max <= GROUPS_MAX:
-        raise BadRequest(f"groups-max is {body.groups_max}; it must be between 1 and {GROUPS_MAX:,}")
+        raise BadRequest(f"groups-max is {body.groups_max}; it must be from 1 to {GROUPS_MAX:,}")
     if body.hide_partitions and call.audience is not None:
         raise BadRequest("hide-partitions is for plan tables; with X-Seamark-Plans a plan is a snapshot of the table")
     loaded = await load_to_read(call, call.namespace, call.name, body.snapshot_id, is_named=body.ref is not None)
@@ -139,12 +149,12 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
     if bound_scan.snapshot is None:
         return await _encode(no_groups, MakeCubePlanResponse("the table has no snapshot"))
     if bound_scan.snapshot.schema_id not in (None, loaded.metadata.current_schema_id):
-        return await _encode(no_groups, MakeCubePlanResponse("the snapshot has another schema than the table"))
+        return await _encode(no_groups, MakeCubePlanResponse("the schema of the snapshot is not that of the table"))
     assert loaded.entry is not None
     scan_plan = await call.components.planner.plan(bound_scan, loaded.entry)
     excluded = None
     if bytes(body.unless):
-        # `filter` is left out, because it may contain the condition whose opposite is `unless`.
+        # Leave out `filter`, because it may contain the condition whose opposite is `unless`.
         unless_request = msgspec.structs.replace(plan_request, filter=body.unless, predicate=None)
         bound_unless = await _bind(call, unless_request, loaded.metadata)
         excluded = await call.components.planner.plan(bound_unless, loaded.entry)
@@ -160,7 +170,7 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
     covered[is_whole] = reading.covered
     groups = reading.groups
     if not covered.any():
-        return await _encode(no_groups, MakeCubePlanResponse("none of its entries is for a file of the plan"))
+        return await _encode(no_groups, MakeCubePlanResponse("the cube has no entry of a file of the plan"))
     if groups.num_rows > body.groups_max:
         reason = f"the answer has {groups.num_rows:,} groups; the maximum is {body.groups_max:,}"
         return await _encode(no_groups, MakeCubePlanResponse(reason))
@@ -190,7 +200,7 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
 
 
 async def _bind(call: Call, request: PlanTableRequest, metadata: TableMetadata) -> BoundScan:
-    """Read the filter of a request. A long filter is read outside of the event loop.
+    """Bind the filter of a request. A long filter is bound in a thread.
 
     Raises:
         BadRequest: The filter or the snapshot is invalid.
@@ -207,10 +217,11 @@ def _find_whole_files(scan_plan: ScanPlan, excluded: ScanPlan | None) -> tuple[n
 
     Args:
         scan_plan: The plan.
-        excluded: A plan of the same snapshot, whose files are left out.
+        excluded: A plan of the same snapshot. Its files are left out.
 
     Returns:
-        bool[files], the identified files without deletes, and uint64[n, 2], their identities.
+        bool[files], whether each file of the plan has an identity and no deletes, and uint64[n, 2], the identities of
+        these files.
     """
     ids, is_known = compute_view_file_ids(scan_plan.view).read_identities(
         scan_plan.view.find_positions(scan_plan.entry_ids)
@@ -220,12 +231,14 @@ def _find_whole_files(scan_plan: ScanPlan, excluded: ScanPlan | None) -> tuple[n
     )
     is_whole = is_known & ~has_deletes
     if excluded is not None:
-        # The ids of entries are numbers in the manifest list, so they are the same in both plans.
+        # Entry ids depend only on the snapshot, so they are the same in both plans.
         is_whole &= ~np.isin(scan_plan.entry_ids, excluded.entry_ids)
     return is_whole, ids[is_whole]
 
 
 async def _encode(groups: pa.Table, answer: MakeCubePlanResponse) -> web.Response:
+    """Return the response with groups as an Arrow stream, and the answer in the metadata of its schema."""
+
     def encode() -> bytes:
         table = groups.replace_schema_metadata({CUBE_PLAN: msgspec.json.encode(answer)})
         sink = pa.BufferOutputStream()

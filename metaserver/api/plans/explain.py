@@ -1,7 +1,7 @@
 """The explain route: plans a scan, and returns the effect of each stage and the unused conjuncts of the predicate.
 
-The plan cache is bypassed, so that the timings are the times of a complete plan. If the request asks to list files, the
-answer lists the files that an engine with the same predicate would read.
+The route does not use the plan cache, so that the times are those of a complete plan. If the request asks for files,
+the answer lists the files that an engine with the same predicate would read.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ _IN_THREAD_BYTES = 4_000
 
 
 class ExplainedStage(msgspec.Struct, rename="kebab"):
+    """The effect of one stage of the plan."""
+
     name: Annotated[str, msgspec.Meta(examples=["manifests", "partition", "column_stats", "bloom"])]
     files_in: int
     files_removed: int
@@ -75,10 +77,12 @@ class ExplainedStage(msgspec.Struct, rename="kebab"):
     bytes_removed: int
     bytes_left: int
     microseconds: int
-    complete: Annotated[bool, doc("False when the time limit ended the stage: unchecked files stay.")]
+    complete: Annotated[bool, doc("False if the time limit ended the stage. Files that were not checked are kept.")]
 
 
 class ExplainedIndex(msgspec.Struct, rename="kebab"):
+    """The effect of one index."""
+
     name: str
     kind: str
     files_in: int
@@ -86,89 +90,107 @@ class ExplainedIndex(msgspec.Struct, rename="kebab"):
 
 
 class ExplainedTerm(msgspec.Struct, rename="kebab"):
-    filter: Annotated[Any, doc("The part, as an Iceberg expression.")]
-    column: Annotated[str | None, doc("The column, if the part is a predicate on one.")]
+    """The effect of one conjunct of the filter."""
+
+    filter: Annotated[Any, doc("The conjunct as an Iceberg expression.")]
+    column: Annotated[str | None, doc("The column, if the conjunct is a predicate on one column.")]
     files_in: int
-    files_left: Annotated[int, doc("Files that partition values and bounds of columns keep for this part alone.")]
+    files_left: Annotated[int, doc("The number of files that remain if only this conjunct is applied.")]
     has_bounds: Annotated[
         bool,
-        doc("False when no file has bounds for the column; true for boolean and nested columns, which need none."),
+        doc("False if no file has bounds of the column. It is true for boolean and nested columns, which need none."),
     ]
     index: Annotated[str | None, doc("An enabled index of the table on the column.")]
     index_kind: Annotated[str | None, doc("The kind of an index that would help, if the table has none.")]
     index_files: Annotated[
         int | None,
-        doc("About how many files the part would keep with an index, by a sample of the column; null if not known."),
+        doc("The estimated number of files that the conjunct would keep with an index, or null if it is unknown."),
     ]
-    index_note: Annotated[str | None, doc("Why `index-files` is not known, or why no index would help.")]
+    index_note: Annotated[str | None, doc("The reason why `index-files` is unknown, or why no index would help.")]
 
 
 class ExplainedLayout(msgspec.Struct, rename="kebab"):
-    columns: Annotated[list[str], doc("One column: a sort by it. Several: a clustering by them. Within partitions.")]
-    files_in: Annotated[
-        int, doc("Estimated number of files in the partitions that the filter keeps, at the target file size.")
+    """The estimated effect of a layout."""
+
+    columns: Annotated[
+        list[str], doc("The columns by which each partition is sorted, or, if there are several, clustered.")
     ]
-    files: Annotated[int, doc("Estimated number of files that the filter keeps.")]
+    files_in: Annotated[
+        int, doc("The estimated number of files in the partitions that the filter keeps, at the target file size.")
+    ]
+    files: Annotated[int, doc("The estimated number of files that the filter keeps.")]
 
 
 class UnknownLayout(msgspec.Struct):
+    """A layout whose effect cannot be estimated."""
+
     column: str
     reason: Annotated[str, doc("The reason why the effect of sorting by the column cannot be estimated.")]
 
 
 class ComparedColumn(msgspec.Struct):
+    """A column whose statistics or partition values were compared."""
+
     name: str
     id: int
     type: str
 
 
 class ExplainedResidual(msgspec.Struct):
+    """A residual with its number of files."""
+
     residual: msgspec.Raw
     files: int
 
 
 class ExplainResponse(msgspec.Struct, rename="kebab"):
+    """The explanation of a plan."""
+
     snapshot_id: int | None
     stages: list[ExplainedStage]
     indexes: Annotated[
         list[ExplainedIndex],
-        doc("The effect of each index that was probed. Bitmaps that are combined by row form a stage."),
+        doc("The effect of each index that was probed. The combination of bitmaps by row is a stage."),
     ]
     complete: Annotated[
-        bool, doc("False when a time limit ended the plan or an index was late: a repeat may keep fewer files.")
+        bool,
+        doc("False if a time limit ended the plan, or an index was late. A repeated request may keep fewer files."),
     ]
-    files: Annotated[int, doc("Data files that the plan keeps.")]
+    files: Annotated[int, doc("The number of data files that the plan keeps.")]
     bytes: int
-    records: Annotated[int, doc("Records in these files, deleted records included.")]
-    delete_files: Annotated[int, doc("Delete files that apply to at least one of these files.")]
-    filter: Annotated[Any, doc("The predicate as an Iceberg expression, as the planner used it.")]
+    records: Annotated[int, doc("The number of records in the kept files, including deleted records.")]
+    delete_files: Annotated[int, doc("The number of delete files that apply to a kept file.")]
+    filter: Annotated[Any, doc("The predicate that the planner used, as an Iceberg expression.")]
     not_used: Annotated[
         tuple[str, ...],
-        doc("Parts of the SQL that Iceberg expressions cannot represent; the planner takes them as true."),
+        doc("Parts of the SQL text that Iceberg expressions cannot represent. The planner takes them as true."),
     ]
-    not_used_reasons: Annotated[tuple[str, ...], doc("Why each part of `not-used` is not used, in the same order.")]
+    not_used_reasons: Annotated[
+        tuple[str, ...], doc("The reason why each part of `not-used` is not used, in the same order.")
+    ]
     terms: Annotated[
         list[ExplainedTerm],
-        doc("The parts of the filter that all rows must satisfy, and what partitions and bounds do for each alone."),
+        doc("The conjuncts of the filter, each with the effect that partition values and bounds have for it alone."),
     ]
     layouts: Annotated[
         list[ExplainedLayout],
         doc(
-            "Layouts with which the plan would read clearly less, fewest files first: an estimate from a sample of the "
-            "columns, bounds and record counts. Not those of the table's policy."
+            "Layouts with which the plan would read clearly less. The layout with the fewest files is first. The "
+            "effects are estimated from a sample of the columns, bounds and record counts. Layouts of the table's "
+            "policy are left out."
         ),
     ]
-    unknown_layouts: Annotated[list[UnknownLayout], doc("Columns for which nothing can be estimated.")]
-    columns: Annotated[list[ComparedColumn], doc("Columns whose statistics or partition values were compared.")]
+    unknown_layouts: Annotated[list[UnknownLayout], doc("The columns for which no effect can be estimated.")]
+    columns: Annotated[list[ComparedColumn], doc("The columns whose statistics or partition values were compared.")]
     residuals: Annotated[
         list[ExplainedResidual],
-        doc("Residuals that are left once the partition is known, with the number of files of each."),
+        doc("The residuals of the filter in the partitions of the kept files, each with its number of files."),
     ]
     residuals_complete: Annotated[
         bool,
         doc(
-            f"False when more than {RESIDUAL_PARTITIONS_MAX} partitions are left, or fewer with long residuals: then "
-            "the list contains those with the most files."
+            f"False if more than {RESIDUAL_PARTITIONS_MAX} partitions remain, or fewer with long residuals. In this "
+            "case, the list contains the residuals with the most files."
         ),
     ]
     kept_files: Annotated[
@@ -179,13 +201,15 @@ class ExplainResponse(msgspec.Struct, rename="kebab"):
     unpruned_reasons: Annotated[
         tuple[str, ...],
         doc(
-            "Why all files are read: conditions, joins and limits. For a table of a query, also that engines use no "
-            "plan of so many files. Empty if files are left out."
+            "The reasons why all files are read: conditions, joins and limits. For a table of a query, a reason may be "
+            "that engines do not use a plan that keeps so many files. The list is empty if files are left out."
         ),
     ] = ()
 
 
 class ExplainRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    """A request to explain the plan of a scan."""
+
     where: Annotated[str | None, doc("A predicate in SQL.", examples=["id = 5 AND day >= '2024-01-01'"])] = None
     filter: Annotated[msgspec.Raw, doc("An expression of the Iceberg REST specification, instead of `where`.")] = (
         msgspec.field(default_factory=msgspec.Raw)
@@ -193,9 +217,9 @@ class ExplainRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True)
     case_sensitive: Annotated[bool, doc("Whether names in `filter` are case-sensitive. Names in SQL are not.")] = True
     snapshot_id: int | None = None
     ref: str | None = None
-    as_of: Annotated[int | None, doc("Milliseconds since the epoch.")] = None
+    as_of: Annotated[int | None, doc("A time in milliseconds since the epoch.")] = None
     files: Annotated[bool, doc("Whether to list the kept files, as `kept`.")] = False
-    limit: Annotated[int, doc("The largest number of listed files.", minimum=1)] = LISTED_FILES_DEFAULT
+    limit: Annotated[int, doc("The maximum number of listed files.", minimum=1)] = LISTED_FILES_DEFAULT
     joins: Joins = []
 
 
@@ -208,24 +232,25 @@ class ExplainRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True)
     parameters=(FRESH, AFTER),
     body_size=BodySize.MEDIUM,
     answers=(
-        ResponseSpec(200, "The plan, stage by stage", ExplainResponse),
+        ResponseSpec(200, "The explanation of the plan", ExplainResponse),
         ResponseSpec(400, "The predicate or a join is invalid; the message states the position"),
         ResponseSpec(404, "No such table, or a table of a join does not exist"),
     ),
 ).takes(ExplainRequest)
 async def explain(call: Call, body: ExplainRequest) -> web.Response:
+    """Explain the plan of a scan: files and bytes after each stage, and the parts of the predicate that prune."""
     is_named = body.ref is not None or body.as_of is not None
     loaded = await load_to_read(call, call.namespace, call.name, body.snapshot_id, is_named=is_named)
     metadata = loaded.metadata
     if body.limit < 1:
         raise BadRequest(f"limit is {body.limit}; it must be at least 1")
     snapshot_id = resolve_snapshot_id(metadata, body.snapshot_id, body.ref, body.as_of)
-    read = await _read_filter(call, body, metadata)
+    parsed_filter = await _read_filter(call, body, metadata)
     scan_request = ScanRequest(
-        filter=read.expression, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive, nan_above=True
+        filter=parsed_filter.expression, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive, nan_above=True
     )
     files_max = min(body.limit, call.components.settings.page_limit) if body.files else 0
-    explained = await explain_scan(call, loaded, scan_request, read, body.joins, files_max)
+    explained = await explain_scan(call, loaded, scan_request, parsed_filter, body.joins, files_max)
     return web.Response(body=explained, content_type="application/json")
 
 
@@ -239,7 +264,7 @@ async def explain_scan(
     unrequested_reasons: Sequence[str] = (),
     max_kept_fraction: float = 1.0,
 ) -> bytes:
-    """Return the encoded `ExplainResponse` of one scan.
+    """Explain a scan, and return the encoded `ExplainResponse`.
 
     Args:
         call: The request.
@@ -285,6 +310,11 @@ async def explain_scan(
 
 
 async def _read_filter(call: Call, body: ExplainRequest, metadata: TableMetadata) -> sql.SqlFilter:
+    """Parse the filter of a request.
+
+    Raises:
+        BadRequest: The filter is invalid.
+    """
     if body.where is None:
         filter_json = bytes(body.filter)
         if not filter_json:
@@ -311,6 +341,7 @@ def _explain_scan(
     samples: Samples,
     properties: Mapping[str, str],
 ) -> ExplainResponse:
+    """Return the explanation of a plan."""
     estimates = estimate_layouts(scan, samples, properties)
     files = find_files_at(scan.view, scan.entry_ids)
     deletes = {delete for applying in scan.find_deletes_by_file(scan.entry_ids) for delete in applying}
@@ -344,6 +375,7 @@ def _explain_scan(
 
 
 def _describe_term(effect: TermEffect) -> ExplainedTerm:
+    """Return the effect of a conjunct in the form of an answer."""
     return ExplainedTerm(
         filter=encode_expression(effect.expression),
         column=effect.column,
@@ -358,6 +390,7 @@ def _describe_term(effect: TermEffect) -> ExplainedTerm:
 
 
 def _describe_stage(stage: PruningStage) -> ExplainedStage:
+    """Return a stage in the form of an answer."""
     return ExplainedStage(
         name=stage.name,
         files_in=stage.files_in,
@@ -382,7 +415,10 @@ def _collect_columns(expression: Expression, seen_ids: set[int]) -> Iterator[Com
 
 
 def _collect_residuals(scan: ScanPlan) -> tuple[list[ExplainedResidual], bool]:
-    """Return the residuals with their numbers of files, most files first, and whether the list is complete."""
+    """Return the residuals with their numbers of files, and whether the list is complete.
+
+    The residual with the most files is first.
+    """
     within = group_by_partition(find_files_at(scan.view, scan.entry_ids))
     parts = sorted(zip(within.count_files(), within.partitions, strict=True), key=lambda part: -part[0])
     counts: dict[bytes, int] = {}

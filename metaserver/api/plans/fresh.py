@@ -1,8 +1,9 @@
-"""Plans of stream tables: they include the acknowledged rows that no commit has added yet.
+"""Plans of stream tables, which include the acknowledged rows that no commit has added yet.
 
-A plan has fresh rows if the client reads the current state of the table. PyIceberg then names no snapshot. Spark always
-names the snapshot that was current when it loaded the table, even if the user named none. So if Java's client plans the
-current snapshot, or a snapshot that flushes and compactions have replaced a moment ago, it reads the current state.
+A plan has fresh rows if the client reads the current state of the table. In this case, PyIceberg names no snapshot.
+Spark always names the snapshot that was current when it loaded the table, even if the user named no snapshot. So if
+Java's client plans the current snapshot, or a snapshot that only flushes and compactions have replaced recently, it
+reads the current state.
 
 A statement that rewrites or deletes rows of files gets no fresh files, because a commit cannot remove rows of fresh
 files. Instead, their rows are flushed first, so that the statement's commit conflicts if it would have changed them.
@@ -30,16 +31,16 @@ from seamark.metaserver.streams.catalog_tables import is_flush
 from seamark.metaserver.streams.fresh_snapshots import with_fresh_snapshot
 
 REPLACED_MS_MAX = 10_000
-"""The maximum age of a flush or a compaction between the time when the client loaded the table and its plan."""
+"""The maximum age in milliseconds of flushes and compactions that happened between a client's load and its plan."""
 
 
 class FreshPlan(NamedTuple):
     """The table and the snapshot that a plan request of a stream table reads.
 
     Attributes:
-        loaded: The table; its current snapshot is `snapshot` if there is one.
+        loaded: The table. If `snapshot` is not None, it is the current snapshot of the table.
         snapshot: The fresh snapshot that the plan reads, or None if it reads a snapshot of the table.
-        is_live: Whether the plan reads the current snapshot, although the request may name another snapshot.
+        is_live: Whether the plan reads the current state of the table, even if the request names an older snapshot.
     """
 
     loaded: LoadedTable
@@ -52,7 +53,7 @@ async def choose_snapshot(call: Call, entry: Entry, data: bytes, dialect: Client
     body = await call.parse(data, PlanTableScan)
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
     if reads_fresh(call.headers) and body.snapshot_id is not None and metadata.snapshot(body.snapshot_id) is None:
-        # The catalog has loaded the fresh snapshot as the current one.
+        # The catalog has loaded the fresh snapshot as the current snapshot.
         snapshot = await find_fresh_snapshot(call, entry, metadata, body.snapshot_id)
         return FreshPlan(LoadedTable(entry, with_fresh_snapshot(metadata, snapshot)), snapshot, False)
     if not _is_live(body, metadata, dialect, call.components.clock.now_ms()):
@@ -83,7 +84,7 @@ def _is_live(body: PlanTableScan, metadata: TableMetadata, dialect: ClientDialec
 
 
 def with_fresh(loaded: LoadedTable, request: PinnedRequest) -> LoadedTable:
-    """Return the table with the fresh snapshot that the request reads, if it reads one."""
+    """Return the table, with the fresh snapshot that the request reads, if it reads a fresh snapshot."""
     if not request.fresh:
         return loaded
     metadata = with_fresh_snapshot(loaded.metadata, convert_json(request.fresh, Snapshot))

@@ -1,8 +1,7 @@
-"""Decodes and evaluates joins in requests about a table.
+"""Decoding and evaluation of joins in requests about a table.
 
-It checks the joins against the other tables and the caller's rights.
-
-The caller needs the right to read every joined table. A refusal has the same error as the route that loads that table.
+The joins are checked against the other tables and the caller's rights. The caller needs the right to read every joined
+table. A refusal has the same error as the route that loads the joined table.
 """
 
 from __future__ import annotations
@@ -65,6 +64,8 @@ DIMENSIONS: web.AppKey[Dimensions] = web.AppKey("dimensions", Dimensions)
 
 
 class JoinSpec(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    """A join in a request."""
+
     table: Annotated[
         list[str],
         doc("The levels of the namespace and the name of the other table.", examples=[["ssb", "supplier"]]),
@@ -72,7 +73,7 @@ class JoinSpec(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     on: Annotated[
         dict[str, str],
         doc(
-            "Maps columns of this table to the equal columns of the other table.",
+            "The columns of this table, each with the column of the other table that is equal to it.",
             examples=[{"lo_suppkey": "s_suppkey"}],
         ),
     ]
@@ -86,18 +87,19 @@ class JoinSpec(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     likes: Annotated[
         list[list[LikePredicate]],
         doc(
-            "LIKE predicates on string columns of the other table, also in lower or upper case. Of each inner list at "
-            f"least one is true. At most {LIKES_MAX}, with patterns of at most {PATTERN_MAX} characters.",
+            "LIKE predicates on string columns of the other table, also in lower or upper case. At least one "
+            f"predicate of each inner list must be true. There are at most {LIKES_MAX} predicates, with patterns of "
+            f"at most {PATTERN_MAX} characters.",
             examples=[[{"column": "p_name", "pattern": "%green%"}]],
         ),
     ] = []
     transform: Annotated[
         Literal["day", "month", "year", "hour", "min", "max", "range"] | None,
         doc(
-            "The only value in `on` is then the start of this period of the column, a date or a timestamp; for `year` "
-            "also the number of the year. With `min` or `max` the column is compared by `operator` with the least or "
-            "the greatest value of the other table's column in the rows that satisfy the filter. With `range` it is "
-            "compared by `operator` with the other table's column."
+            "With a period, the other table's column contains the start of this period of the column, as a date or a "
+            "timestamp. For `year`, it may also contain the number of the year. With `min` or `max`, the column is "
+            "compared by `operator` with the least or the greatest value of the other table's column in the rows that "
+            "satisfy the filter. With `range`, it is compared by `operator` with the other table's column."
         ),
     ] = None
     operator: Annotated[
@@ -122,16 +124,18 @@ class JoinSpec(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
         ),
     ] = False
     any_of: Annotated[
-        int | None, doc("Joins of this list with the same number are alternatives: a row must satisfy one of them.")
+        int | None, doc("Joins with the same number are alternatives: a row must satisfy at least one of them.")
     ] = None
     exempt_condition: Annotated[
         msgspec.Raw,
         doc(
-            "An expression of the Iceberg REST specification on this table: rows that match it need no row of the "
-            "other table, and none of an alternative."
+            "An expression of the Iceberg REST specification on this table. Rows that match it need neither a row of "
+            "the other table nor a row of an alternative."
         ),
     ] = msgspec.field(default_factory=msgspec.Raw, name="unless")
-    snapshot_id: Annotated[int | None, doc("A snapshot of the other table; default: the current snapshot.")] = None
+    snapshot_id: Annotated[int | None, doc("A snapshot of the other table. The default is the current snapshot.")] = (
+        None
+    )
     joins: Annotated[
         list[JoinSpec],
         doc(f"Inner joins of the other table with further tables, nested {DEPTH_MAX} levels at most."),
@@ -141,17 +145,18 @@ class JoinSpec(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
 Joins = Annotated[
     list[JoinSpec],
     doc(
-        "Inner joins that filter this table's rows, combined by AND: the other table must have a row that is equal in "
-        f"all columns of `on` and satisfies `predicate`. At most {JOINS_MAX}, nested joins included."
+        "Inner joins that filter this table's rows, combined by AND. The other table of each join must have a row "
+        f"that is equal in all columns of `on` and satisfies `predicate`. There are at most {JOINS_MAX} joins, "
+        "including nested joins."
     ),
 ]
 JoinOutcomes = Annotated[
     tuple[JoinOutcome, ...] | msgspec.UnsetType,
     doc(
-        "The outcome of each join; nested joins follow their parent. Present only if the request has joins. "
-        "`snapshot-id` is the evaluated snapshot of the other table; the result ignores rows of later snapshots. "
-        "`keys` are the remaining distinct keys, for several columns the smallest number; null if not used. `reason` "
-        "is the reason why the join was not used."
+        "The outcome of each join. Nested joins follow their parent. The field is present only if the request has "
+        "joins. `snapshot-id` is the evaluated snapshot of the other table. Rows of later snapshots are ignored. "
+        "`keys` is the number of distinct keys, for several columns the smallest number. It is null if the join was "
+        "not used. `reason` is the reason why the join was not used."
     ),
 ]
 
@@ -159,7 +164,7 @@ JoinOutcomes = Annotated[
 async def evaluate_joins(
     call: Call, metadata: TableMetadata, joins: Sequence[JoinSpec]
 ) -> tuple[JoinFilters, JoinOutcomes]:
-    """Return the filters that the joins imply for the rows of the table, and their outcomes for the answer.
+    """Evaluate joins, and return the filters that follow for the table, and the outcomes for the answer.
 
     Raises:
         BadRequest: A join is invalid.
@@ -183,12 +188,17 @@ def _check_size(joins: Sequence[JoinSpec]) -> None:
         count += len(level)
         level = [nested for join in level for nested in join.joins]
     if level:
-        raise BadRequest(f"Joins are nested deeper than {DEPTH_MAX} levels; leave out the inner levels")
+        raise BadRequest(f"The joins have more than {DEPTH_MAX} nested levels; leave out the inner levels")
     if count > JOINS_MAX:
         raise BadRequest(f"The request has {count} joins; the limit is {JOINS_MAX}")
 
 
 async def _resolve(call: Call, metadata: TableMetadata, spec: JoinSpec) -> RequestedJoin:
+    """Load the other table of a join, check the caller's right, and bind the join.
+
+    Raises:
+        BadRequest: The join is invalid.
+    """
     if len(spec.table) < 2:
         raise BadRequest(f"The table of a join is {spec.table}; it needs the levels of the namespace and the name")
     namespace, name = tuple(check_name(level, "namespace") for level in spec.table[:-1]), spec.table[-1]
@@ -199,7 +209,7 @@ async def _resolve(call: Call, metadata: TableMetadata, spec: JoinSpec) -> Reque
     assert entry is not None
     if not 1 <= len(spec.on) <= COLUMNS_MAX:
         raise BadRequest(
-            f"The join with {table_name} has {len(spec.on)} columns in `on`; allowed are 1 to {COLUMNS_MAX}"
+            f"The join with {table_name} has {len(spec.on)} columns in `on`; it must have 1 to {COLUMNS_MAX}"
         )
     try:
         snapshot_id = resolve_snapshot_id(other, spec.snapshot_id, None, None)
@@ -232,7 +242,7 @@ async def _resolve(call: Call, metadata: TableMetadata, spec: JoinSpec) -> Reque
 
 
 def _check_comparison(spec: JoinSpec, transform: str, pairs: Sequence[Pair], table_name: str) -> tuple[str, ...]:
-    """Return the operators of the pairs of a join that compares the column with values or an extreme.
+    """Check the comparison of a join, and return its operators, one for each pair of columns.
 
     Raises:
         BadRequest: The join compares columns that its transform does not allow.
@@ -240,34 +250,37 @@ def _check_comparison(spec: JoinSpec, transform: str, pairs: Sequence[Pair], tab
     kinds = pairs[0].kind, pairs[0].other_kind
     is_ordered = transform in (*EXTREMES, RANGE)
     if not is_ordered and (spec.operator is not None or spec.end is not None):
-        raise BadRequest(f"The join with {table_name} has operator or end; give the transform min, max or range, too")
+        raise BadRequest(
+            f"The join with {table_name} has operator or end, but not the transform min, max or range that they need"
+        )
     if is_ordered:
         is_limited = has_ranges if transform == RANGE else has_order
         one_column = len(spec.on) == 1 and all(is_limited(pair.kind, pair.other_kind) for pair in pairs)
         if not one_column:
             more = ", decimals of one scale, string, or float and double" if transform == RANGE else ""
             raise BadRequest(
-                f"The join with {table_name}: the {transform} of {pairs[-1].other_kind} limits no {kinds[0]}; give one "
-                "pair of two columns of one type: int, long, date, timestamp or timestamptz, or of int and long, or of "
-                f"date and timestamp{more}"
+                f"The join with {table_name}: the {transform} of {pairs[-1].other_kind} cannot limit {kinds[0]}; join "
+                "on one pair of columns with the same type (int, long, date, timestamp or timestamptz), or with the "
+                f"types int and long, or date and timestamp{more}"
             )
         operator = spec.operator or "="
         if spec.end is not None and (transform != RANGE or operator not in (">", ">=")):
             raise BadRequest(
-                f"The join with {table_name} has an end; give the transform range, and the operator > or >="
+                f"The join with {table_name} has an end, so it needs the transform range, and the operator > or >="
             )
         if transform == RANGE and operator == "=":
-            raise BadRequest(f"The join with {table_name} is a range; give an operator: <, <=, > or >=")
+            raise BadRequest(f"The join with {table_name} is a range without an operator; send <, <=, > or >=")
         return (operator,) if spec.end is None else (operator, spec.end_operator)
     if transform != IDENTITY and (len(pairs) > 1 or not has_periods(transform, *kinds)):
         raise BadRequest(
-            f"The join with {table_name}: the {transform} of {kinds[0]} is not compared with {kinds[1]}; give one pair "
-            "of a date or timestamp, and a date, timestamp or (of year) int"
+            f"The join with {table_name}: the {transform} of {kinds[0]} cannot be compared with {kinds[1]}; join on "
+            "one pair of a date or timestamp, and a date, a timestamp or, for year, an int"
         )
     return ()
 
 
 async def _bind_exempt_condition(call: Call, spec: JoinSpec, metadata: TableMetadata) -> Expression:
+    """Return the condition on rows that the join does not remove."""
     filter_json = bytes(spec.exempt_condition)
     if not filter_json:
         return FALSE
@@ -281,6 +294,11 @@ async def _bind_exempt_condition(call: Call, spec: JoinSpec, metadata: TableMeta
 
 
 async def _bind_filter(call: Call, spec: JoinSpec, metadata: TableMetadata) -> Expression:
+    """Bind the filter of a join to the other table.
+
+    Raises:
+        BadRequest: The filter is invalid.
+    """
     schema, schemas = metadata.current_schema, metadata.schemas
     filter_json, predicate = bytes(spec.filter), spec.predicate
     if filter_json and predicate is not None:
@@ -295,7 +313,7 @@ async def _bind_filter(call: Call, spec: JoinSpec, metadata: TableMetadata) -> E
 
 
 async def _bind_outside(call: Call, spec: JoinSpec, metadata: TableMetadata) -> Expression | None:
-    """Return a condition that is true for all rows for which the filter is not true.
+    """Return a condition that is true for all rows of the other table for which the filter is not true.
 
     Returns:
         None if no such condition is known.
@@ -321,9 +339,14 @@ def _bind_likes(spec: JoinSpec, metadata: TableMetadata) -> tuple[AnyLike, ...]:
 
 
 def _bind_like(metadata: TableMetadata, predicate: LikePredicate) -> BoundLike:
+    """Return a LIKE predicate on a column of the other table.
+
+    Raises:
+        BadRequest: The column is not a string, or the pattern is invalid.
+    """
     column = _find_column(metadata.current_schema, predicate.column)
     if column.type != "string":
-        raise BadRequest(f"LIKE needs a string; the column {column.name} is a {describe_type(column.type)}")
+        raise BadRequest(f"LIKE needs a string, but the column {column.name} is a {describe_type(column.type)}")
     try:
         _ = predicate.regex
     except ValueError as error:
@@ -332,11 +355,11 @@ def _bind_like(metadata: TableMetadata, predicate: LikePredicate) -> BoundLike:
 
 
 def parse_filter(data: bytes, metadata: TableMetadata, *, functions: bool = False) -> Expression:
-    """Return the unbound expression of a `filter` with typed literals; TRUE if there is no filter.
+    """Parse a `filter` to an unbound expression with typed literals, or return TRUE if there is no filter.
 
     Args:
-        data: The JSON of the filter; empty if there is no filter.
-        metadata: The table's metadata.
+        data: The JSON of the filter, or empty bytes if there is no filter.
+        metadata: The metadata of the table.
         functions: Whether the filter may have functions; see `parse_expression`.
 
     Raises:
@@ -349,12 +372,22 @@ def parse_filter(data: bytes, metadata: TableMetadata, *, functions: bool = Fals
 
 
 def _bind_pair(metadata: TableMetadata, other: TableMetadata, own_name: str, other_name: str) -> Pair:
-    left, right = _find_column(metadata.current_schema, own_name), _find_column(other.current_schema, other_name)
-    return Pair(left.id, left.name, get_canonical_kind(left.type), right.id, get_canonical_kind(right.type))
+    """Return the pair of columns by which the tables are joined."""
+    own_column, other_column = (
+        _find_column(metadata.current_schema, own_name),
+        _find_column(other.current_schema, other_name),
+    )
+    return Pair(
+        own_column.id,
+        own_column.name,
+        get_canonical_kind(own_column.type),
+        other_column.id,
+        get_canonical_kind(other_column.type),
+    )
 
 
 def _find_column(schema: Schema, name: str) -> Column:
-    """Return the column with a name. Case is ignored if only one column then has the name.
+    """Return the column with a name. The case is ignored if the name is then still unique.
 
     Raises:
         BadRequest: The column does not exist, or does not have exactly one value in each row.
@@ -376,6 +409,7 @@ def _find_column(schema: Schema, name: str) -> Column:
 
 
 async def _open(app: web.Application) -> AsyncIterator[None]:
+    """Create the object that reads dimension tables, and close it when the server stops."""
     components = app[COMPONENTS]
     dimensions = Dimensions(components.planner, components.objects, components.clock, get_limits(components.settings))
     app[DIMENSIONS] = dimensions

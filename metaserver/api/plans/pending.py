@@ -1,4 +1,4 @@
-"""Running plans of asynchronous planning, and the last finished plans."""
+"""The running plans of asynchronous planning, and the last finished plans."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from seamark.metaserver.access.principal import ANONYMOUS_NAME
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
 PENDING_PLANS_MAX = 64
-"""The maximum number of running plans that clients poll, per worker.
+"""The maximum number of running plans that clients poll, for each worker.
 
-If there are more, the request itself waits for the plan.
+If the limit is reached, the request itself waits for its plan.
 """
 FINISHED_PLANS_MAX = 4
-"""The number of finished plans that are kept for polling clients, each with its view of the snapshot."""
+"""The maximum number of finished plans that are kept for polling clients, each with its view of the snapshot."""
 
 _Key = tuple[str, str]
-"""Principal and plan id."""
+"""The plan id and the name of the principal."""
 
 
 class PendingPlans:
-    """The running and finished plans of one worker. No result depends on them.
+    """The running and finished plans of one worker. A poll that does not find its plan here starts it again.
 
-    Equal requests have the same plan id. Therefore each principal has its own plans, and cancels only these. The
-    planner computes equal plans once.
+    Equal requests have the same plan id. Each principal has its own plans, so that it can cancel only its own. The
+    planner computes equal plans only once.
     """
 
     def __init__(self) -> None:
         self._tasks: dict[_Key, asyncio.Task[ScanPlan]] = {}
 
     def is_full(self, principal_name: str) -> bool:
-        """Return whether `principal_name` has reached the limit.
+        """Return whether a principal has reached the limit of running plans.
 
-        If the server has logins, a principal has at most half of the limit.
+        If the server has logins, the limit of a principal is half of the limit of the worker.
         """
         owners = [owner for (owner, _), task in self._tasks.items() if not task.done()]
         share = PENDING_PLANS_MAX if principal_name == ANONYMOUS_NAME else PENDING_PLANS_MAX // 2
@@ -45,9 +45,9 @@ class PendingPlans:
     def start(
         self, plan_id: str, principal_name: str, make: Callable[[], Awaitable[ScanPlan]]
     ) -> asyncio.Task[ScanPlan]:
-        """Start the task of the plan.
+        """Start the task of a plan, or return the existing task.
 
-        It runs independently of the request, even if another worker has begun the same plan.
+        The task is independent of the request, and is started even if a different worker has begun the same plan.
 
         Raises:
             TooManyRequests: The principal has reached the limit.
@@ -56,7 +56,7 @@ class PendingPlans:
         task = self._tasks.get(key)
         if task is None:
             if self.is_full(principal_name):
-                raise TooManyRequests("The limit of running plans of this principal is reached; retry in 5 s", 5)
+                raise TooManyRequests("This principal has reached its limit of running plans; retry in 5 s", 5)
 
             async def run() -> ScanPlan:
                 return await make()
@@ -77,10 +77,10 @@ class PendingPlans:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _finish(self, key: _Key, task: asyncio.Task[ScanPlan]) -> None:
-        """Keep the latest plans for polling clients, because the planner may have evicted a large plan."""
+        """Keep the latest finished plans for polling clients, because the planner may have evicted large plans."""
         if self._tasks.get(key) is not task:
             return
-        if task.cancelled() or task.exception() is not None:  # A poll repeats the plan and receives the error.
+        if task.cancelled() or task.exception() is not None:  # The next poll repeats the plan, and receives the error.
             del self._tasks[key]
             return
         self._tasks[key] = self._tasks.pop(key)

@@ -1,8 +1,8 @@
 """Routes that renew the leases of plan tables and plan snapshots, for clients that wait before they read them.
 
-A principal that may read the table may renew its plans, because it may also create them. A name whose lease has ended
-resolves again if its lease is renewed while its files exist. Creating the plan again does not renew the lease: after a
-commit to the table, the result is another plan.
+A principal that may read the table may renew its plans, because it may also create them. If the lease of a name has
+ended, renewing it makes the name resolve again, as long as the files of the plan exist. Creating the plan again does
+not renew the lease, because after a commit to the table, the result is a different plan.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ SNAPSHOTS_MAX = 1000
 
 
 class LeasePlanSnapshotsRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    """A request to renew or end the leases of plan snapshots."""
+
     snapshot_ids: Annotated[
         list[Int64],
         msgspec.Meta(
             min_length=1,
             max_length=SNAPSHOTS_MAX,
-            description="Ids of plans of this table or view that were created with the same X-Seamark-Plans.",
+            description="The ids of plan snapshots of this table or view that were created with the same "
+            "X-Seamark-Plans.",
         ),
     ]
     lease_s: Annotated[
@@ -43,18 +46,26 @@ class LeasePlanSnapshotsRequest(msgspec.Struct, rename="kebab", forbid_unknown_f
 
 
 class LeasePlanSnapshotsResponse(msgspec.Struct):
-    renewed: Annotated[int, doc("The number of ids that are plans of this header.")] = msgspec.field(name="found")
+    """The number of renewed plan snapshots."""
+
+    renewed: Annotated[int, doc("The number of ids whose plans exist for this header.")] = msgspec.field(name="found")
 
 
 class RenewPlanTableRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    """A request to renew the lease of a plan table."""
+
     lease_s: Annotated[
         int | None,
-        doc("The time in seconds for which the name resolves from now on, from 1. Settings give default and limit."),
+        doc("The lease in seconds from now, at least 1. Settings determine the default and the maximum."),
     ] = None
 
 
 class RenewPlanTableResponse(msgspec.Struct, rename="kebab"):
-    expires_at_ms: Annotated[int, doc("When the name stops to resolve: at least half of lease-s from now.")]
+    """The new end of the lease of a plan table."""
+
+    expires_at_ms: Annotated[
+        int, doc("The end of the lease, in milliseconds since the epoch. It is at least half of lease-s from now.")
+    ]
 
 
 @Route(
@@ -70,6 +81,7 @@ class RenewPlanTableResponse(msgspec.Struct, rename="kebab"):
     ),
 ).takes(RenewPlanTableRequest)
 async def renew_plan_table(call: Call, body: RenewPlanTableRequest) -> RenewPlanTableResponse:
+    """Renew the lease of a plan table."""
     namespace, name = call.namespace, call.name
     check_lease(body.lease_s)
     lease_s = grant_lease_s(body.lease_s, call.components.settings)
@@ -86,7 +98,7 @@ async def renew_plan_table(call: Call, body: RenewPlanTableRequest) -> RenewPlan
     "POST",
     "/api/v1/tables/{namespace}/{table}/plan-snapshots",
     "leasePlanSnapshots",
-    "Renew or end the leases of plan snapshots, created with X-Seamark-Plans",
+    "Renew or end the leases of plan snapshots that were created with X-Seamark-Plans",
     tags=("metadata",),
     parameters=(AUDIENCE,),
     answers=(
@@ -95,9 +107,10 @@ async def renew_plan_table(call: Call, body: RenewPlanTableRequest) -> RenewPlan
     ),
 ).takes(LeasePlanSnapshotsRequest)
 async def lease_plan_snapshots(call: Call, body: LeasePlanSnapshotsRequest) -> LeasePlanSnapshotsResponse:
+    """Renew or end the leases of plan snapshots that were created with X-Seamark-Plans."""
     audience = call.audience
     if audience is None:
-        raise BadRequest(f"The header {HEADER} is missing; send the value that the plans were created with")
+        raise BadRequest(f"The header {HEADER} is missing; send the value with which the plans were created")
     lease_s = min(body.lease_s, call.components.settings.plan_table_lease_max_s)
     plans = call.components.catalog.plan_tables
     ids, principal = body.snapshot_ids, call.principal.name
@@ -108,12 +121,12 @@ def check_lease(lease_s: int | None) -> None:
     """Check that a lease lasts at least one second.
 
     Raises:
-        BadRequest: The lease is shorter.
+        BadRequest: The lease is shorter than one second.
     """
     if lease_s is not None and lease_s < 1:
         raise BadRequest(f"lease-s is {lease_s}; it must be at least 1")
 
 
 def grant_lease_s(lease_s: int | None, settings: Settings) -> int:
-    """Return the duration of the lease in seconds: the requested or the default duration, at most the limit."""
+    """Return the duration of a lease in seconds: the requested or the default duration, up to the limit."""
     return min(lease_s or settings.plan_table_lease_s, settings.plan_table_lease_max_s)

@@ -1,8 +1,8 @@
 """The route that creates plan tables, which engines without scan planning read by name.
 
-Identical requests share one name. It is derived from the table's pointer, its indexes and the bound filter, before the
-scan is planned. Concurrent identical requests share one plan. As for planning, the caller needs only the right to read:
-the stored files are small, refer only to files that the reader may read, and are deleted automatically.
+Identical requests share one name, which is derived from the table's pointer, its indexes and the bound filter before
+the scan is planned. Concurrent identical requests share one plan. As for planning, the caller needs only the right to
+read: the stored files are small, refer only to files that the reader may read, and are deleted automatically.
 
 With `X-Seamark-Plans` the plan has no name. The answer contains the id of a snapshot, which loadTable adds for requests
 with the same value (`plan_audience.py`).
@@ -65,21 +65,24 @@ else:
     sql = LazyModule("seamark.formats.iceberg.expressions.sql")
 
 _IN_LOOP_BYTES_MAX = 4000
-"""The maximum size of a request that is decoded and bound in the event loop. A thread decodes longer requests."""
+"""The maximum size of a request that is decoded and bound in the event loop, in bytes."""
 _IN_LOOP_FILES_MAX, _IN_LOOP_MANIFESTS_MAX = 100_000, 200
-"""The maximum numbers of files and manifests of a snapshot whose plans are measured in the event loop, not a thread."""
+"""The maximum numbers of files and manifests of a snapshot whose plans are measured in the event loop."""
 _READ_BYTES = 1 << 20
 _DECLINED_BYTES, _DECLINED_EACH_BYTES = 1 << 20, 500
-"""Memory of decoded requests, and of requests that get no plan table."""
+"""The memory for requests that get no plan table, and the memory of one of them."""
 
 
 class PlanTableRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    """A request for a plan table or a plan snapshot."""
+
     filter: Annotated[
         msgspec.Raw,
         doc(
-            "An expression of the Iceberg REST specification. Without filter and predicate: all files. A literal with "
-            "a `data-type` is compared as in SQL; a comparison about which engines differ is not used. The functions "
-            "`lower` and `upper` of a string are written as transforms; indexes on them leave files out."
+            "An expression of the Iceberg REST specification. Without filter and predicate, the plan keeps all "
+            "files. A literal with a `data-type` is compared as in SQL. A comparison about which engines differ is "
+            "not used. The functions `lower` and `upper` of a string are written as transforms, and indexes on them "
+            "leave files out."
         ),
     ] = msgspec.field(default_factory=msgspec.Raw)
     predicate: Annotated[
@@ -92,27 +95,30 @@ class PlanTableRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=Tru
     use_snapshot_schema: Annotated[
         bool,
         doc(
-            "Whether the reader uses the snapshot's schema. A plan table is read with the current schema, so none is "
-            "created when the two differ."
+            "Whether the reader uses the snapshot's schema. A plan table is read with the current schema, so no plan "
+            "table is created if the schemas differ."
         ),
     ] = False
     max_kept_fraction: Annotated[
         float | None,
         doc(
-            "No plan table is created when the plan keeps a larger share of the snapshot's files.", minimum=0, maximum=1
+            "The maximum share of the snapshot's files that a plan keeps. If the plan keeps more, no plan table is "
+            "created.",
+            minimum=0,
+            maximum=1,
         ),
     ] = msgspec.field(default=None, name="kept-max")
     lease_s: Annotated[
         int | None,
-        doc("The time in seconds for which the name resolves. Settings give default and limit.", minimum=1),
+        doc("The lease of the plan in seconds. Settings determine the default and the maximum.", minimum=1),
     ] = None
     joins: Joins = []
     hide_partitions: Annotated[
         bool,
         doc(
-            "For readers that leave out files in another way than Iceberg defines, such as DuckDB 1.5.5: the plan "
-            "table has no partition fields but those of columns themselves, and no bounds of columns that may have "
-            "NaN. If something would mislead such a reader, a plan table is created for any kept-max."
+            "Whether the reader leaves out files by rules that differ from Iceberg's, as DuckDB 1.5.5 does. The plan "
+            "table then has only identity partition fields, and no bounds of columns that may have NaN. If the table "
+            "would mislead such a reader, a plan table is created for any kept-max."
         ),
     ] = False
     engine: Annotated[
@@ -120,14 +126,14 @@ class PlanTableRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=Tru
         msgspec.Meta(
             max_length=20,
             description="The engine that runs the statement, for the query history: spark, trino, duckdb or seamark. "
-            "Another name is recorded as `other`.",
+            "All other names are recorded as `other`.",
         ),
     ] = ""
     columns: Annotated[
         list[str],
         msgspec.Meta(
             max_length=REPORTED_COLUMNS_MAX,
-            description="Columns that the statement reads, for the query history. Unknown names are left out.",
+            description="The columns that the statement reads, for the query history. Unknown names are left out.",
         ),
     ] = []
     counts: Annotated[
@@ -137,22 +143,22 @@ class PlanTableRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=Tru
         list[str],
         msgspec.Meta(
             max_length=REPORTED_KEYS_MAX,
-            description="Columns by which the statement joins other tables, for the query history, in addition to "
-            "those of `joins`.",
+            description="The columns by which the statement joins other tables, in addition to the columns of "
+            "`joins`, for the query history.",
         ),
     ] = []
     grouping: Annotated[
         list[str],
         msgspec.Meta(
             max_length=REPORTED_KEYS_MAX,
-            description="Columns by which the statement groups, for the query history. Unknown names are left out.",
+            description="The columns by which the statement groups, for the query history. Unknown names are left out.",
         ),
     ] = []
     aggregates: Annotated[
         list[ReportedAggregate],
         msgspec.Meta(
             max_length=REPORTED_KEYS_MAX,
-            description="Aggregates of the statement, for the query history. Unknown columns are left out.",
+            description="The aggregates of the statement, for the query history. Unknown columns are left out.",
         ),
     ] = []
     holder: Annotated[
@@ -166,23 +172,27 @@ class PlanTableRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=Tru
 
 
 class PlanTableResponse(msgspec.Struct, rename="kebab"):
+    """A plan table or a plan snapshot."""
+
     name: Annotated[
         str | None,
         doc(
-            "The name of the plan table in the table's namespace. Null when none was created: the table has no "
-            "snapshot, the snapshot has another schema, the plan keeps more than kept-max, too many files would have "
-            "to be listed again, or there are too many plan tables."
+            "The name of the plan table in the table's namespace. It is null if no plan table was created, because the "
+            "table has no snapshot, the snapshot has a different schema, the plan keeps more than kept-max, too many "
+            "files would have to be listed again, or there are too many plan tables."
         ),
     ]
     snapshot_id: int | None
     expires_at_ms: Annotated[
         int | None,
-        doc("When the name stops to resolve: at least half of lease-s from now, because plans are shared."),
+        doc("The end of the lease in ms. It is at least half of lease-s from now, because plans are shared."),
     ]
-    files: Annotated[int, doc("Data files that the plan keeps.")]
+    files: Annotated[int, doc("The number of data files that the plan keeps.")]
     bytes: int
-    considered_files: Annotated[int, doc("Data files of the snapshot.")]
-    considered_bytes: Annotated[int | None, doc("Null when unknown: manifests that the filter excludes are not read.")]
+    considered_files: Annotated[int, doc("The number of data files of the snapshot.")]
+    considered_bytes: Annotated[
+        int | None, doc("The bytes of the snapshot. It is null if unknown, because excluded manifests are not read.")
+    ]
     joins: JoinOutcomes = msgspec.UNSET
     plan_snapshot_id: Annotated[
         int | msgspec.UnsetType,
@@ -208,10 +218,11 @@ WRITER: web.AppKey[PlanWriter] = web.AppKey("plan-writer", PlanWriter)
 MAKING: web.AppKey[SingleFlight[tuple[object, ...], PlanTableResponse]] = web.AppKey("plan-tables-making")
 _Read = tuple[PlanTableRequest, Expression]
 READ: web.AppKey[MemoryCache[tuple[str, bytes], _Read]] = web.AppKey("plan-tables-read")
-"""A cache of decoded requests. The key is the body and the table's metadata file, which defines the column names."""
+"""A cache of decoded requests. The key is the table's metadata file, which defines the column names, and the body."""
 DECLINED: web.AppKey[MemoryCache[tuple[str, float | None], PlanTableResponse]] = web.AppKey("plan-tables-declined")
-"""A cache of requests that get no plan table. The key is `kept-max` and the name of the plan table, which covers
-everything on which the plan depends.
+"""A cache of the answers to requests that get no plan table.
+
+The key is the name that the plan table would have, which covers all values on which the plan depends, and `kept-max`.
 """
 
 
@@ -231,8 +242,11 @@ everything on which the plan depends.
     ),
 ).takes_bytes(PlanTableRequest)
 async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
-    named = _read_named_snapshot(call, data)
-    loaded = await load_to_read(call, call.namespace, call.name, named.snapshot_id, is_named=named.ref is not None)
+    """Create a plan table."""
+    requested = _read_named_snapshot(call, data)
+    loaded = await load_to_read(
+        call, call.namespace, call.name, requested.snapshot_id, is_named=requested.ref is not None
+    )
     await call.components.catalog.check_writable(loaded)
     audience = call.audience
     body, bound_scan = await _read_bound_request(call, data, loaded)
@@ -257,7 +271,7 @@ def count_plan_table(
     answer: PlanTableResponse,
     sampler: StatementSampler | None,
 ) -> str | msgspec.UnsetType:
-    """Count the statement of the request, even if its plan table was shared or not created.
+    """Count the statement of a request in the query history, even if its plan table was shared or not created.
 
     Returns:
         The fingerprint of the statement, or UNSET if it does not count.
@@ -302,13 +316,14 @@ class _NamedSnapshot(msgspec.Struct, rename="kebab"):
 
 
 def _read_named_snapshot(call: Call, data: bytes) -> _NamedSnapshot:
-    """Return the snapshot that a request for a fresh plan names; the whole body is decoded later."""
+    """Return the snapshot that a request for a fresh plan names. The other fields of the body are decoded later."""
     if FRESH_HEADER not in call.headers:
         return _NamedSnapshot()
     return parse_now(data, _NamedSnapshot)
 
 
 async def _read_bound_request(call: Call, data: bytes, loaded: LoadedTable) -> tuple[PlanTableRequest, BoundScan]:
+    """Return the decoded request and the bound scan. Recent requests are cached."""
     decoded_requests, entry, metadata = call.app[READ], loaded.entry, loaded.metadata
     assert entry is not None
     if len(data) > _IN_LOOP_BYTES_MAX:
@@ -322,6 +337,11 @@ async def _read_bound_request(call: Call, data: bytes, loaded: LoadedTable) -> t
 
 
 def _read(data: bytes, metadata: TableMetadata) -> _Read:
+    """Return the request and its filter.
+
+    Raises:
+        BadRequest: A field is invalid.
+    """
     body = parse_now(data, PlanTableRequest)
     check_lease(body.lease_s)
     if body.max_kept_fraction is not None and not 0 <= body.max_kept_fraction <= 1:
@@ -337,6 +357,11 @@ def bind_request(read: _Read, metadata: TableMetadata) -> tuple[PlanTableRequest
 
 
 def read_filter(body: PlanTableRequest, metadata: TableMetadata) -> Expression:
+    """Return the filter of a request, from SQL or from an Iceberg expression.
+
+    Raises:
+        BadRequest: The request has both, or the filter is invalid.
+    """
     filter_json = bytes(body.filter)
     if body.predicate is None:
         return parse_filter(filter_json, metadata, functions=True)
@@ -372,13 +397,14 @@ class NewPlanTable:
         self._holder = holder
         self._lease_s = grant_lease_s(body.lease_s, call.components.settings)
         if bound_scan.snapshot is not None and is_fresh(bound_scan.snapshot):
-            # The other half of the time, in which the fresh files exist, is for queries that run.
+            # Fresh files exist for a limited time. Half of it is for the lease, and half for queries that run.
             self._lease_s = min(self._lease_s, max(1, call.components.settings.stream_fresh_retention_s // 2))
         self.sampler: StatementSampler | None = None
-        """Samples the values of the filter, if this request was planned."""
+        """The sampler of the filter's values, if this request was planned."""
         self._question = f"{bound_scan.text} {'hidden' if body.hide_partitions else ''}".rstrip()
 
     async def find_or_make(self) -> PlanTableResponse:
+        """Return the shared plan table of equal requests, or make the plan table."""
         body, entry, snapshot = self._body, self._entry, self._bound_scan.snapshot
         if snapshot is None:
             return PlanTableResponse(None, None, None, 0, 0, 0, 0)
@@ -409,7 +435,7 @@ class NewPlanTable:
 
         Args:
             scan_plan: The plan.
-            is_shared: Whether equal requests may share the plan table. Otherwise it has a new name.
+            is_shared: Whether equal requests may share the plan table. If not, it has a new name.
         """
         app, entry, body = self._app, self._entry, self._body
         metadata, snapshot = self._bound_scan.metadata, self._bound_scan.snapshot
@@ -432,7 +458,7 @@ class NewPlanTable:
                 app[DECLINED].put((name, max_kept_fraction), answer, _DECLINED_EACH_BYTES)
             return answer
         plan_id = str(app[COMPONENTS].clock.uuid7())
-        if not scan_plan.complete or not is_shared:  # A later plan may keep fewer files, so the name is not shared.
+        if not scan_plan.complete or not is_shared:  # A plan after an incomplete plan may keep fewer files.
             name = plan_name(entry, snapshot.snapshot_id, f"{self._question} {plan_id}", self._holder)
             answer = msgspec.structs.replace(answer, name=name)
         select = partial(find_kept_manifests, scan_plan, metadata.format_version, hidden=body.hide_partitions)
@@ -440,8 +466,8 @@ class NewPlanTable:
         refusal = ""
         if manifests_of_plan.entries > (limit := app[COMPONENTS].settings.plan_table_files_limit):
             refusal = (
-                f"the plan table would list {manifests_of_plan.entries:,} files, and the limit plan_table_files_limit "
-                f"is {limit:,}"
+                f"the plan table would list {manifests_of_plan.entries:,} files; the limit is {limit:,} "
+                "(plan_table_files_limit)"
             )
         elif not await app[COMPONENTS].catalog.plan_tables.has_room(self._principal_name):
             refusal = "there is no room for its plan table now (plan_tables_limit, plan_tables_bytes)"
@@ -455,14 +481,15 @@ class NewPlanTable:
         return _answer(plan_table)
 
     async def _store(self, manifests: KeptManifests, answer: PlanTableResponse, plan_id: str) -> StoredPlanTable:
+        """Write the files of the plan, and store the plan table."""
         app, entry, holder = self._app, self._entry, self._holder
         metadata, snapshot, name = self._bound_scan.metadata, self._bound_scan.snapshot, answer.name
         assert snapshot is not None
         assert name is not None
         folder = get_files_folder(app[COMPONENTS].settings, metadata)
         location = f"{folder}/{PLANS_FOLDER}/{parse_digest(name)}"
-        written = await app[WRITER].write(manifests, metadata, snapshot, location, plan_id)
-        files = tuple(path for path, _ in written.files)
+        plan_files = await app[WRITER].write(manifests, metadata, snapshot, location, plan_id)
+        files = tuple(path for path, _ in plan_files.files)
         plan_table = StoredPlanTable(
             id=plan_id,
             namespace=entry.namespace,
@@ -479,7 +506,7 @@ class NewPlanTable:
             expires_ms=0,
         )
         if holder is not None:
-            (planned,) = written.metadata.snapshots
+            (planned,) = plan_files.metadata.snapshots
             plan_snapshot = make_plan_snapshot(plan_id, metadata, planned, is_fresh=is_fresh(snapshot))
             text = msgspec.json.encode(plan_snapshot).decode()
             plan_table = msgspec.structs.replace(
@@ -489,21 +516,21 @@ class NewPlanTable:
                 snapshot_or_fingerprint=text,
             )
         return await app[COMPONENTS].catalog.plan_tables.keep(
-            plan_table, written.metadata, written.files, self._lease_s, self._principal_name
+            plan_table, plan_files.metadata, plan_files.files, self._lease_s, self._principal_name
         )
 
 
 def _find_hazards(scan_plan: ScanPlan) -> tuple[str, bool]:
-    """Return (why DuckDB would read any plan table wrongly, whether it would also read the table itself wrongly).
+    """Return the reason why DuckDB would read any plan table wrongly, and whether it would read the table wrongly.
 
-    The text is empty if DuckDB reads plan tables correctly.
+    The reason is an empty text if DuckDB reads plan tables correctly.
     """
     misread = misread_deletes(scan_plan.view, scan_plan.metadata)
     return misread, not misread and is_misleading(scan_plan.view, scan_plan.metadata)
 
 
 def measure_plan(scan: ScanPlan) -> tuple[int, int, int, int | None]:
-    """Return the files and bytes that the plan keeps, and the files and bytes of the snapshot."""
+    """Return the numbers of files and bytes that the plan keeps, and the numbers of the snapshot."""
     kept_bytes = int(find_files_at(scan.view, scan.entry_ids).read_longs("file_size_in_bytes").sum())
     all_bytes = None
     if scan.view.file_count == scan.considered:
@@ -512,6 +539,7 @@ def measure_plan(scan: ScanPlan) -> tuple[int, int, int, int | None]:
 
 
 def _answer(plan: StoredPlanTable) -> PlanTableResponse:
+    """Return a plan table in the form of the answer."""
     return PlanTableResponse(
         plan.name,
         plan.snapshot_id,
@@ -525,7 +553,7 @@ def _answer(plan: StoredPlanTable) -> PlanTableResponse:
 
 
 def _drop_name_above(max_kept_fraction: float | None, answer: PlanTableResponse) -> PlanTableResponse:
-    """Return the answer. Its name is removed if the plan keeps more than this fraction of the files."""
+    """Return the answer, without its name if the plan keeps more than this fraction of the files."""
     if max_kept_fraction is not None and answer.files > max_kept_fraction * answer.considered_files:
         return msgspec.structs.replace(answer, name=None, expires_at_ms=None, plan_snapshot_id=msgspec.UNSET)
     return answer

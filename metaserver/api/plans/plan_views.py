@@ -1,9 +1,10 @@
 """The route that creates plan views: views that are read from plan tables (`catalog/plans/plan_views.py`).
 
-The client decides which rows of the underlying tables are left out, and engines run the plan view with the rights
-of the view's owner. If rows are left out, a view may return other rows that it hides (`… EXCEPT SELECT … FROM
-hidden`), and the server does not check which rows may be left out. Therefore the route requires the right to change
-the view, which already allows any text, and the right to read each table and view that the request names.
+The client decides which rows of the underlying tables are left out, and engines run the plan view with the rights of
+the view's owner. If rows are left out, a view may return rows that it otherwise hides (`… EXCEPT SELECT … FROM
+hidden`), and the server does not check which rows may be left out. Therefore, the route requires the right to change
+the view, because this right already allows any text. It also requires the right to read each table and view that the
+request names.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ TABLES_MAX = 64
 
 
 class PlanViewReference(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    """A name in the view's text, and the plan that replaces it."""
+
     start: Annotated[int, doc("The position of the name in the view's text, in characters.")]
-    end: Annotated[int, doc("Exclusive.")]
+    end: Annotated[int, doc("The position after the name.")]
     plan: Annotated[
         list[str],
         doc("The levels of the namespace and the name of a plan table of this table, or of a plan view of this view."),
@@ -55,38 +58,42 @@ class PlanViewReference(msgspec.Struct, rename="kebab", forbid_unknown_fields=Tr
 
 
 class PlanViewRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    """A request for a plan view."""
+
     metadata_location: Annotated[
         str,
-        doc("The metadata file of the view as read. When the view has changed since, the answer is 404."),
+        doc("The metadata file that the client has read. If the view has changed since, the answer is 404."),
     ]
     predicate: Annotated[
         str,
         doc(
-            "A predicate in SQL on the view's columns: the rows that the plan view returns. The client "
-            "ensures that the view returns the same rows for it from the plan tables."
+            "A predicate in SQL on the view's columns, which selects the rows that the plan view returns. The client "
+            "must ensure that the view returns the same selected rows from the plan tables."
         ),
     ]
-    tables: Annotated[list[PlanViewReference], doc(f"1 to {TABLES_MAX}.")]
+    tables: Annotated[list[PlanViewReference], doc(f"1 to {TABLES_MAX} names with their plans.")]
     lease_s: Annotated[
         int | None,
-        doc("The time in seconds for which the name resolves, from 1. Settings give default and limit."),
+        doc("The lease of the plan view in seconds, at least 1. Settings determine the default and the maximum."),
     ] = None
     reader: Annotated[
         Annotated[str, msgspec.Meta(min_length=1, max_length=1000)] | None,
-        doc("Required with X-Seamark-Plans: the engine's user that the plan view is created for."),
+        doc("The engine's user for whom the plan view is created. It is required with X-Seamark-Plans."),
     ] = None
     holder: Annotated[str, msgspec.Meta(max_length=100, description="A text that identifies the client process.")] = ""
 
 
 class PlanViewResponse(msgspec.Struct, rename="kebab"):
+    """A plan view."""
+
     name: Annotated[
         str | None,
         doc(
-            "The name of the plan view in the view's namespace. Null when none was created: there are too "
-            "many plans, or the view's name is too long for a suffix."
+            "The name of the plan view in the view's namespace. It is null if no plan view was created, because there "
+            "are too many plans, or because the view's name is too long for a suffix."
         ),
     ]
-    expires_at_ms: Annotated[int | None, doc("When the name stops to resolve.")]
+    expires_at_ms: Annotated[int | None, doc("The end of the lease, in milliseconds since the epoch.")]
     plan_snapshot_id: Annotated[
         int | msgspec.UnsetType,
         doc("With X-Seamark-Plans: the id that renews the lease or withdraws the plan view."),
@@ -104,14 +111,15 @@ class PlanViewResponse(msgspec.Struct, rename="kebab"):
     answers=(
         ResponseSpec(200, "Its name", PlanViewResponse),
         ResponseSpec(400, "The view's text does not name these tables at these positions, or the predicate is invalid"),
-        ResponseSpec(404, "No such view, it has changed, or a plan no longer exists"),
+        ResponseSpec(404, "The view does not exist or has changed, or a plan no longer exists"),
     ),
 ).takes(PlanViewRequest)
 async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewResponse:
+    """Create a plan view: a view over plan tables, which Trino can read by its name until its lease ends."""
     namespace, name = call.namespace, call.name
     check_lease(body.lease_s)
     if not 0 < len(body.tables) <= TABLES_MAX:
-        raise BadRequest(f"tables has {len(body.tables)} entries; allowed are 1 to {TABLES_MAX}")
+        raise BadRequest(f"tables has {len(body.tables)} entries; it must have 1 to {TABLES_MAX}")
     audience = call.audience
     if (audience is None) != (body.reader is None):
         raise BadRequest(f"reader and the header {HEADER} belong together; send both or neither")
@@ -123,7 +131,7 @@ async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewResponse:
     check_author(call.caller, view.metadata)
     schema = view.metadata.schema(view.metadata.current_version.schema_id)
     assert schema is not None
-    # These are Trino's own `lower` and `upper`: without a qualifier, no other function has these names.
+    # Functions are allowed, because unqualified `lower` and `upper` are always Trino's own functions.
     read = partial(sql.parse_sql, body.predicate, schema, functions=True)
     parsed = await read_in_turn(call, len(body.predicate), read)
     if borrows_rights(view.metadata):
@@ -146,16 +154,25 @@ async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewResponse:
 
 
 async def _resolve_reference(call: Call, table: PlanViewReference, audience: str | None) -> ReplacedReference:
+    """Find the plan that replaces a name, and check the caller's right.
+
+    Raises:
+        BadRequest: The entry is invalid.
+        NoSuchTable, NoSuchView: The plan does not exist.
+    """
     path = table.plan or table.table
     if len(path) < 2 or (table.plan_snapshot_id is None) != bool(table.plan) or (table.plan and table.table):
         raise BadRequest(
-            "Each entry of tables needs plan, or table and plan-snapshot-id; a name needs a namespace and a table"
+            "Each entry of tables needs either plan, or table and plan-snapshot-id; plan and table need a namespace "
+            "and a name"
         )
     *levels, name = (check_name(level, "plan table's name") for level in path)
     namespace = tuple(levels)
     catalog = call.components.catalog
-    stored = await catalog.context.store.plan_table(namespace, name) if is_plan_name(name) else None
-    await call.allow(Securable(namespace, TABLE, name if stored is None else stored.of_name), operation="planTableScan")
+    plan_table = await catalog.context.store.plan_table(namespace, name) if is_plan_name(name) else None
+    await call.allow(
+        Securable(namespace, TABLE, name if plan_table is None else plan_table.of_name), operation="planTableScan"
+    )
     if table.plan_snapshot_id is not None:
         return await _choose_version(catalog, table, namespace, name, audience)
     if audience is not None:
@@ -176,6 +193,11 @@ async def _resolve_reference(call: Call, table: PlanViewReference, audience: str
 async def _choose_version(
     catalog: Catalog, table: PlanViewReference, namespace: NamespacePath, name: str, audience: str | None
 ) -> ReplacedReference:
+    """Return the reference to a plan snapshot that replaces a reference to a table.
+
+    Raises:
+        NoSuchTable: The client has no such plan snapshot of the table.
+    """
     entry = await catalog.tables.load_entry(namespace, name)
     plan_snapshots = [] if audience is None else await catalog.plan_tables.list_shown(entry, audience)
     if table.plan_snapshot_id not in {plan.id for plan in plan_snapshots}:

@@ -56,15 +56,16 @@ _CLIENT_VERSION = "X-Client-Version"
 RESIDUALS = "X-Seamark-Residuals"
 """The header that says how the client uses residuals.
 
-`short`: the client applies its own filter to rows, so a residual may be weaker than necessary. `exact`: the
-client may apply the residual alone. If the header is absent, the client's kind decides (`ClientDialect`).
+`short` means that the client applies its own filter to rows, so a residual may be weaker than necessary. `exact`
+means that the client may apply only the residual. If the header is absent, the kind of the client decides
+(`ClientDialect`).
 """
 POLL_S = 0.5
-"""The time for which a poll waits for a running plan."""
+"""The number of seconds for which a poll waits for a running plan."""
 _ENTRIES_MAX = 10_000
 """The maximum number of cached pointers."""
 PLAN_ID_CHARACTERS_MAX = 4000
-"""The maximum length of a plan id. The id is part of a URL, whose length servers and proxies limit."""
+"""The maximum length of a plan id. The id is a part of the URL, and servers and proxies limit the length of URLs."""
 
 
 class PointerCache:
@@ -109,7 +110,7 @@ class PointerCache:
 
 
 class _CountedReads(NamedTuple):
-    """The reads that are counted each time that an answer is sent. None if they are not counted."""
+    """The reads that are counted each time an answer is sent, or None for reads that are not counted."""
 
     columns: ColumnRead | None = None
     statement: StatementRead | None = None
@@ -126,6 +127,8 @@ class _CachedAnswer(msgspec.Struct, frozen=True, gc=False):
 
 
 class _FetchScanTasks(msgspec.Struct, rename="kebab"):
+    """The body of a request for the files of a plan task."""
+
     plan_task: str
 
 
@@ -133,7 +136,7 @@ ANSWERS: web.AppKey[MemoryCache[tuple[object, ...], _CachedAnswer]] = web.AppKey
 PARTITION_TEXTS: web.AppKey[PartitionTextCache] = web.AppKey("partition-texts", PartitionTextCache)
 _OWN_TEXTS_BYTES = 4 << 20
 _TEXTS_SHARE, _ANSWERS_SHARE = 1 / 4, 5 / 8
-"""The parts of `plan_answers_bytes` for encoded partition tuples and for answers; `lookups` uses the rest."""
+"""The parts of `plan_answers_bytes` for encoded partition tuples and answers. The package `lookups` uses the rest."""
 PENDING: web.AppKey[PendingPlans] = web.AppKey("pending", PendingPlans)
 POINTERS: web.AppKey[PointerCache] = web.AppKey("pointers", PointerCache)
 TOKENS: web.AppKey[Tokens] = web.AppKey("tokens", Tokens)
@@ -265,6 +268,7 @@ async def _plan(
 
 @Route("GET", f"{_TABLE}/plan/{{plan-id}}", "fetchPlanningResult", streams=True)
 async def fetch_planning_result(call: Call) -> Answer:
+    """Return the plan that was started by an earlier request, or its state if it still runs."""
     loaded = await _load(call)
     plan_id = call.variables["plan_id"]
     request = _open_plan_id(call, plan_id, loaded)
@@ -290,6 +294,7 @@ async def fetch_planning_result(call: Call) -> Answer:
 
 @Route("DELETE", f"{_TABLE}/plan/{{plan-id}}", "cancelPlanning")
 async def cancel_planning(call: Call) -> None:
+    """Cancel a running plan of the caller."""
     loaded = await _load(call)
     plan_id = call.variables["plan_id"]
     _open_plan_id(call, plan_id, loaded)
@@ -298,6 +303,7 @@ async def cancel_planning(call: Call) -> None:
 
 @Route("POST", f"{_TABLE}/tasks", "fetchScanTasks", streams=True).takes(_FetchScanTasks)
 async def fetch_scan_tasks(call: Call, body: _FetchScanTasks) -> web.StreamResponse:
+    """Return the files of a plan task."""
     loaded = await _load(call)
     task = call.app[TOKENS].open_plan_task(body.plan_task, _get_uuid(loaded))
     if task is None:
@@ -315,7 +321,7 @@ async def fetch_scan_tasks(call: Call, body: _FetchScanTasks) -> web.StreamRespo
 
 
 async def _load(call: Call) -> LoadedTable:
-    """Return the table, or the plan table, of the request."""
+    """Return the table or the plan table that the request names."""
     catalog = call.components.catalog
     return await (catalog.plan_tables.read if is_plan_name(call.name) else catalog.tables.load)(
         call.namespace, call.name
@@ -328,6 +334,7 @@ def _get_uuid(loaded: LoadedTable) -> str:
 
 
 def _name_of_table(call: Call) -> str:
+    """Return the full name of the table, as messages show it."""
     return show(call.namespace, call.name)
 
 
@@ -349,6 +356,11 @@ def _has_not_expired(metadata: TableMetadata, request: PinnedRequest) -> bool:
 
 
 def _open_plan_id(call: Call, plan_id: str, loaded: LoadedTable) -> PinnedRequest:
+    """Return the request that a plan id contains.
+
+    Raises:
+        NoSuchPlanId: The plan id does not belong to this table or was not issued by this catalog.
+    """
     request = call.app[TOKENS].open_plan_id(plan_id, _get_uuid(loaded))
     if request is None:
         raise NoSuchPlanId(f"The plan id was not issued for {_name_of_table(call)}; plan again")
@@ -356,11 +368,12 @@ def _open_plan_id(call: Call, plan_id: str, loaded: LoadedTable) -> PinnedReques
 
 
 def _read_dialect(call: Call) -> ClientDialect:
+    """Return the form of answers that the client can read."""
     return choose_dialect(call.headers.get("User-Agent", ""), call.headers.get(_CLIENT_VERSION, ""))
 
 
 async def _vend_credentials(call: Call, loaded: LoadedTable) -> bytes:
-    """Return the JSON of the `storage-credentials`; empty if the client needs no credentials."""
+    """Return the JSON of the `storage-credentials`, which is empty if the client needs no credentials."""
     entry = loaded.entry
     assert entry is not None
     _, credentials = await build_access_config(call, entry.uuid, loaded.metadata, entry.namespace, entry.name)
@@ -381,9 +394,9 @@ class _Page(NamedTuple):
 class _ClientScan:
     """Binds, plans and answers a scan that a client requests.
 
-    Work on a filter grows with its length. Reading, binding or writing a filter with two hundred thousand values
-    takes up to seconds of Python. For a long filter, all of this work runs in a thread, for one filter at a time. All
-    principals get an equal share.
+    The longer the filter, the more work it takes: to read, bind or write a filter with two hundred thousand values
+    takes up to seconds in Python. The work on a long filter therefore runs in a thread, for one filter at a time, and
+    all principals get an equal share.
 
     An instance outlives the HTTP request if the plan is fetched later, so it does not reference the request.
     """
@@ -391,7 +404,7 @@ class _ClientScan:
     __slots__ = ("_app", "_dialect", "_entry", "_headers", "_metadata", "_principal_name", "_request")
 
     def __init__(self, call: Call, loaded: LoadedTable, dialect: ClientDialect, request: PinnedRequest) -> None:
-        """Store the request; `bind` and `plan` do the work.
+        """Store the request for `bind` and `plan`, which do the work.
 
         Raises:
             BadRequest: The table does not have the schema of the request.
@@ -420,7 +433,7 @@ class _ClientScan:
         return await self._app[COMPONENTS].planner.plan(await self.bind(), self._entry)
 
     async def start_if_long(self, bound_scan: BoundScan) -> str | None:
-        """Start a long plan and return its id; return None if the plan should be answered synchronously."""
+        """Start a long plan and return its id, or return None if the plan should be answered synchronously."""
         if not self._dialect.polls:
             return None
         undecoded = await self._app[COMPONENTS].planner.estimate_entries_to_decode(bound_scan, self._entry)
@@ -447,7 +460,7 @@ class _ClientScan:
     ) -> web.StreamResponse:
         """Send the complete answer of a plan, or the plan tasks that cover it.
 
-        If there is a fingerprint, the answer has it as the statement whose time the client may report.
+        If there is a fingerprint, the answer contains it, and the client may report the time of this statement.
         """
         limit = self._app[COMPONENTS].settings.plan_inline_limit
         writer = self._make_writer(scan_plan)
@@ -484,6 +497,7 @@ class _ClientScan:
         return await send(http_request, _encode_pieces(head, writer, entry_ids, tail), run=run)
 
     def _make_writer(self, scan_plan: ScanPlan) -> ScanTaskWriter:
+        """Return the writer of the files of the answer."""
         request = self._request
         form = TaskForm(
             residuals=request.residuals,
@@ -516,7 +530,7 @@ class _ClientScan:
         return header.lower() == "exact"
 
     def _plan_tasks(self, writer: ScanTaskWriter, page: _Page) -> list[str]:
-        """Return plan tasks for equal parts of the page; an empty list if its files fit one answer.
+        """Return plan tasks for equal parts of the page, or an empty list if all its files fit into one answer.
 
         A plan task may be split again when it is fetched, because the first answer may not have room for all tasks.
 
@@ -533,10 +547,10 @@ class _ClientScan:
         pages = count_pages(files, len(packed), inline_limit=inline_limit, page_size=page_size)
         if not pages and files > fitting:
             raise BadRequest(
-                f"The filter is too long to be repeated for each of {files:,} files, and this client may apply only "
-                f"the residuals, so it needs it whole. Send the header {RESIDUALS}: short if the engine filters rows "
-                "again (Spark: spark.sql.catalog.<name>.header.X-Seamark-Residuals=short), shorten the filter, or let "
-                "the client plan (table property seamark.scan-planning-mode=client)"
+                f"The filter is too long to be repeated for each of {files:,} files, and this client needs the whole "
+                f"filter because it may apply only the residuals. Send the header {RESIDUALS}: short if the engine "
+                "filters rows again (Spark: spark.sql.catalog.<name>.header.X-Seamark-Residuals=short), shorten the "
+                "filter, or let the client plan by the table property seamark.scan-planning-mode=client"
             )
         if not pages:
             return []
@@ -552,7 +566,7 @@ class _ClientScan:
         return self._entry.uuid
 
     async def _run(self, work: Callable[[], T]) -> T:
-        """Return the result of work on the request. If the filter is long, `Call.run_in_turn` runs the work."""
+        """Run work on the request and return its result. If the filter is long, `Call.run_in_turn` runs the work."""
         return await self._run_in_turn(work) if self._request.has_long_filter else work()
 
     async def _run_in_turn(self, work: Callable[[], T]) -> T:
@@ -563,7 +577,7 @@ def _find_columns(metadata: TableMetadata, request: PinnedRequest) -> list[int]:
     """Return the ids of the columns whose statistics are requested.
 
     Raises:
-        BadRequest: A name is in no schema of the table.
+        BadRequest: A name is not in any schema of the table.
     """
     newest_first = sorted(metadata.schemas, key=lambda schema: schema.id, reverse=True)
     schemas = [metadata.current_schema, *newest_first]
@@ -583,6 +597,7 @@ def _find_columns(metadata: TableMetadata, request: PinnedRequest) -> list[int]:
 
 
 def _encode_pieces(head: bytes, writer: ScanTaskWriter, entry_ids: Longs, tail: bytes) -> Iterator[bytes]:
+    """Yield the parts of an answer: the start, the scan tasks and the end."""
     yield head + b'"file-scan-tasks":['
     yield from writer.write_tasks(entry_ids)
     # Leave the key out if there are no tasks, because Iceberg Java's client refuses the key without tasks.
@@ -594,6 +609,7 @@ def _encode_pieces(head: bytes, writer: ScanTaskWriter, entry_ids: Longs, tail: 
 
 
 async def _open(app: web.Application) -> AsyncIterator[None]:
+    """Create the components of planning, and close them when the server stops."""
     app[POINTERS] = PointerCache(app[COMPONENTS].catalog.tables, watch(app[COMPONENTS].settings.make_database_url()))
     app[TOKENS] = Tokens(app[COMPONENTS].keyring)
     try:

@@ -1,7 +1,7 @@
-"""The body of a plan request, and its implications for the client's use of the files.
+"""Defines the body of a plan request, and derives from it how the client may use the files.
 
-Iceberg's Java library sends the same request to read files and to change files, so the request lacks two facts. The
-selected columns show them (the name of Java's method is in parentheses):
+Iceberg's Java library sends the same request to read files and to change files, so the request does not state two
+facts. The selected columns show them (the names of Java's methods are in parentheses):
 
 - Spark may delete the planned files by metadata (`SparkTable.canDeleteWhere`). It selects all columns of the table.
 - Spark may write all rows of a file again, so that its reader must not apply the residual: copy-on-write
@@ -10,7 +10,7 @@ selected columns show them (the name of Java's method is in parentheses):
   send. Spark's readers then skip the row groups in which no row satisfies the residual of the answer, and the rows of
   these row groups would be missing in the new files.
 
-A query may select the same columns. It gets a residual that skips no row group, and at most one more file.
+A query may select the same columns. It then gets a residual that skips no row group, and at most one additional file.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from seamark.metaserver.planner.answer.content_files import ClientDialect
 from seamark.metaserver.planner.scan.request import PinnedRequest, find_expired_ancestor, find_schemas_while_head
 
 STATS_FIELDS_MAX = 10_000
-"""The maximum number of stats fields of one request. Plan tasks contain their names."""
+"""The maximum number of stats fields of one request. Plan tasks contain the names of these fields."""
 FILE_COLUMN = "_file"
 """The metadata column with which Spark finds the files whose rows a statement rewrites or deletes."""
 _MERGE_ON_READ_COLUMNS = frozenset({"_pos", "_spec_id", "_partition"})
-"""The metadata columns that merge-on-read selects in addition to `_file`.
+"""The metadata columns that a merge-on-read statement selects in addition to `_file`.
 
-Merge-on-read never rewrites the other rows of a file.
+Such a statement never rewrites the other rows of a file.
 """
 _MODE_PROPERTIES = ("write.delete.mode", "write.update.mode", "write.merge.mode")
 
 
 class _Extensions(msgspec.Struct, frozen=True, rename="kebab"):
-    """Fields that only Seamark's client sends (`planner.answer.TaskForm`)."""
+    """The fields of a plan request that only Seamark's client sends (`planner.answer.TaskForm`)."""
 
     residuals: bool = True
     sequence_numbers: bool = False
@@ -48,8 +48,9 @@ class _Extensions(msgspec.Struct, frozen=True, rename="kebab"):
     Scans of maintenance jobs do not count, because they read all columns of old files.
     """
     functions: bool = False
-    """Whether the filter may have functions of SQL (`formats/iceberg/types/functions.py`). They require `residuals`
-    to be false, because Iceberg's readers do not have these functions.
+    """Whether the filter may contain functions of SQL (`formats/iceberg/types/functions.py`).
+
+    If it is true, `residuals` must be false, because Iceberg's readers do not have these functions.
     """
     schema_id: int | None = None
     """The schema that resolves the names in the filter. It may differ from the current schema."""
@@ -58,12 +59,12 @@ class _Extensions(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class PlanTableScan(msgspec.Struct, rename="kebab"):
-    """The body of the request."""
+    """The body of a plan request."""
 
     select: tuple[str, ...] | None = None
     """The columns that the client reads.
 
-    They are counted (`column_reads.py`), and show how the client may use the files.
+    The server counts them (`column_reads.py`). They also show how the client may use the files.
     """
     snapshot_id: int | None = None
     start_snapshot_id: int | None = None
@@ -79,7 +80,7 @@ class PlanTableScan(msgspec.Struct, rename="kebab"):
 def pin_request(
     body: PlanTableScan, metadata: TableMetadata, dialect: ClientDialect, fresh: Snapshot | None = None
 ) -> PinnedRequest:
-    """Return the request with an explicit snapshot and distinct stats fields.
+    """Return the request with an explicit snapshot and without repeated stats fields.
 
     Args:
         body: The body of the request.
@@ -95,7 +96,9 @@ def pin_request(
     if len(stats_fields) > STATS_FIELDS_MAX:
         raise BadRequest(f"stats-fields has {len(stats_fields):,} names; the limit is {STATS_FIELDS_MAX:,}")
     if body.seamark.functions and body.seamark.residuals:
-        raise BadRequest("A filter with functions gives no residuals; send seamark.residuals: false with functions")
+        raise BadRequest(
+            "A filter with functions gives no residuals; send seamark.residuals: false if seamark.functions is true"
+        )
     is_incremental = body.start_snapshot_id is not None or body.end_snapshot_id is not None
     snapshot_id, start_snapshot_id = body.snapshot_id, body.start_snapshot_id
     if snapshot_id is None and not is_incremental:
@@ -126,7 +129,7 @@ def pin_request(
 
 
 def _read_selection(body: PlanTableScan, metadata: TableMetadata, snapshot_id: int | None) -> tuple[bool, bool]:
-    """Return two facts that the selected columns show.
+    """Return what the selected columns show about the use of the files.
 
     Returns:
         (whether the request selects all columns of the table and no others, whether the request may belong to a
@@ -149,9 +152,9 @@ def _read_selection(body: PlanTableScan, metadata: TableMetadata, snapshot_id: i
 
 
 def _has_all_columns(selected: frozenset[str], schema: Schema) -> bool:
-    """Return whether the selection has the full names of all columns of primitive types.
+    """Return whether the selected columns include the full names of all columns of primitive types.
 
-    Java also selects the structs around them.
+    Iceberg's Java library also selects the structs that contain them.
     """
     try:
         columns = schema.index.by_id.values()

@@ -1,6 +1,6 @@
-"""Counts the statement of a plan or of a scan report, for `history/history.py`.
+"""Counts the statement of a plan or of a scan report for the query history (`history/history.py`).
 
-A plan adds one count to the sums in memory. The shape of a statement is computed once for a plan; the samples of its
+A plan adds one count to the sums in memory. The shape of a statement is computed once for each plan. The samples of its
 values are computed later, in a thread.
 """
 
@@ -53,9 +53,9 @@ from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.store.model import Entry
 
 _SAMPLED_VALUES_MAX = 200
-"""A filter with more values and predicates than this has no sample."""
+"""The maximum number of values and predicates of a filter that is sampled."""
 _SAMPLED_FILES_MAX = 20_000
-"""The sizes of a plan with more remaining files than this are not sampled."""
+"""The maximum number of remaining files of a plan whose sizes are sampled."""
 _PURPOSE = "query history"
 _TOTAL_BYTES, _TOTAL_FILES = "total-files-size", "total-data-files"
 _NAMES_MAX = 1000
@@ -67,9 +67,12 @@ REPORTED_COLUMNS_MAX, REPORTED_KEYS_MAX = 64, 32
 class ReportedAggregate(msgspec.Struct, frozen=True):
     """An aggregate of the statement, for the query history."""
 
-    function: Annotated[str, msgspec.Meta(max_length=20, description="count, sum, min, max, avg, or another name.")]
+    function: Annotated[
+        str,
+        msgspec.Meta(max_length=20, description="The function: count, sum, min, max, avg, or another name."),
+    ]
     column: Annotated[
-        str, msgspec.Meta(max_length=500, description="A column of the table, or empty if the argument is no column.")
+        str, msgspec.Meta(max_length=500, description="The column, or an empty string if the argument is not a column.")
     ] = ""
 
 
@@ -77,15 +80,15 @@ ReportedNames = Annotated[list[str], msgspec.Meta(max_length=REPORTED_KEYS_MAX)]
 
 
 class ReportedUse(msgspec.Struct, frozen=True, rename="kebab"):
-    """The use of the table by the statement of a plan request, for the query history. Unknown names are left out.
+    """The use of the table by the statement of a plan request. Unknown names are ignored.
 
     Attributes:
-        engine: The engine that runs the statement. Another name than those of `ENGINES` is recorded as `other`.
+        engine: The engine that runs the statement. A name that is not in `ENGINES` is recorded as `other`.
         grouping: The names of columns by which the statement groups.
         join_columns: The names of columns by which the statement joins other tables.
         aggregates: The aggregates of the statement.
-        counts: Whether the statement counts. It does not count if it is only explained, or if it was counted with the
-            request for a plan table.
+        counts: Whether the statement is counted. It is not counted if it is only explained, or if it was counted with
+            the request for a plan table.
     """
 
     engine: str = ""
@@ -99,10 +102,11 @@ NO_USE = ReportedUse()
 
 
 def find_history(call: Call) -> QueryHistory | None:
-    """Return the history.
+    """Return the query history of the server.
 
     Returns:
-        None if statements are not counted, because the setting is off or because a job of the table services reads.
+        The history, or None if statements are not counted because the setting is off or because a job of the table
+        services makes the request.
     """
     history = call.components.history
     return history if history.is_on and call.principal.name != SERVICE_PRINCIPAL else None
@@ -160,10 +164,10 @@ def build_shape(
     """Return the shape of a statement that reads a table.
 
     Args:
-        bound_scan: See `count_plan_statement`.
-        engine: See `count_plan_statement`.
-        select: See `count_plan_statement`.
-        use: See `count_plan_statement`. Names that the table does not have are left out.
+        bound_scan: The bound request.
+        engine: One of `ENGINES`. It is recorded if the client reports no engine.
+        select: The columns that the statement reads, or None if they are unknown.
+        use: The use that the client reports. Names that the table does not have are ignored.
     """
     conjuncts = list_conjuncts(bound_scan.bound)
     if use.engine:
@@ -198,13 +202,14 @@ def build_shape(
 
 
 def _find_ids(names: Iterable[str], by_name: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the ids of the named columns, in ascending order and without unknown names."""
     return select_shape_columns(by_name[name] for name in names if name in by_name)
 
 
 def read_of_scan_report(
     uuid: str, metadata: TableMetadata, report: Mapping[str, Any], *, is_planned: bool
 ) -> StatementRead | None:
-    """Return the statement that a scan report describes (Iceberg REST specification, ScanReport).
+    """Return the statement that a scan report describes (`ScanReport` of the Iceberg REST specification).
 
     Args:
         uuid: The UUID of the table.
@@ -213,8 +218,8 @@ def read_of_scan_report(
         is_planned: Whether the report is about a plan snapshot.
 
     Returns:
-        The statement. None if the report is about a plan snapshot, or a snapshot that the table does not have, because
-        the statement of a plan snapshot was counted when it was planned.
+        The statement, or None if the report is about a plan snapshot or about a snapshot that the table does not have.
+        The statement of a plan snapshot was counted when it was planned.
     """
     engine = _read_report_engine(report)
     snapshot = metadata.snapshot(report["snapshot-id"])
@@ -230,7 +235,7 @@ def read_of_scan_report(
 
     def find_column(name: str) -> int | None:
         if name not in by_name and not folded:
-            folded.update({known.lower(): number for known, number in by_name.items()})
+            folded.update({known_name.lower(): number for known_name, number in by_name.items()})
         return by_name.get(name, folded.get(name.lower()))
 
     ids = report.get("projected-field-ids")
@@ -263,21 +268,24 @@ def read_engine(call: Call) -> str:
 
 
 def _read_report_engine(report: Mapping[str, Any]) -> str:
+    """Return the engine that a scan report names."""
     metadata = report.get("metadata")
     name = str(metadata.get("engine-name", "")).lower() if isinstance(metadata, dict) else ""
     return name if name in ENGINES or name == PROXY_ENGINE else _OTHER_ENGINE
 
 
 def _get_principal_name(call: Call) -> str | None:
+    """Return the name of the caller, or None if the server has no logins."""
     return None if call.principal is ANONYMOUS else call.principal.name
 
 
 def _read_total(snapshot: Snapshot, name: str) -> int:
+    """Return a total of the snapshot's summary, or -1 if it is missing."""
     return parse_count(snapshot.build_summary_map(), name, -1)
 
 
 def _read_metric(metrics: object, name: str) -> int:
-    """Return a counter of a scan report, or -1."""
+    """Return a counter of a scan report, or -1 if it is missing."""
     counter = metrics.get(name) if isinstance(metrics, dict) else None
     value = counter.get("value") if isinstance(counter, dict) else None
     return value if type(value) is int and 0 <= value < 2**53 else -1
@@ -291,14 +299,14 @@ def make_sampler(
 ) -> StatementSampler:
     """Return a function that samples the sizes and the values of a plan.
 
-    The function does not keep the view in memory, nor a long filter or many files. It has no sample if the view is gone
-    when it is called.
+    The function keeps neither the view nor a long filter nor many files in memory. It returns no sample if the view has
+    left memory before the call.
 
     Args:
         components: The components of the server.
         bound_scan: The bound request.
         scan_plan: The plan.
-        has_sizes: Whether the sizes are counted with the statement, so that the sample needs none.
+        has_sizes: Whether the sizes are counted with the statement. The sample then has no sizes.
     """
     history = components.history
     has_filter = not is_longer(scan_plan.bound, _SAMPLED_VALUES_MAX) and history.reserve(len(bound_scan.text))
@@ -340,7 +348,7 @@ def _sample_filter(bound: Expression, view: TableView | None, literals: str, key
 
 
 def find_limits(view: TableView, bound: Expression) -> dict[int, tuple[float, float]]:
-    """Return the smallest and the largest bound of the numeric columns that a filter compares, by column id."""
+    """Return the smallest and the largest bound of each numeric column that a filter compares, by column id."""
     limits: dict[int, tuple[float, float]] = {}
     files = lookup(view)
     for part in list_column_conjuncts(bound):
@@ -350,6 +358,7 @@ def find_limits(view: TableView, bound: Expression) -> dict[int, tuple[float, fl
 
 
 def _find_limits(files: Any, part: Bound) -> tuple[float, float] | None:
+    """Return the smallest and the largest bound of one column, or None if they are unknown."""
     stats = files.find_statistics(RequestedColumn(part.column_id, part.kind))
     if stats.form not in (Form.INTEGERS, Form.FLOATS):
         return None

@@ -1,9 +1,9 @@
-"""Finds the reasons why the plan of a table leaves out no file, for the author of the query.
+"""Finds the reasons why the plan of a table keeps all files, for the author of the query.
 
 The functions have no side effects.
 
-If all files of a table are read, a condition may be missing, not understood, or true in every file. The remedies
-differ: another query, an index, another layout, or none.
+If all files of a table are read, a condition may be missing, not understood, or true in every file. The remedy is
+another query, an index, another layout, or none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def find_unpruned_reasons(
     unrequested_reasons: Sequence[str] = (),
     max_kept_fraction: float = 1.0,
 ) -> tuple[str, ...]:
-    """Return the reasons why a plan leaves out no files, or too few; empty if it leaves out enough.
+    """Return the reasons why a plan leaves out too few files. There are none if it leaves out enough files.
 
     Args:
         files: The number of files, and the number of files that the plan keeps.
@@ -38,7 +38,7 @@ def find_unpruned_reasons(
         has_condition: Whether the query has a condition on the table.
         complete: Whether the plan is complete.
         unrequested_reasons: The reasons why other joins were not requested.
-        max_kept_fraction: The fraction of the files above which engines do not use the plan.
+        max_kept_fraction: The largest fraction of the files that a plan may keep so that engines use it.
     """
     considered, kept_files = files
     if kept_files < considered:
@@ -63,6 +63,7 @@ def find_unpruned_reasons(
 
 
 def _explain_join(outcome: JoinOutcome, columns: str) -> str:
+    """Return the reason why a join leaves out no file."""
     table = ".".join(outcome.table)
     if not outcome.used:
         return f"the join with {table} is not used: {outcome.reason}"
@@ -73,6 +74,7 @@ def _explain_join(outcome: JoinOutcome, columns: str) -> str:
 def _select_outermost(
     joins: Sequence[JoinSpec], outcomes: Sequence[JoinOutcome]
 ) -> Iterator[tuple[JoinSpec, JoinOutcome]]:
+    """Yield each outermost join with its outcome."""
     at = 0
     for join in joins:
         yield join, outcomes[at]
@@ -80,4 +82,5 @@ def _select_outermost(
 
 
 def _count(join: JoinSpec) -> int:
+    """Return the number of outcomes of a join and its nested joins."""
     return 1 + sum(map(_count, join.joins))

@@ -1,1 +1,1 @@
-"""Routes of the Iceberg REST specification, except scan planning."""
+"""Contains the routes of the Iceberg REST specification, except scan planning."""

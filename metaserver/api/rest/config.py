@@ -1,4 +1,4 @@
-"""GET /v1/config, the first request of every client. The answer lists the endpoints that the router serves."""
+"""Serves GET /v1/config, the first request of every client. The answer lists the endpoints of the server."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ _ENDPOINTS: web.AppKey[list[str]] = web.AppKey("served-endpoints", list[str])
 
 @Route("GET", "/v1/config", "getConfig", check=Check.LOGIN)
 async def get_config(call: Call) -> dict[str, Any]:
+    """Return the configuration of the catalog for a client."""
     settings = await _find_settings(call)
     return {
         "defaults": _list_defaults(call, settings),
@@ -33,7 +34,7 @@ async def get_config(call: Call) -> dict[str, Any]:
 
 
 def _list_endpoints(app: web.Application) -> list[str]:
-    """Return the endpoints. The list is made once, because the routes of a running server do not change."""
+    """Return the endpoints of the server. The list is made once, because the routes do not change while it runs."""
     endpoints = app[_ENDPOINTS]
     if not endpoints:
         endpoints += list_served_endpoints(app)
@@ -43,9 +44,9 @@ def _list_endpoints(app: web.Application) -> list[str]:
 def _list_defaults(call: Call, settings: Settings) -> dict[str, str]:
     """Return the default properties of the catalog.
 
-    PyIceberg reads the planning mode only from its catalog's properties, not from a table's `config`. The server
-    therefore plans all tables for PyIceberg, or none. Planning all tables is correct: PyIceberg uses the server's
-    plans only for reads, and plans its changes itself. Other clients do not get the property, because it would
+    PyIceberg reads the planning mode only from the properties of its catalog, not from the `config` of a table. For
+    PyIceberg, the server therefore plans either all tables or none. It may plan all tables, because PyIceberg uses the
+    server's plans only for reads, and plans its changes itself. Other clients do not get the property, because it would
     override the mode of a table.
     """
     is_pyiceberg = call.headers.get("User-Agent", "").startswith("PyIceberg/")
@@ -57,11 +58,11 @@ def _list_defaults(call: Call, settings: Settings) -> dict[str, str]:
 async def _find_settings(call: Call) -> Settings:
     """Return the settings of the warehouse that the client requests.
 
-    The warehouse of the server has the configured prefix as its name; if there is no prefix, it has no name. If the
-    client sends a URI, it states where the client expects its files, so it must be the location of a warehouse.
+    The name of the server's warehouse is the configured prefix. Without a prefix, the warehouse has no name. A client
+    may also send a URI, which states where it expects its files. The URI must be the location of a warehouse.
 
     Raises:
-        NoSuchWarehouse: The server does not have a warehouse with this URI or name.
+        NoSuchWarehouse: The server has no warehouse with this URI or name.
     """
     requested = call.query.get("warehouse", "")
     settings, warehouse_uri = call.components.settings, call.components.catalog.warehouse.uri
@@ -75,9 +76,9 @@ async def _find_settings(call: Call) -> Settings:
         return settings
     warehouses = call.components.warehouses
     if warehouses is not None:
-        stored = await warehouses.find(requested) or await warehouses.find_by_location(location)
-        if stored is not None:
-            return warehouses.make_client_settings(stored)
+        warehouse = await warehouses.find(requested) or await warehouses.find_by_location(location)
+        if warehouse is not None:
+            return warehouses.make_client_settings(warehouse)
     allowed_names = f"{settings.prefix!r} ({warehouse_uri})" if settings.prefix else warehouse_uri
     raise NoSuchWarehouse(f"Warehouse {requested[:200]!r} does not exist; set {allowed_names}, or leave it out")
 

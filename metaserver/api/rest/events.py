@@ -1,12 +1,12 @@
-"""Iceberg REST: the events of the catalog, by the draft of the specification in apache/iceberg#12584 (August 2026).
+"""Serves the events of the catalog (draft of the specification in apache/iceberg#12584, August 2026).
 
-The timeline is the log of events. It has no instants of namespaces, so there are no events of them. An event has the
-updates that lead from the metadata before to the metadata after the change (`metadata_differences`). Instants that
-change no metadata, such as those of jobs, are no events.
+The timeline is the log of events. It has no instants of namespaces, so there are no events of namespaces. An event has
+the updates that turn the metadata before the change into the metadata after the change (`metadata_differences`).
+Instants that change no metadata, such as the instants of jobs, are not events.
 
-A caller sees the events of what it may browse now. The metadata in an event may be that of a table that had the name
-before, or that has another name now. Therefore it is checked by the present name of the table, and by the namespace if
-the table is dropped.
+A caller sees the events of the objects that it may browse now. The metadata in an event may belong to a table that had
+the name before, or that has another name now. The right is therefore checked for the present name of the table, or for
+the namespace if the table is dropped.
 """
 
 from __future__ import annotations
@@ -31,39 +31,46 @@ from seamark.metaserver.store.port import FOUND_TABLES_MAX, InstantFilter
 from seamark.metaserver.timeline.metadata_differences import list_table_updates, list_view_updates
 
 EVENTS_PER_PAGE = 100
-"""The number of events of a page if the request has no page size."""
+"""The default number of events of a page."""
 INSTANTS_MAX = 20_000
-"""The number of instants that a request reads. A page that ends there may be empty although there are more events."""
+"""The maximum number of instants that a request reads. A page may therefore be empty although there are more events."""
 UPDATES_BYTES_MAX = 8 << 20
-"""The JSON of updates after which a page ends."""
+"""The size of the updates, as JSON, after which a page ends."""
 DOCUMENT_BYTES_MAX = 64 << 20
-"""The JSON of metadata files that a request compares before its page ends."""
+"""The size of the metadata files, as JSON, after which a page ends."""
 NAMES_MAX = 10_000
-"""The number of names in `catalog-objects-by-name`."""
+"""The maximum number of names in `catalog-objects-by-name`."""
 _INSTANTS_PER_BATCH = 500
 _UNREADABLE = (NotFound, Corrupt, Forbidden, TooLarge, BadRequest)
-"""The errors of a metadata file that is deleted, damaged, overwritten, too large, or outside the allowed locations."""
+"""The errors that a deleted, damaged, overwritten, too large or disallowed metadata file causes."""
 _OBJECT_TYPES = ("namespace", "table", "view")
 _POINTER_ACTIONS = ("create", "commit", "register", "undrop")
-"""The actions whose instants name the metadata file that the entry has afterwards."""
+"""The actions whose instants name the metadata file of the entry after the action."""
 _NO_UPDATES = msgspec.Raw(b"[]")
 _log = structlog.get_logger("seamark.events")
 
 
 class QueryEventsRequest(msgspec.Struct, frozen=True, rename="kebab"):
+    """The body of a request for events."""
+
     continuation_token: str | None = None
-    page_size: Annotated[int | None, doc("Maximum number of events.", minimum=1)] = None
-    since_timestamp_ms: Annotated[int | None, doc("Only events from this time; ignored with a token.")] = None
+    page_size: Annotated[int | None, doc("The maximum number of events.", minimum=1)] = None
+    since_timestamp_ms: Annotated[
+        int | None,
+        doc("The time of the earliest event, in milliseconds. It is ignored if there is a token."),
+    ] = None
     operation_types: list[str] | None = None
     catalog_objects_by_name: Annotated[
-        list[list[str]] | None, doc("Only events of these objects, and of everything in them.")
+        list[list[str]] | None, doc("The objects whose events are returned. The objects in them are included.")
     ] = None
     catalog_objects_by_uuid: list[str] | None = None
     object_types: list[str] | None = None
-    custom_filters: Annotated[dict[str, str] | None, doc("This server has none.")] = None
+    custom_filters: Annotated[dict[str, str] | None, doc("Custom filters, which this server does not have.")] = None
 
 
 class CatalogEvent(msgspec.Struct, frozen=True, rename="kebab"):
+    """A change of a table or view."""
+
     event_id: str
     request_id: str
     request_event_count: int
@@ -73,19 +80,22 @@ class CatalogEvent(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class QueryEventsResponse(msgspec.Struct, frozen=True, rename="kebab"):
+    """A page of events."""
+
     continuation_token: str
     events: list[CatalogEvent]
 
 
 class _Position(msgspec.Struct, frozen=True, array_like=True):
-    """The position that a continuation token states."""
+    """The position that a continuation token contains."""
 
     after: str | None
-    """The position of the last instant that was read."""
+    """The position of the last instant that was read, or None at the beginning of the log."""
     since_ms: int | None
     request_id: str = ""
-    """The request of the last instant, and the number of its events. The next instants may be of the same request."""
+    """The id of the request of the last instant. The next instants may belong to the same request."""
     request_events: int = 0
+    """The number of events of this request that were read."""
 
 
 @Route(
@@ -93,9 +103,10 @@ class _Position(msgspec.Struct, frozen=True, array_like=True):
     "/v1/{prefix}/events",
     "getEvents",
     check=Check.SOMEWHERE,
-    answers=(ResponseSpec(200, "Events in their order", QueryEventsResponse),),
+    answers=(ResponseSpec(200, "The events, in the order of the changes", QueryEventsResponse),),
 ).takes(QueryEventsRequest)
 async def get_events(call: Call, body: QueryEventsRequest) -> QueryEventsResponse:
+    """Return a page of events that the caller may see."""
     _check_request(body)
     tokens = call.components.catalog.pages
     position = _Position(None, body.since_timestamp_ms)
@@ -108,6 +119,11 @@ async def get_events(call: Call, body: QueryEventsRequest) -> QueryEventsRespons
 
 
 def _check_request(body: QueryEventsRequest) -> None:
+    """Check the fields of a request.
+
+    Raises:
+        BadRequest: A field is invalid.
+    """
     if body.page_size is not None and body.page_size < 1:
         raise BadRequest(f"page-size is {body.page_size}; it must be at least 1")
     if len(body.catalog_objects_by_name or ()) > NAMES_MAX:
@@ -126,14 +142,14 @@ def _read_token(text: str | None) -> _Position:
     """Return the position of a decrypted token.
 
     Raises:
-        BadRequest: The token is one of another listing.
+        BadRequest: The token does not belong to this listing.
     """
     try:
         position = convert_json((text or "").encode(), _Position)
     except msgspec.DecodeError:
         position = None
     if position is None or (position.after is not None and not POSITION.fullmatch(position.after)):
-        raise BadRequest("continuation-token is of another listing; start again without it")
+        raise BadRequest("continuation-token does not belong to this listing; start again without it")
     return position
 
 
@@ -151,11 +167,11 @@ class _EventPage:
         self._paths = None if names is None else frozenset(tuple(path) for path in names)
         self._events: list[CatalogEvent] = []
         self._locations: dict[str, str | None] = {}
-        """The metadata file of each entry, by UUID, after the instants that were read."""
+        """The metadata file of each entry after the instants that were read, by UUID."""
         self._latest: tuple[str, dict[str, Any]] | None = None
-        """The location and the content of the last file that was read. The next change of the entry begins with it."""
+        """The location and the content of the last file that was read. The next change of the entry starts from it."""
         self._rights: dict[Securable, bool] = {}
-        """Whether the caller may see an object, for the objects that were checked."""
+        """For each object that was checked, whether the caller may see it."""
         self._updates_bytes = 0
         self._document_bytes = 0
 
@@ -169,6 +185,7 @@ class _EventPage:
         return self._events, position
 
     async def _read_batch(self, position: _Position, batch: Sequence[Instant]) -> _Position:
+        """Add the events of a batch of instants to the page, and return the position after them."""
         visible = await self._find_operations(batch)
         groups = [list(group) for _, group in itertools.groupby(batch, _find_request_id)]
         if len(groups) > 1 and len(batch) == _INSTANTS_PER_BATCH:
@@ -190,6 +207,7 @@ class _EventPage:
         return position
 
     def _is_full(self) -> bool:
+        """Return whether the page has reached one of its limits."""
         return (
             len(self._events) == self._limit
             or self._updates_bytes >= UPDATES_BYTES_MAX
@@ -197,7 +215,7 @@ class _EventPage:
         )
 
     async def _find_operations(self, batch: Sequence[Instant]) -> dict[str, dict[str, Any]]:
-        """Return the operations that the caller may see, by the position of their instants, without updates."""
+        """Return the operations that the caller may see, without updates, by the position of their instants."""
         candidates = [
             instant
             for instant in batch
@@ -226,7 +244,7 @@ class _EventPage:
         return operations
 
     async def _check_rights(self, securables: Sequence[Securable]) -> None:
-        """Decide all rights of a batch at once, because each decision may ask the database or an external service."""
+        """Check all rights of a batch at once, because each check may query the database or an external service."""
         unchecked = [securable for securable in dict.fromkeys(securables) if securable not in self._rights]
         if not unchecked:
             return
@@ -236,7 +254,8 @@ class _EventPage:
     def _make_operation(self, instant: Instant, presents: Sequence[Securable]) -> dict[str, Any] | None:
         """Return the operation of an instant as the caller may see it, or None.
 
-        A rename from or to a name that the caller may not see is the end or the beginning of the table for it.
+        If the caller may not see the old name of a renamed table, the table begins for it. If the caller may not see
+        the new name, the table ends for it.
         """
         operation_type = _find_type(instant)
         source = _find_source(instant)
@@ -264,6 +283,7 @@ class _EventPage:
         return None
 
     def _is_selected(self, position: _Position, instant: Instant, operation: Mapping[str, Any]) -> bool:
+        """Return whether the filters of the request select an operation."""
         identifiers = [operation[key] for key in ("identifier", "source", "destination") if key in operation]
         paths = [(*identifier["namespace"], identifier["name"]) for identifier in identifiers]
         return (
@@ -282,6 +302,7 @@ class _EventPage:
     async def _make_event(
         self, instant: Instant, operation: dict[str, Any], request_id: str, count: int
     ) -> CatalogEvent:
+        """Return the event of an instant, with its updates."""
         assert instant.position is not None
         operation_type = operation["operation-type"]
         if operation_type in ("create-table", "update-table", "create-view", "update-view"):
@@ -292,12 +313,12 @@ class _EventPage:
         return CatalogEvent(instant.position, request_id, count, _find_time_ms(instant), actor, operation)
 
     async def _list_updates(self, instant: Instant, operation_type: str) -> msgspec.Raw:
-        """Return the JSON of the updates of a change; none if a metadata file is deleted or damaged.
+        """Return the updates of a change as JSON, or no updates if a metadata file is deleted or damaged.
 
-        Other errors, such as those of a storage that is unavailable, end the request without a token, so that the
-        client repeats it. An error of one damaged file must not end it, because no client could read past the event.
+        Other errors, such as an unavailable storage, end the request without a token, so that the client repeats it.
+        One damaged file must not end the request, because then no client could read beyond this event.
 
-        The file before the change is that of the instant before. A page rarely needs a read to find it.
+        The file before the change is the file of the previous instant of the entry, which a page usually has in memory.
         """
         base_location = None
         if operation_type.startswith("update-"):
@@ -309,17 +330,17 @@ class _EventPage:
             return _NO_UPDATES
         try:
             base = None if base_location is None else await self._read_document(base_location, instant.kind)
-            new = await self._read_document(location, instant.kind)
+            metadata = await self._read_document(location, instant.kind)
         except _UNREADABLE as error:
             _log.warning("an event has no updates", instant=instant.id, error=error.message)
             return _NO_UPDATES
         compare = list_table_updates if instant.kind is EntryKind.TABLE else list_view_updates
-        updates = await asyncio.to_thread(lambda: msgspec.json.encode(compare(base, new)))
+        updates = await asyncio.to_thread(lambda: msgspec.json.encode(compare(base, metadata)))
         self._updates_bytes += len(updates)
         return msgspec.Raw(updates)
 
     async def _read_document(self, location: str, kind: EntryKind) -> dict[str, Any]:
-        """Return the metadata in a file as `loadTable` and `loadView` show them, and do not cache them."""
+        """Return the metadata in a file in the form of `loadTable` and `loadView`, without caching them."""
         if self._latest is not None and self._latest[0] == location:
             return self._latest[1]
         self._latest = None
@@ -335,28 +356,30 @@ class _EventPage:
         return document
 
     async def _find_base(self, instant: Instant) -> str | None:
-        """Return the metadata file of an entry before an instant, or None if no instant has it."""
-        where = InstantFilter(uuid=instant.uuid, since=instant.position, newest_first=True)
+        """Return the metadata file of an entry before an instant, or None if no earlier instant names one."""
+        instant_filter = InstantFilter(uuid=instant.uuid, since=instant.position, newest_first=True)
         while True:
-            earlier = await self._store.list_instants(where, _INSTANTS_PER_BATCH)
+            earlier = await self._store.list_instants(instant_filter, _INSTANTS_PER_BATCH)
             for entry in earlier:
                 if _moves_pointer(entry):
                     return entry.metadata_location
             if len(earlier) < _INSTANTS_PER_BATCH:
                 return None
-            where = msgspec.structs.replace(where, since=earlier[-1].position)
+            instant_filter = msgspec.structs.replace(instant_filter, since=earlier[-1].position)
 
 
 def _decode(document: bytes) -> tuple[int, dict[str, Any]]:
+    """Return the size of a document and its decoded JSON."""
     return len(document), msgspec.json.decode(document)
 
 
 def _moves_pointer(instant: Instant) -> bool:
+    """Return whether the instant changes the metadata file of a table or view."""
     return instant.action in _POINTER_ACTIONS and instant.state is InstantState.COMPLETED
 
 
 def _find_type(instant: Instant) -> str | None:
-    """Return the type of the operation of an instant, or None if it changes no metadata and no name."""
+    """Return the type of the operation of an instant, or None if it changes neither metadata nor a name."""
     kind = instant.kind.value
     if instant.action == "commit":
         return f"update-{kind}"
@@ -368,12 +391,12 @@ def _find_type(instant: Instant) -> str | None:
 
 
 def _find_source(instant: Instant) -> Securable:
-    """Return the name that the entry has before the change."""
+    """Return the name of the entry before the change."""
     return Securable(instant.namespace, instant.kind.value, instant.name)
 
 
 def _find_target(instant: Instant) -> Securable | None:
-    """Return the new name of a renamed entry. Instants of earlier versions lack it."""
+    """Return the new name of a renamed entry, or None. Instants of earlier versions do not have it."""
     levels: Sequence[str] | None = instant.summary.get("to-namespace")
     if levels is None or instant.action != "rename":
         return None
@@ -382,12 +405,15 @@ def _find_target(instant: Instant) -> Securable | None:
 
 
 def _find_request_id(instant: Instant) -> str:
+    """Return the id of the request that caused an instant."""
     return str(instant.summary.get("request-id") or instant.id)
 
 
 def _find_time_ms(instant: Instant) -> int:
+    """Return the time of an instant in milliseconds."""
     return instant.requested_ms if instant.completed_ms is None else instant.completed_ms
 
 
 def _identify(securable: Securable) -> dict[str, Any]:
+    """Return the JSON that names an object."""
     return {"namespace": list(securable.namespace), "name": securable.name}

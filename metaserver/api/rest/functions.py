@@ -1,4 +1,4 @@
-"""Routes of functions: the Iceberg REST specification covers reads, and put and drop are Seamark's API."""
+"""Serves functions. The routes that read belong to the Iceberg REST specification, the others to Seamark's API."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ _OWN = "/api/v1/functions/{namespace}/{function}"
 
 @Route("GET", _FUNCTIONS, "listFunctions")
 async def list_functions(call: Call) -> dict[str, Any]:
+    """Return a page of the functions of a namespace."""
     page = await call.components.catalog.functions.list(call.namespace, *read_page_query(call.query))
     # A CatalogObjectIdentifier has the levels and the name in one list.
     names = await call.select_names(FUNCTION, page.items, "loadFunction")
@@ -27,6 +28,7 @@ async def list_functions(call: Call) -> dict[str, Any]:
 
 @Route("GET", f"{_FUNCTIONS}/{{function}}", "loadFunction")
 async def load_function(call: Call) -> web.Response:
+    """Return the metadata of a function."""
     return _answer(await call.components.catalog.functions.load(call.namespace, call.name))
 
 
@@ -36,14 +38,22 @@ async def load_function(call: Call) -> web.Response:
     "putFunction",
     "Create a function or replace its metadata",
     tags=("functions",),
-    body={"type": "object", "description": "Function metadata of the Iceberg UDF spec, format version 1."},
+    body={
+        "type": "object",
+        "description": "The metadata of the function, by the Iceberg UDF specification, format version 1.",
+    },
     answers=(
-        ResponseSpec(200, "The answer of the standard's loadFunction", {"type": "object", "required": ["metadata"]}),
-        ResponseSpec(400, "Not metadata of the UDF spec, or the function-uuid differs from the existing function"),
-        ResponseSpec(404, "No such namespace"),
+        ResponseSpec(
+            200,
+            "The function, in the form of the standard's loadFunction",
+            {"type": "object", "required": ["metadata"]},
+        ),
+        ResponseSpec(400, "The metadata are invalid, or function-uuid differs from the UUID of the existing function"),
+        ResponseSpec(404, "The namespace does not exist"),
     ),
 ).takes(dict[str, Any])
 async def put_function(call: Call, document: dict[str, Any]) -> web.Response:
+    """Create a function, or replace it by a new version."""
     return _answer(await call.components.catalog.functions.put(call.caller, call.namespace, call.name, document))
 
 
@@ -53,13 +63,15 @@ async def put_function(call: Call, document: dict[str, Any]) -> web.Response:
     "dropFunction",
     "Drop a function permanently; it cannot be restored",
     tags=("functions",),
-    answers=(ResponseSpec(204, "Dropped"), ResponseSpec(404, "No such function")),
+    answers=(ResponseSpec(204, "The function is dropped"), ResponseSpec(404, "The function does not exist")),
 )
 async def drop_function(call: Call) -> None:
+    """Drop a function permanently."""
     await call.components.catalog.functions.drop(call.caller, call.namespace, call.name)
 
 
 def _answer(loaded: LoadedFunction) -> web.Response:
+    """Return the response with a function."""
     location = encode_json(loaded.entry.metadata_location)
     body = b'{"metadata":' + loaded.document + b',"metadata-location":' + location + b"}"
     return web.Response(body=body, content_type="application/json")

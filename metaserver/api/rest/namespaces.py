@@ -1,4 +1,4 @@
-"""Iceberg REST: namespaces."""
+"""Serves the namespaces of the Iceberg REST specification."""
 
 from __future__ import annotations
 
@@ -20,17 +20,22 @@ _NAMESPACE = f"{_NAMESPACES}/{{namespace}}"
 
 
 class _CreateNamespace(msgspec.Struct):
+    """The body of a request that creates a namespace."""
+
     namespace: tuple[str, ...]
     properties: dict[str, str] | None = None
 
 
 class _UpdateProperties(msgspec.Struct):
+    """The body of a request that changes the properties of a namespace."""
+
     removals: list[str] | None = None
     updates: dict[str, str] | None = None
 
 
 @Route("GET", _NAMESPACES, "listNamespaces", check=Check.LOGIN)
 async def list_namespaces(call: Call) -> dict[str, Any]:
+    """Return a page of the namespaces in a namespace, or of the top level."""
     token, size = read_page_query(call.query)
     text = call.query.get("parent", "")
     parent = parse_namespace(text) if text else ()
@@ -42,6 +47,7 @@ async def list_namespaces(call: Call) -> dict[str, Any]:
 
 @Route("POST", _NAMESPACES, "createNamespace", check=Check.SOMEWHERE, is_idempotent=True).takes(_CreateNamespace)
 async def create_namespace(call: Call, body: _CreateNamespace) -> web.Response:
+    """Create a namespace."""
     path = check_namespace(body.namespace)
     await call.allow(Securable(path))
     namespaces = call.components.catalog.namespaces
@@ -54,22 +60,30 @@ async def create_namespace(call: Call, body: _CreateNamespace) -> web.Response:
 
 @Route("GET", _NAMESPACE, "loadNamespaceMetadata")
 async def load_namespace_metadata(call: Call) -> dict[str, Any]:
+    """Return a namespace and its properties."""
     return _describe(await call.components.catalog.namespaces.get(call.namespace))
 
 
 @Route("HEAD", _NAMESPACE, "namespaceExists")
 async def namespace_exists(call: Call) -> None:
+    """Answer whether a namespace exists.
+
+    Raises:
+        NoSuchNamespace: The namespace does not exist.
+    """
     if not await call.components.catalog.namespaces.exists(call.namespace):
         raise NoSuchNamespace(f"Namespace does not exist: {show(call.namespace)}")
 
 
 @Route("DELETE", _NAMESPACE, "dropNamespace", is_idempotent=True)
 async def drop_namespace(call: Call) -> web.Response:
+    """Drop an empty namespace."""
     return await run_idempotent(call, lambda caller: call.components.catalog.namespaces.drop(caller, call.namespace))
 
 
 @Route("POST", f"{_NAMESPACE}/properties", "updateProperties", is_idempotent=True).takes(_UpdateProperties)
 async def update_properties(call: Call, body: _UpdateProperties) -> web.Response:
+    """Change properties of a namespace."""
     update, removals, updates = (
         call.components.catalog.namespaces.update_properties,
         body.removals or [],
@@ -81,4 +95,5 @@ async def update_properties(call: Call, body: _UpdateProperties) -> web.Response
 
 
 def _describe(namespace: Namespace) -> dict[str, Any]:
+    """Return a namespace in the form of the answer."""
     return {"namespace": namespace.path, "properties": namespace.properties}

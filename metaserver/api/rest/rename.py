@@ -1,4 +1,4 @@
-"""Iceberg REST: renames of tables and views, also between namespaces.
+"""Serves renames of tables and views, also between namespaces (Iceberg REST specification).
 
 The caller needs the right to drop and to write the entry, and the right to create in the namespace of the new name.
 """
@@ -19,21 +19,26 @@ from seamark.metaserver.store.model import TABLE, VIEW
 
 
 class _Rename(msgspec.Struct):
+    """The body of a rename."""
+
     source: TableIdentifier
     destination: TableIdentifier
 
 
 @Route("POST", "/v1/{prefix}/tables/rename", "renameTable", check=Check.SOMEWHERE, is_idempotent=True).takes(_Rename)
 async def rename_table(call: Call, body: _Rename) -> web.Response:
+    """Rename a table."""
     return await _rename(call, body, call.components.catalog.tables, TABLE)
 
 
 @Route("POST", "/v1/{prefix}/views/rename", "renameView", check=Check.SOMEWHERE, is_idempotent=True).takes(_Rename)
 async def rename_view(call: Call, body: _Rename) -> web.Response:
+    """Rename a view."""
     return await _rename(call, body, call.components.catalog.views, VIEW)
 
 
 async def _rename(call: Call, body: _Rename, entries: Tables | Views, kind: str) -> web.Response:
+    """Rename a table or a view, whose kind is `kind`."""
     for end_name, end in (("source", body.source), ("destination", body.destination)):
         check_namespace(end.namespace)
         check_name(end.name, f"{end_name} name")

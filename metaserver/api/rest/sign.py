@@ -1,4 +1,4 @@
-"""Iceberg REST: remote signing. The server signs single S3 requests to one table if the client has the right."""
+"""Serves remote signing: the server signs a single S3 request to a table if the client has the right."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from seamark.metaserver.objects.storages import find_storage
 
 @Route("POST", "/v1/{prefix}/namespaces/{namespace}/tables/{table}/sign", "signRequest").takes(dict[str, Any])
 async def sign_request(call: Call, s3_request: dict[str, Any]) -> web.Response:
+    """Sign a request to S3 for a client."""
     catalog = call.components.catalog
     stage = call.query.get("stage")
     if stage is None:

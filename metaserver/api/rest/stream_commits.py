@@ -1,8 +1,9 @@
-"""Commits of engines to stream tables: what happens to rows that wait for a flush.
+"""Prepares stream tables for the commits of engines, for the rows that wait for a flush.
 
-A commit that removes rows flushes the stream first, so that it conflicts with rows that it has not read. A catalog with
-`X-Seamark-Fresh` may base a snapshot on a fresh snapshot. An append is then moved onto the table's current snapshot. A
-snapshot that removes rows may remove rows of fresh files, which the table does not have, so it is refused.
+Before a commit that removes rows, the stream is flushed, so that the commit conflicts with rows that it has not read.
+An engine whose catalog sends `X-Seamark-Fresh` may base a snapshot on a fresh snapshot. If the snapshot only appends,
+it is moved onto the current snapshot of the table. If it removes rows, it is refused, because it may remove rows of
+fresh files, which the table does not have.
 """
 
 from __future__ import annotations
@@ -45,19 +46,19 @@ async def prepare_stream_table(
     requirements: Sequence[dict[str, Any]],
     updates: Sequence[dict[str, Any]],
 ) -> Snapshot | None:
-    """Flush a stream table before a commit that removes rows, or changes its key or how its files are written.
+    """Flush a stream table before a commit that removes rows, or that changes its key or how its files are written.
 
-    A commit on a fresh snapshot that has expired is not refused here: it may be the repetition of a commit that
-    succeeded. Its requirement fails otherwise, and the engine loads the table again.
+    A commit on an expired fresh snapshot is not refused here, because it may repeat a commit that succeeded. If it does
+    not, its requirement fails, and the engine loads the table again.
 
     Returns:
-        The fresh snapshot on which the only snapshot of the commit is based; None for every other commit.
+        The fresh snapshot on which the only snapshot of the commit is based, or None for every other commit.
 
     Raises:
         Forbidden: The commit sets a dead-letter table to which the caller may not append rows, or defines an index with
             attributes of a dimension table that the caller may not read.
-        BadRequest: The commit is based on a fresh snapshot, and is not one append. Or it may be, and has no requirement
-            that would fail.
+        BadRequest: The commit is based on a fresh snapshot and is not one append. Or it may be based on an expired
+            fresh snapshot, and has no requirement that would fail.
     """
     updates = list(map(_lower_action, updates))
     snapshots = [update.get("snapshot") for update in updates if update.get("action") == "add-snapshot"]
@@ -79,7 +80,7 @@ async def prepare_stream_table(
         await _flush_before_change(call, entry)
     fresh = None
     for snapshot in snapshots:
-        if not isinstance(snapshot, dict):  # which the commit refuses
+        if not isinstance(snapshot, dict):  # The commit refuses it.
             continue
         fresh = await _find_fresh_parent(call, entry, metadata, snapshot)
         if fresh is None and reads_fresh(call.headers):
@@ -89,7 +90,7 @@ async def prepare_stream_table(
                 await call.components.streams.flush(entry.uuid)
             raise BadRequest(
                 f"{show(namespace, name)} is a stream table, and the statement has read rows that waited for a flush. "
-                "Through this catalog, only appends can be committed in this case. The rows are flushed now: run the "
+                "In this case, only appends can be committed through this catalog. The rows are flushed now: run the "
                 f"statement again, or run it through a catalog without the header {FRESH_HEADER}"
             )
         if fresh is None and _read_operation(snapshot) in ("delete", "overwrite"):
@@ -104,7 +105,7 @@ async def check_not_based_on_fresh(
     """Check that no snapshot of a transaction is based on a fresh snapshot.
 
     Raises:
-        BadRequest: A snapshot is.
+        BadRequest: A snapshot is based on a fresh snapshot.
     """
     lowered = map(_lower_action, updates)
     snapshots = [update.get("snapshot") for update in lowered if update.get("action") == "add-snapshot"]
@@ -141,7 +142,7 @@ async def _check_asserts_parent(
         BadRequest: The commit has no requirement on the branch.
     """
     parent_id = snapshot.get("parent-snapshot-id")
-    if parent_id is None or any(each.get("type") == "assert-ref-snapshot-id" for each in requirements):
+    if parent_id is None or any(requirement.get("type") == "assert-ref-snapshot-id" for requirement in requirements):
         return
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
     if not isinstance(parent_id, int) or metadata.snapshot(parent_id) is None:
@@ -152,6 +153,7 @@ async def _check_asserts_parent(
 
 
 def _read_operation(snapshot: dict[str, Any]) -> object:
+    """Return the operation in the summary of a snapshot."""
     summary = snapshot.get("summary")
     return summary.get("operation") if isinstance(summary, dict) else None
 
@@ -159,7 +161,7 @@ def _read_operation(snapshot: dict[str, Any]) -> object:
 async def check_dead_letter_table(call: Call, properties: Mapping[str, Any]) -> None:
     """Check that the caller may append rows to the dead-letter table in the properties.
 
-    The intake of an input topic appends rows without a caller, so the right is checked when the property is set.
+    Rows of an input topic are appended without a caller, so the right is checked when the property is set.
 
     Raises:
         Forbidden: The caller has no right to append rows to that table.
@@ -206,13 +208,13 @@ _WRITING_PROPERTIES = ("write.", "encryption.")
 
 
 def _changes_writing(updates: Sequence[dict[str, Any]], metadata: TableMetadata, now_ms: int) -> bool:
-    """Return whether updates change the key of a stream table, or how its files are written, or may do so."""
+    """Return whether updates may change the key of a stream table or how its files are written."""
     try:
-        # Types of version 3 need that version.
+        # The types of format version 3 need that version.
         actions = (*_WRITING_ACTIONS, "upgrade-format-version")
         relevant = [update for update in updates if update.get("action") in actions]
         changed = apply_updates(metadata, read_updates(relevant), now_ms=now_ms)
-    except SeamarkError:  # The commit probably fails, too.
+    except SeamarkError:  # The commit will probably fail, too.
         return True
     return (
         identify_key(changed) != identify_key(metadata)
@@ -236,11 +238,12 @@ def _promotes_column(metadata: TableMetadata, changed: TableMetadata) -> bool:
 async def _flush_before_change(call: Call, entry: Entry) -> None:
     """Flush a stream table before a change, so that rows that wait are written as they were appended.
 
-    The commit does not need the flush: rows state their key and their schema, and a later flush orders rows of several
-    keys, and converts rows. So an error that would come again does not keep an update from correcting the table.
+    The commit does not depend on the flush: rows state their key and their schema, and a later flush orders rows of
+    several keys and converts rows. An error that would occur again is therefore ignored, so that an update can correct
+    the table.
 
     Raises:
-        SeamarkError: The flush may succeed if the client repeats the commit.
+        SeamarkError: The flush failed, but may succeed if the client repeats the commit.
     """
     try:
         await call.components.streams.flush(entry.uuid)
@@ -253,7 +256,7 @@ async def _flush_before_change(call: Call, entry: Entry) -> None:
 
 
 def _lower_action(update: dict[str, Any]) -> dict[str, Any]:
-    """Return an update with its action in lower case, in which the commit reads it."""
+    """Return an update with its action in lower case, as the commit reads it."""
     action = update.get("action")
     return {**update, "action": action.lower()} if isinstance(action, str) else update
 
@@ -261,8 +264,9 @@ def _lower_action(update: dict[str, Any]) -> dict[str, Any]:
 def _drops_history(update: dict[str, Any]) -> bool:
     """Return whether waiting rows have to be flushed into a snapshot before an update.
 
-    A replaced table loses its branch `main`, and with it the rows. Waiting rows have the schema that was current
-    when they arrived. This schema, and the partition specs of its columns, must not be removed before their flush.
+    A replaced table loses its branch `main`, and the rows of the branch. Waiting rows have the schema that was current
+    when they arrived. This schema and the partition specs of its columns must not be removed before the rows are
+    flushed.
     """
     action = update.get("action")
     return action in ("remove-schemas", "remove-partition-specs") or (

@@ -1,4 +1,4 @@
-"""Iceberg REST: tables, from create to unregister, with credentials and metrics."""
+"""Serves the tables of the Iceberg REST specification, with credentials and metrics."""
 
 from __future__ import annotations
 
@@ -43,26 +43,31 @@ from seamark.metaserver.store.model import TABLE, NamespacePath
 _NAMESPACE = "/v1/{prefix}/namespaces/{namespace}"
 _TABLE = f"{_NAMESPACE}/tables/{{table}}"
 _REPORT_IN_LOOP_MAX_BYTES = 8 << 10
-"""The maximum length of a report that is analysed in the event loop.
+"""The maximum length of a scan report that is analysed in the event loop.
 
 A longer report is analysed in a thread, because its filter may have thousands of values.
 """
 
 
 class _CreateTable(CreateTable, frozen=True, rename="kebab"):
+    """The body of a request that creates a table."""
+
     stage_create: bool | None = None
 
 
 class _RegisterTable(msgspec.Struct, rename="kebab"):
+    """The body of a request that registers a table."""
+
     name: str
     metadata_location: str
     overwrite: bool | None = None
 
 
 class _CommitTable(msgspec.Struct):
-    """A commit to a table.
+    """The body of a commit to a table.
 
-    `identifier` is ignored: the path names the table, and old clients put their catalog's name into `identifier`.
+    The field `identifier` is ignored, because the path names the table, and old clients write the name of their catalog
+    into `identifier`.
     """
 
     requirements: list[dict[str, Any]]
@@ -71,6 +76,7 @@ class _CommitTable(msgspec.Struct):
 
 @Route("GET", f"{_NAMESPACE}/tables", "listTables")
 async def list_tables(call: Call) -> dict[str, Any]:
+    """Return a page of the tables of a namespace."""
     page = await call.components.catalog.tables.list(call.namespace, *read_page_query(call.query))
     names = await call.select_names(TABLE, page.items, "tableExists")
     identifiers = [{"namespace": call.namespace, "name": name} for name in names]
@@ -79,6 +85,7 @@ async def list_tables(call: Call) -> dict[str, Any]:
 
 @Route("POST", f"{_NAMESPACE}/tables", "createTable", body_size=BodySize.MEDIUM, is_idempotent=True).takes(_CreateTable)
 async def create_table(call: Call, body: _CreateTable) -> web.Response:
+    """Create a table, or stage its creation."""
     await call.allow_new_name(TABLE, call.namespace, body.name)
     await check_named_tables(call, body.properties or {})
     tables = call.components.catalog.tables
@@ -88,6 +95,7 @@ async def create_table(call: Call, body: _CreateTable) -> web.Response:
 
 @Route("GET", _TABLE, "loadTable")
 async def load_table(call: Call) -> web.Response:
+    """Return a table with its metadata, and with credentials if the client requests them."""
     namespace, name, mode = call.namespace, call.name, read_snapshot_mode(call)
     if is_plan_name(name):
         return await _load_plan(call, mode)
@@ -117,6 +125,7 @@ async def load_table(call: Call) -> web.Response:
 
 
 async def _load_plan(call: Call, mode: SnapshotMode) -> web.Response:
+    """Return a plan table with its metadata."""
     plans = call.components.catalog.plan_tables
     plan, _ = await plans.find(call.namespace, call.name)
     unchanged = answer_not_modified(
@@ -129,6 +138,7 @@ async def _load_plan(call: Call, mode: SnapshotMode) -> web.Response:
 
 @Route("POST", _TABLE, "updateTable", body_size=BodySize.MEDIUM, is_idempotent=True).takes(_CommitTable)
 async def update_table(call: Call, body: _CommitTable) -> web.Response:
+    """Commit changes to a table."""
     commits, namespace, name = call.components.engine_commits, call.namespace, call.name
     await check_may_create(call, namespace, name, body.requirements)
     fresh = await prepare_stream_table(call, namespace, name, body.requirements, body.updates)
@@ -145,10 +155,10 @@ async def update_table(call: Call, body: _CommitTable) -> web.Response:
 async def check_may_create(
     call: Call, namespace: NamespacePath, name: str, requirements: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Check that the caller may create a table of the name, if the requirements are those of a new table.
+    """Check that the caller may create a table with this name, if the commit requires that the table does not exist.
 
     Raises:
-        Forbidden: The caller may not create tables there, or none of this name.
+        Forbidden: The caller may not create tables in the namespace, or not with this name.
     """
     if any(requirement.get("type") == "assert-create" for requirement in requirements):
         await call.allow(Securable(namespace), operation="createTable")
@@ -157,6 +167,7 @@ async def check_may_create(
 
 @Route("DELETE", _TABLE, "dropTable", is_idempotent=True)
 async def drop_table(call: Call) -> web.Response:
+    """Drop a table, with its files if the client requests a purge."""
     purge = read_boolean_query(call.query, "purgeRequested")
     tables = call.components.catalog.tables
     return await run_idempotent(call, lambda caller: tables.drop(caller, call.namespace, call.name, purge=purge))
@@ -164,6 +175,11 @@ async def drop_table(call: Call) -> web.Response:
 
 @Route("HEAD", _TABLE, "tableExists")
 async def table_exists(call: Call) -> None:
+    """Answer whether a table exists.
+
+    Raises:
+        NoSuchTable: The table does not exist.
+    """
     if is_plan_name(call.name):
         await call.components.catalog.plan_tables.find(call.namespace, call.name)
     elif not await call.components.catalog.tables.exists(call.namespace, call.name):
@@ -172,6 +188,7 @@ async def table_exists(call: Call) -> None:
 
 @Route("POST", f"{_NAMESPACE}/register", "registerTable", is_idempotent=True).takes(_RegisterTable)
 async def register_table(call: Call, body: _RegisterTable) -> web.Response:
+    """Register a table by its metadata file."""
     await call.allow_new_name(TABLE, call.namespace, body.name)
     register, overwrite = call.components.catalog.tables.register, bool(body.overwrite)
     args = call.namespace, body.name, body.metadata_location
@@ -193,6 +210,7 @@ async def register_table(call: Call, body: _RegisterTable) -> web.Response:
 
 @Route("POST", f"{_TABLE}/unregister", "unregisterTable", is_idempotent=True)
 async def unregister_table(call: Call) -> web.Response:
+    """Remove a table from the catalog and keep its files."""
     return await run_idempotent(
         call,
         lambda caller: call.components.catalog.tables.unregister(caller, call.namespace, call.name),
@@ -203,6 +221,7 @@ async def unregister_table(call: Call) -> web.Response:
 
 @Route("GET", f"{_TABLE}/credentials", "loadCredentials", is_secret=True)
 async def load_credentials(call: Call) -> dict[str, Any]:
+    """Return credentials for the files of a table."""
     name, catalog = call.name, call.components.catalog
     if is_plan_name(name):  # The files of the report belong to the table.
         name = (await catalog.plan_tables.find(call.namespace, name))[1].name
@@ -215,8 +234,9 @@ async def load_credentials(call: Call) -> dict[str, Any]:
 
 @Route("POST", f"{_TABLE}/metrics", "reportMetrics").takes_bytes()
 async def report_metrics(call: Call, data: bytes) -> None:
+    """Count the columns and the statement of a scan report."""
     name, limit = call.name, call.components.settings.metrics_report_limit_bytes
-    if len(data) > limit:  # The size is limited because every reader may send reports, and the database stores them.
+    if len(data) > limit:  # Every reader may send reports, and the database stores them.
         raise TooLarge(f"The report has {len(data):,} bytes; the limit is {limit:,}")
     report = await call.parse(data, dict[str, Any])
     catalog = call.components.catalog

@@ -1,4 +1,4 @@
-"""Iceberg REST: atomic commits to several tables."""
+"""Serves atomic commits to several tables (Iceberg REST specification)."""
 
 from __future__ import annotations
 
@@ -20,17 +20,23 @@ from seamark.metaserver.store.model import TABLE
 
 
 class _Identifier(msgspec.Struct):
+    """The name of a table."""
+
     namespace: tuple[str, ...]
     name: str
 
 
 class _Change(msgspec.Struct):
+    """The changes of one table."""
+
     identifier: _Identifier
     requirements: list[dict[str, Any]]
     updates: list[dict[str, Any]]
 
 
 class _CommitTransaction(msgspec.Struct, rename="kebab"):
+    """The body of a commit to several tables."""
+
     table_changes: list[_Change]
 
 
@@ -43,7 +49,8 @@ class _CommitTransaction(msgspec.Struct, rename="kebab"):
     is_idempotent=True,
 ).takes(_CommitTransaction)
 async def commit_transaction(call: Call, body: _CommitTransaction) -> web.Response:
-    if not body.table_changes:  # Without tables no right can be checked, so nothing may be recorded.
+    """Commit changes to several tables, either all or none."""
+    if not body.table_changes:  # Without a table, no right can be checked, so nothing may be recorded.
         raise BadRequest("table-changes is empty; it needs at least one change")
     changes = [
         TableChange(
@@ -61,7 +68,7 @@ async def commit_transaction(call: Call, body: _CommitTransaction) -> web.Respon
         for change in changes:
             await check_not_based_on_fresh(call, change.namespace, change.name, change.updates)
     fresh = None
-    for change in changes:  # DuckDB commits every statement as a transaction, so one change may be based on fresh rows.
+    for change in changes:  # DuckDB sends every commit as a transaction, so one change may be based on fresh rows.
         fresh = await prepare_stream_table(call, change.namespace, change.name, change.requirements, change.updates)
     commits = call.components.engine_commits
     return await run_idempotent(call, lambda caller: commits.commit_transaction(caller, changes, fresh=fresh))

@@ -1,1 +1,1 @@
-"""SQL statements over HTTP, each run by a worker process with the rights of its caller."""
+"""Contains the routes of SQL statements. Each statement runs in a worker process with the rights of its caller."""

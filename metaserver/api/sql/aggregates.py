@@ -1,8 +1,9 @@
-"""The route that aggregates the rows of a table, for clients without an engine and without SQL.
+"""Serves aggregates of the rows of a table, for clients without an engine and without SQL.
 
-A request that follows from a cube with an entry of each data file is answered in this process (`cube_answers.py`). Any
-other request becomes a query, which runs like the queries of `POST /api/v1/sql`: in a confined worker, with the rights
-of the caller and the same limits. There, cubes answer it where they can, and the rows of other files are read.
+If a cube has an entry for each data file, and the request can be computed from it, the server's process computes the
+answer (`cube_answers.py`). Any other request becomes a query, which runs like the queries of `POST /api/v1/sql`: in a
+confined worker, with the rights of the caller and the same limits. There, cubes answer it where they can, and the rows
+of the other files are read.
 """
 
 from __future__ import annotations
@@ -46,23 +47,27 @@ ON, EXACT = "on", "exact"
 
 
 class OrderKey(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    by: Annotated[str, doc("One of the dimensions or measures of the request, as it is written there.")]
+    """A dimension or measure by which the rows of the answer are ordered."""
+
+    by: Annotated[str, doc("A dimension or measure of the request, in the same spelling.")]
     descending: bool = False
 
 
 class AggregateRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    """A request for aggregates."""
+
     namespace: list[str]
     table: str
     measures: Annotated[
         list[str],
         doc(
-            "Aggregates: count(*), or count, sum, min, max, avg of a column, or of +, - and * of columns.",
+            "The aggregates: count(*), or count, sum, min, max or avg of a column or of columns with +, - and *.",
             examples=[["sum(price * (1 - discount))", "count(*)"]],
         ),
     ]
     dimensions: Annotated[
         list[str],
-        doc("Columns, or year, month, day, hour of a time. Without dimensions, the answer has one row.",
+        doc("Columns, or the year, month, day or hour of a time. Without dimensions, the answer has one row.",
             examples=[["day(ts)", "country"]]),
     ] = []  # fmt: skip
     where: Annotated[str | None, doc("A condition on rows, in SQL.", examples=["country = 'at'"])] = None
@@ -70,16 +75,19 @@ class AggregateRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=Tru
     order: list[OrderKey] = []
     limit: Annotated[int | None, doc("The maximum number of rows.", minimum=0)] = None
     snapshot_id: int | None = None
-    ref: Annotated[str | None, doc("A branch or a tag.")] = None
-    as_of: Annotated[int | None, doc("Milliseconds since the epoch.")] = None
+    ref: Annotated[str | None, doc("The name of a branch or a tag.")] = None
+    as_of: Annotated[
+        int | None,
+        doc("A time in milliseconds since the epoch. The snapshot that was current then is read."),
+    ] = None
     cubes: Annotated[
         str,
         doc(
-            "Whether cubes are used; exact: except sums of floats, and averages of floats or integers.",
+            "Whether cubes are used. `exact` excludes sums of floats, and averages of floats or integers.",
             enum=["on", "exact", "off"],
         ),
     ] = "on"
-    explain: Annotated[bool, doc("Whether to plan the request and not to run it.")] = False
+    explain: Annotated[bool, doc("Whether the request is only planned and not run.")] = False
 
 
 @Route(
@@ -91,17 +99,19 @@ class AggregateRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=Tru
     answers=(
         ResponseSpec(
             200,
-            "The groups, with columns named as in the request: JSON, or an Arrow IPC stream for `Accept: "
+            "The groups, with the column names of the request, as JSON, or as an Arrow IPC stream for `Accept: "
             + ARROW
             + "`. "
-            "`cube` says how many files were answered from a cube, or why none was",
+            "`cube` states how many files were answered from a cube, or why no file was",
             StatementRows,
         ),
-        ResponseSpec(400, "The request is invalid, or exceeds a limit; the message states the reason."),
+        ResponseSpec(400, "The request is invalid or exceeds a limit. The message states the reason."),
         ResponseSpec(403, "SQL is off, or the caller may not read the table."),
         ResponseSpec(404, "The table does not exist."),
-        ResponseSpec(429, "The caller runs its share of statements."),
-        ResponseSpec(503, "The server runs as many statements as it may, and none ended within sql_queue_s."),
+        ResponseSpec(429, "The statements of the caller use its whole share."),
+        ResponseSpec(
+            503, "The server runs the maximum number of statements, and no statement ended within sql_queue_s."
+        ),
     ),
     check=Check.SOMEWHERE,
     is_secret=True,
@@ -109,9 +119,10 @@ class AggregateRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=Tru
     waits=True,
 ).takes(AggregateRequest)
 async def aggregate(call: Call, body: AggregateRequest) -> Answer:
+    """Aggregate the rows of a table, from cubes where possible."""
     namespace = check_namespace(tuple(body.namespace))
     if any("." in level for level in namespace):
-        raise BadRequest("A level of the namespace has a dot, so that no SQL statement can name the table")
+        raise BadRequest("A level of the namespace contains a dot, so no SQL statement can name the table")
     name = check_name(body.table, "table")
     await call.allow(Securable(namespace, TABLE, name))
     check_statements_run(call)
@@ -155,7 +166,7 @@ async def _answer_from_cube(call: Call, body: AggregateRequest, loaded: LoadedTa
 
 @dataclass(frozen=True)
 class _ParsedRequest:
-    """A request with the columns that it names.
+    """A parsed request with the columns that it names.
 
     Attributes:
         snapshot_id: The id of the snapshot, or None for the current state of the table.
@@ -178,8 +189,8 @@ class _ParsedRequest:
         """
         if not body.measures or len(body.measures) > MEASURES_MAX or len(body.dimensions) > DIMENSIONS_MAX:
             raise BadRequest(
-                f"A request has 1 to {MEASURES_MAX} measures and at most {DIMENSIONS_MAX} dimensions, not "
-                f"{len(body.measures)} and {len(body.dimensions)}"
+                f"The request has {len(body.measures)} measures and {len(body.dimensions)} dimensions; send 1 to "
+                f"{MEASURES_MAX} measures and at most {DIMENSIONS_MAX} dimensions"
             )
         snapshot_id = _find_version(body, metadata)
         schema = _find_schema_of_version(metadata, snapshot_id)
@@ -187,7 +198,7 @@ class _ParsedRequest:
         measures = tuple(parse_measure(text, schema, metadata.schemas) for text in body.measures)
         names = (*body.dimensions, *body.measures)
         if len(set(names)) < len(names):
-            raise BadRequest("A dimension or measure is named twice")
+            raise BadRequest("A dimension or measure is repeated; name each of them once")
         if body.limit is not None and body.limit < 0:
             raise BadRequest(f"limit is {body.limit}; it must not be negative")
         for key in body.order:
@@ -237,7 +248,7 @@ def _find_version(body: AggregateRequest, metadata: TableMetadata) -> int | None
 
 
 def _find_schema_of_version(metadata: TableMetadata, snapshot_id: int | None) -> Schema:
-    """Return the schema that a statement uses for a snapshot, or for the current state if the id is None."""
+    """Return the schema of a snapshot in a statement, or of the current state of the table if the id is None."""
     snapshot = None if snapshot_id is None else metadata.snapshot(snapshot_id)
     if snapshot is None or snapshot.schema_id is None:
         return metadata.current_schema
@@ -245,19 +256,27 @@ def _find_schema_of_version(metadata: TableMetadata, snapshot_id: int | None) ->
 
 
 def _check_term(term: Term) -> Term:
+    """Return the term if it belongs to the table.
+
+    Raises:
+        BadRequest: The term is an attribute of another table.
+    """
     if parse_lookup(term.transform) is not None:
-        raise BadRequest(f"{term.text[:200]} is an attribute of another table: send a statement with a join instead")
+        raise BadRequest(f"{term.text[:200]} is an attribute of another table; send a statement with a join instead")
     if problem := CUBE.find_term_problem(term):
         raise BadRequest(problem)
     return term
 
 
 def _write_term(term: Term, columns: Mapping[int, str]) -> str:
+    """Return the SQL of a dimension."""
     column = _write_column(term.column_id, term.name, columns)
     return column if term.transform == IDENTITY else f"date_trunc('{term.transform}', {column})"
 
 
 def _write_measure(measure: Measure, columns: Mapping[int, str]) -> str:
+    """Return the SQL of a measure."""
+
     def write(column: ColumnOperand) -> str:
         return _write_column(column.column_id, column.name, columns)
 
@@ -265,16 +284,23 @@ def _write_measure(measure: Measure, columns: Mapping[int, str]) -> str:
 
 
 def _write_column(column_id: int, name: str, columns: Mapping[int, str]) -> str:
+    """Return the SQL of a column.
+
+    Raises:
+        BadRequest: The name does not belong to a present column.
+    """
     if column_id not in columns:
-        raise BadRequest(f"{name[:200]} is a field of a struct or a dropped column; a request can only use columns")
+        raise BadRequest(f"{name[:200]} is a field of a struct or a dropped column; name a column of the table")
     return _quote(columns[column_id])
 
 
 def _write_order(key: OrderKey, names: tuple[str, ...]) -> str:
+    """Return the SQL of a key of the order."""
     return f"{names.index(key.by) + 1}{' DESC' if key.descending else ''}"
 
 
 def _quote(name: str) -> str:
+    """Return a name as an identifier of SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 

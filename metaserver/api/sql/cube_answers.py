@@ -1,9 +1,9 @@
-"""Answers of `POST /api/v1/aggregate` from cubes, in the server's process.
+"""Computes the answers of `POST /api/v1/aggregate` from cubes, in the server's process.
 
-The request is structured, so it needs no SQL engine if it follows from a cube that has an entry of each data file. The
-groups of a snapshot are merged once (`planner/cubes/segments.py`), then grouped by the dimensions of the request, and
-finally filtered and aggregated. Each of the three results is kept in memory, within a limit of bytes. If anything else
-is needed, such as rows of a file, the request runs as a statement.
+A request needs no SQL engine if it can be computed from a cube that has an entry for each data file. The groups of a
+snapshot are merged once (`planner/cubes/segments.py`), then grouped by the dimensions of the request, and finally
+filtered and aggregated. Each of these three results is kept in memory up to a limit. If anything else is needed, such
+as the rows of a file, the request runs as a statement.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ _WHY = "the request follows from a cube that has all data files"
 _CONCURRENT_ANSWERS_MAX = 16
 """The maximum number of requests whose answers are computed at once."""
 _IN_LOOP_VALUES, _IN_LOOP_BYTES = 5_000, 1 << 20
-"""The maximum number of values, and their bytes, that are processed in the event loop.
+"""The maximum number and the maximum size of values that are processed in the event loop.
 
 A value takes some microseconds, because averages and JSON are computed in Python.
 """
 _SHARE_OF_ANSWERS, _SHARE_OF_GROUPS = 8, 4
-"""The divisors of the memory for cubes: for answers, and for groups by the dimensions of requests."""
+"""The divisors of the memory for cubes, for answers and for groups by the dimensions of requests."""
 _SNAPSHOTS_BYTES = 32 << 20
 _CUBES_BYTES, _CUBE_BYTES = 8 << 20, 8 << 10
-"""The memory for the definitions of cubes, and the estimate for each of them."""
+"""The memory for the definitions of cubes, and the estimated memory of one definition."""
 _ANSWER_BYTES_MAX = 1 << 20
 _SNAPSHOT_BYTES = 500
-"""The memory of a snapshot besides the identities of its files."""
+"""The memory of a snapshot without the identities of its files, in bytes."""
 
 
 class _SnapshotFiles(NamedTuple):
@@ -79,7 +79,7 @@ class _SnapshotFiles(NamedTuple):
 
     Attributes:
         key: The table and the manifest list.
-        ids: Their identities, or None if a file has no identity, is listed twice, or has deleted rows.
+        ids: The identities of the files, or None if a file has no identity, is repeated, or has deleted rows.
     """
 
     key: tuple[str, ...]
@@ -87,7 +87,7 @@ class _SnapshotFiles(NamedTuple):
 
 
 class _EncodedAnswer(NamedTuple):
-    """An answer to a request.
+    """An encoded answer to a request.
 
     Attributes:
         body: JSON or an Arrow stream, with a placeholder for the id of the statement.
@@ -103,11 +103,11 @@ class _EncodedAnswer(NamedTuple):
 
 
 class CubeAnswers:
-    """The answers and groups that are kept in memory. An instance belongs to one event loop."""
+    """Computes answers, and keeps answers and groups in memory. An instance belongs to one event loop."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._placeholder = str(clock.uuid4())
-        """A text that no client knows. It marks the place of the statement's id in the answers in memory."""
+        """A random text that clients do not know. It marks the place of the statement id in the answers in memory."""
         memory_bytes = settings.cube_memory_bytes
         self._slots = FairSlots("aggregates at once", _CONCURRENT_ANSWERS_MAX)
         self._wait_s = settings.sql_queue_s
@@ -122,7 +122,7 @@ class CubeAnswers:
         self._snapshots: MemoryCache[tuple[str, ...], _SnapshotFiles] = MemoryCache(_SNAPSHOTS_BYTES, "cube-answers")
 
     async def find(self, components: ServerComponents, loaded: LoadedTable, key: bytes) -> _EncodedAnswer | None:
-        """Return the answer to a request if it is in memory.
+        """Return the answer to a request if it is in memory, or None.
 
         Args:
             components: The components of the server.
@@ -143,7 +143,7 @@ class CubeAnswers:
     def respond(self, call: Call, entry: Entry, answer: _EncodedAnswer, kind: Format) -> web.Response:
         """Return the response with an answer, as a statement with a new id, and count the statement."""
         components, principal = call.components, call.principal
-        # The rows of the files are not read, so that the files count as removed.
+        # The rows of the files are not read, so the files count as removed.
         files = answer.read.files_in
         components.usage.note(
             entry.uuid, answer.definition_id, files_in=files, files_removed=files, now_ms=components.clock.now_ms()
@@ -166,11 +166,11 @@ class CubeAnswers:
             loaded: The table.
             query: The request over the schema of the snapshot.
             snapshot_id: The snapshot.
-            key: See `find`.
+            key: The request and its format.
             kind: The format of the answer.
 
         Returns:
-            None if the request does not follow from a cube, if a data file has no entry or has deleted rows, or if
+            The answer. None if no cube can answer the request, if a data file has no entry or has deleted rows, or if
             the answer exceeds a limit of statements.
 
         Raises:
@@ -193,10 +193,12 @@ class CubeAnswers:
         return encoded
 
     def _list_cubes(self, entry: Entry, metadata: TableMetadata) -> tuple[IndexDefinition, ...]:
-        """Return the enabled cubes of a table. The cube with the fewest dimensions comes first."""
+        """Return the enabled cubes of a table, ordered by their number of dimensions."""
         cubes = self._cubes.get(entry.metadata_location)
         if cubes is None:
-            defined = [one for one in read_definitions(metadata).enabled if KINDS[one.kind].aggregates]
+            defined = [
+                definition for definition in read_definitions(metadata).enabled if KINDS[definition.kind].aggregates
+            ]
             cubes = tuple(sorted(defined, key=lambda cube: (len(cube.terms), len(cube.measures), cube.name)))
             self._cubes.put(entry.metadata_location, cubes, _CUBE_BYTES * (1 + len(cubes)))
         return cubes
@@ -210,10 +212,10 @@ class CubeAnswers:
         cubes: Sequence[IndexDefinition],
         kind: Format,
     ) -> _EncodedAnswer | None:
-        """Return the answer from the first cube that has all data files, or None.
+        """Return the answer from the first cube that has an entry for each data file, or None.
 
         Raises:
-            NotFromGroups: The condition is not a plain comparison, or a value does not fit its type.
+            NotFromGroups: The condition is not a simple comparison, or a value does not fit its type.
             SegmentTooLarge: The groups exceed a limit.
         """
         assert loaded.entry is not None
@@ -288,7 +290,7 @@ class CubeAnswers:
 async def _plan_snapshot(
     components: ServerComponents, loaded: LoadedTable, snapshot_id: int
 ) -> tuple[BoundScan, ScanPlan]:
-    """Plan a snapshot. The planner checks the locations of its files for each request, also if it has the plan.
+    """Plan a snapshot. The planner checks the locations of its files for each request, even for a cached plan.
 
     Raises:
         Forbidden: The snapshot names files in a location that another table claims.
@@ -298,18 +300,18 @@ async def _plan_snapshot(
 
 
 def _make_key(entry: Entry, key: bytes) -> tuple[object, ...]:
-    """Return the key of an answer. Two names of one metadata file have different answers, as plans check locations."""
+    """Return the key of an answer. It contains the entry, because plans check the locations of each entry."""
     return (entry.namespace, entry.name, entry.uuid, entry.metadata_location, entry.index_version, key)
 
 
 def _is_small(table: pa.Table, columns: int) -> bool:
-    """Return whether the event loop may compute this number of columns from the rows of a table."""
+    """Return whether this number of columns may be computed from the rows of a table in the event loop."""
     rows, size = int(table.num_rows), int(table.nbytes)
     return rows * columns <= _IN_LOOP_VALUES and size <= _IN_LOOP_BYTES
 
 
 def _identify_files(scan: ScanPlan) -> Ids | None:
-    """Return the identities of the data files of a plan of a whole snapshot; see `_SnapshotFiles`."""
+    """Return the identities of the data files of a plan of a whole snapshot, or None (see `_SnapshotFiles`)."""
     ids, is_known = list_file_ids(scan.view)
     positions = scan.view.find_positions(scan.entry_ids)
     ids, is_known = ids[positions], is_known[positions]
@@ -321,6 +323,7 @@ def _identify_files(scan: ScanPlan) -> Ids | None:
 def _make_plan(
     statement_id: str, loaded: LoadedTable, cube: IndexDefinition, answer: CubeAnswer, files: int
 ) -> StatementPlan:
+    """Return the head of the answer."""
     assert loaded.entry is not None
     name = ".".join((*loaded.entry.namespace, loaded.entry.name))
     table = TableRead(name, files, files, 0, len(_list_columns(answer)), ())
@@ -350,7 +353,7 @@ def _make_shape(answer: CubeAnswer) -> QueryShape:
 
 
 def _encode_json(rows: pa.Table, answer: CubeAnswer, plan: StatementPlan) -> bytes:
-    """Return the JSON answer, in the form of `commands/sql/worker.py`."""
+    """Return the answer as JSON, in the same form as `commands/sql/worker.py`."""
     columns = [StatementColumn(name, kind) for name, kind in zip(rows.column_names, answer.types, strict=True)]
     head = msgspec.json.encode(plan)[:-1]
     values = [row for batch in rows.to_batches() for row in to_json_rows(batch)]
@@ -367,6 +370,7 @@ def _encode_json(rows: pa.Table, answer: CubeAnswer, plan: StatementPlan) -> byt
 
 
 def _encode_arrow(rows: pa.Table, _: CubeAnswer, plan: StatementPlan) -> bytes:
+    """Return the answer as an Arrow stream."""
     table = rows.replace_schema_metadata({"seamark": msgspec.json.encode(plan)})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:

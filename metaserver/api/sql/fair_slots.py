@@ -1,9 +1,10 @@
-"""Slots for statements, which principals take in turn.
+"""Limits the statements that run at once, and shares the slots between principals.
 
-The rule: principals that run many statements do not prevent other principals from running a statement. A principal runs
-at most its share. Its second and further statements leave some slots free, which are for principals that run nothing.
-When a slot becomes free, the waiting principal with the fewest statements gets it. If several principals have the same
-number, the principal that has waited longest gets it. An instance belongs to one event loop.
+A principal that runs many statements must not prevent other principals from running a statement. Each principal
+therefore runs at most its share. After its first statement, a principal gets a slot only if some slots stay free for
+principals that run nothing. When a slot becomes free, the waiting principal with the fewest statements gets it. If
+several principals have the same number, the principal that has waited longest gets it. An instance belongs to one event
+loop.
 """
 
 from __future__ import annotations
@@ -17,21 +18,23 @@ from dataclasses import dataclass
 from seamark.formats.runtime.errors import RetryLater, TooManyRequests
 
 _WAITING_PER_SLOT = 8
-"""The maximum number of waiting statements for each slot. Further statements receive 503 immediately."""
+"""The maximum number of waiting statements for each slot. Further statements are refused with 503 at once."""
 _FREE_SLOTS_DIVISOR = 4
-"""The divisor of the slots that are reserved for principals that run nothing. At least one slot is reserved."""
+"""One of this many slots is reserved for principals that run nothing. At least one slot is reserved."""
 
 
 @dataclass(eq=False)
 class _Waiting:
+    """A statement that waits for a slot."""
+
     holder: str | None
     granted: asyncio.Future[None]
 
 
 class FairSlots:
-    """A limited number of slots. Each holder gets at most half of the `limit`.
+    """Shares a limited number of slots between holders. Each holder gets at most half of the `limit`.
 
-    The holder None is a caller without a login, whose share is not limited.
+    The holder None is a caller without a login. Its share is not limited.
     """
 
     def __init__(self, work_name: str, limit: int) -> None:
@@ -48,7 +51,7 @@ class FairSlots:
         """Hold a slot for as long as the context is active.
 
         Raises:
-            TooManyRequests: The holder's running and waiting statements use its whole share.
+            TooManyRequests: The running and waiting statements of the holder use its whole share.
             RetryLater: No slot became free within `wait_s`, or too many statements wait.
         """
         await self._take(holder, wait_s)
@@ -58,12 +61,18 @@ class FairSlots:
             self._release(holder)
 
     async def _take(self, holder: str | None, wait_s: float) -> None:
+        """Take a slot, or wait for one.
+
+        Raises:
+            TooManyRequests: The running and waiting statements of the holder use its whole share.
+            RetryLater: No slot became free within `wait_s`, or too many statements wait.
+        """
         if holder is not None:
             waiting = sum(entry.holder == holder for entry in self._waiting)
             if self._held[holder] + waiting >= self.share:
                 raise TooManyRequests(
-                    f"{holder[:100]} uses its share of {self.share:,} of the server's {self.limit:,} {self._what}; "
-                    "wait for answers before you send more"
+                    f"{holder[:100]} uses its whole share, {self.share:,} of the server's {self.limit:,} {self._what}; "
+                    "wait for an answer before you send another statement"
                 )
         if self._may_start(holder):
             self._grant(holder)
@@ -85,19 +94,23 @@ class FairSlots:
             raise
 
     def _refuse_at_limit(self) -> RetryLater:
+        """Return the error for a statement that gets no slot."""
         return RetryLater(f"The server is at its limit of {self.limit:,} {self._what}; try again shortly")
 
     def _may_start(self, holder: str | None) -> bool:
+        """Return whether a statement of the holder may start now."""
         if holder is None or not self._held[holder]:
             return self.taken < self.limit
         return self.taken < self.limit - self._kept_free
 
     def _grant(self, holder: str | None) -> None:
+        """Give a slot to the holder."""
         self.taken += 1
         if holder is not None:
             self._held[holder] += 1
 
     def _release(self, holder: str | None) -> None:
+        """Release a slot of the holder, and give it to the next waiting statement."""
         self.taken -= 1
         if holder is not None:
             self._held[holder] -= 1
@@ -111,6 +124,7 @@ class FairSlots:
                 entry.granted.set_result(None)
 
     def check_invariants(self) -> None:
+        """Assert that the numbers of slots agree. Only tests call this method."""
         assert 0 <= self._held.total() <= self.taken <= self.limit
         assert all(0 <= held <= self.share for held in self._held.values())
         assert not any(self._may_start(entry.holder) for entry in self._waiting)

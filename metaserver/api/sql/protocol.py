@@ -1,8 +1,8 @@
-"""The protocol between the server and the worker process of a statement.
+"""Defines the protocol between the server and the worker process of a statement.
 
-The worker reads one request, a line of JSON, from its standard input. It answers with frames on a pipe: a kind (one
-byte), the length of the content (four bytes, big-endian), and the content. First comes a head or an error, then data,
-then the end. An error may also follow data.
+The worker reads one request, a line of JSON, from its standard input. It answers with frames on a pipe. A frame has a
+kind (one byte), the length of the content (four bytes, big-endian), and the content. The first frame is a head or an
+error. Frames with data and the end follow the head. An error may also follow data.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from seamark.metaserver.api.http.describe import doc
 
 CONTROL = struct.Struct(">cI")
-"""The form of a message between the server and the parent of workers: a kind, and the id of a worker."""
+"""The form of a message between the server and the parent of workers: a kind and the process id of a worker."""
 START, KILL = b"S", b"K"
 HEAD, DATA, ERROR, END = b"H", b"D", b"E", b"F"
 FRAME = struct.Struct(">cI")
@@ -24,56 +24,65 @@ Format = Literal["json", "arrow", "explain"]
 
 
 class StatementRequest(msgspec.Struct, frozen=True):
+    """The request that the server sends to a worker."""
+
     statement: str
     schema: str | None
     id: str
     format: Format
     url: str
     certificates: str
-    """The certificates of the server (PEM), if `url` has an address that the certificates may not name."""
+    """The certificates of the server (PEM), or an empty text if `url` has a name that the certificates contain."""
     token: str | None
     rows_max: int
     truncates: bool
-    """Whether the answer ends after `rows_max` rows. Otherwise, more rows are an error."""
+    """Whether the answer ends after `rows_max` rows. If it is false, more rows are an error."""
     bytes_max: int
     time_s: float
     memory_bytes: int
     threads: int
     cubes: str = "on"
-    """Whether queries use cubes (`SqlSession`)."""
+    """Whether queries use cubes: `on`, `exact` or `off` (`SqlSession`)."""
     roots: tuple[str, ...] = ()
     """The local folders of the warehouse, as the operator names them."""
 
 
 class TableRead(msgspec.Struct, frozen=True, rename="kebab"):
+    """The files and columns that a statement reads of one table."""
+
     table: str
-    files: Annotated[int, doc("Data files to read.")]
-    considered_files: Annotated[int, doc("Data files of the snapshot.")]
-    bytes: Annotated[int, doc("Bytes of the files to read.")]
-    columns: Annotated[int, doc("Columns to read.")]
+    files: Annotated[int, doc("The number of data files that are read.")]
+    considered_files: Annotated[int, doc("The number of data files of the snapshot.")]
+    bytes: Annotated[int, doc("The size of the files that are read, in bytes.")]
+    columns: Annotated[int, doc("The number of columns that are read.")]
     joins: Annotated[
-        tuple[tuple[str, int], ...], doc("Columns by which rows of other tables left out files, and numbers of keys.")
+        tuple[tuple[str, int], ...],
+        doc("The join columns that left out files, each with the number of keys of the other table."),
     ]
 
 
 class CubeUse(msgspec.Struct, frozen=True, rename="kebab"):
-    index: Annotated[str | None, doc("The cube that answers the query; null if only rows answer it.")]
-    files: Annotated[int, doc("Data files that are answered from the cube.")]
-    row_files: Annotated[int, doc("Data files whose rows are read.")]
-    reason: Annotated[str | None, doc("Why no cube is used.")]
+    """The use of cubes by a statement."""
+
+    index: Annotated[str | None, doc("The cube that answers the query, or null if no cube does.")]
+    files: Annotated[int, doc("The number of data files that are answered from the cube.")]
+    row_files: Annotated[int, doc("The number of data files whose rows are read.")]
+    reason: Annotated[str | None, doc("The reason why no cube is used, or null if a cube is used.")]
 
 
 class StatementPlan(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
-    """The head of an answer, and the whole answer of `explain`."""
+    """The plan of a statement, which is the whole answer of `explain`."""
 
     statement_id: str
     engine: str
-    why: Annotated[str, doc("Why this engine runs the statement.")]
+    why: Annotated[str, doc("The reason why this engine runs the statement.")]
     tables: tuple[TableRead, ...]
-    cube: Annotated[CubeUse | None, doc("The use of cubes; absent if the tables have none.")] = None
+    cube: Annotated[CubeUse | None, doc("The use of cubes. It is absent if the tables have no cubes.")] = None
 
 
 class StatementColumn(msgspec.Struct, frozen=True):
+    """A column of an answer."""
+
     name: str
     type: Annotated[str, doc("The type in the SQL dialect.")]
 
@@ -82,7 +91,7 @@ class StatementHead(msgspec.Struct, frozen=True):
     """The head of an answer.
 
     Attributes:
-        tables: The levels and the names of the tables that the statement reads.
+        tables: For each table that the statement reads, the levels of its namespace and its name.
     """
 
     plan: StatementPlan
@@ -90,5 +99,7 @@ class StatementHead(msgspec.Struct, frozen=True):
 
 
 class StatementError(msgspec.Struct, frozen=True):
+    """An error of a statement."""
+
     status: int
     message: str

@@ -1,12 +1,13 @@
-"""The routes that run a SQL query and cancel it.
+"""Serves SQL: the routes run a query and cancel it.
 
-The rule: a statement has exactly the rights of its caller. The server checks that the caller may read some namespace,
-and gives the statement to a worker process with a token that can only read what the caller can read. The worker loads
-and plans each table by the server's routes, which check the right for its namespace. No part of a statement runs in the
-server's process, and the text that reaches DuckDB is built from an allow-list (`connector/sql/`).
+A statement has exactly the rights of its caller. The server checks that the caller may read some namespace, and gives
+the statement to a worker process with a token that can only read what the caller can read. The worker loads and plans
+each table through the routes of the server, which check the right on its namespace. No part of a statement runs in the
+server's process. The text that reaches DuckDB is built from a list of allowed elements (`connector/sql/`).
 
-Rows are streamed: the worker waits while the client does not read. Before the first bytes, an error becomes an error
-answer. After them, the server closes the connection, so that no client mistakes a partial answer for a complete answer.
+Rows are streamed, and the worker waits while the client does not read. An error before the first bytes becomes an error
+answer. After an error that follows them, the server closes the connection, so that no client mistakes a partial answer
+for a complete answer.
 """
 
 from __future__ import annotations
@@ -48,53 +49,60 @@ ARROW = "application/vnd.apache.arrow.stream"
 ID_CHARACTERS_MAX = 64
 CUBE_USES = ("on", "exact", "off")
 _POLL_S = 0.25
-"""The time for which the server waits for the worker before it checks whether the client is still connected."""
+"""The seconds for which the server waits for the worker before it checks whether the client is still connected."""
 _TOKEN_SPARE_S = 5.0
 _SQL_IS_OFF = "SQL is off on this server; an operator switches it on with the setting sql = on"
 _SQL_IS_NOT_INSTALLED = "This server cannot run SQL: an operator installs it with pip install 'seamark[duckdb]'"
 
 
 class StatementBody(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    statement: Annotated[str, doc("One SQL query.", examples=["SELECT count(*) FROM shop.orders"])]
-    schema: Annotated[str | None, doc("The namespace of tables that are named without one, levels joined by dots.")] = (
-        None
-    )
+    """A request that runs a statement."""
+
+    statement: Annotated[str, doc("The SQL query.", examples=["SELECT count(*) FROM shop.orders"])]
+    schema: Annotated[
+        str | None,
+        doc("The namespace of tables that the query names without a namespace. Dots separate its levels."),
+    ] = None
     id: Annotated[
-        str | None, doc(f"A name by which the caller cancels it, up to {ID_CHARACTERS_MAX} letters, digits, - or _.")
+        str | None,
+        doc(f"The name by which the caller can cancel it: up to {ID_CHARACTERS_MAX} letters, digits, - or _."),
     ] = None
     max_rows: Annotated[
-        int | None, doc("Only of JSON: the answer ends after so many rows, and `complete` says whether there are more.")
+        int | None, doc("The maximum number of rows of a JSON answer. `complete` states whether there are more rows.")
     ] = None
-    explain: Annotated[bool, doc("Whether to plan the statement and not to run it.")] = False
+    explain: Annotated[bool, doc("Whether the statement is only planned and not run.")] = False
     cubes: Annotated[
         str,
         doc(
-            "Whether cubes answer aggregates; exact: except sums of floats, and averages of floats or integers.",
+            "Whether cubes answer aggregates. `exact` excludes sums of floats, and averages of floats or integers.",
             enum=["on", "exact", "off"],
         ),
     ] = "on"
 
 
 class StatementRows(StatementPlan, frozen=True, rename="kebab"):
-    """The form of the JSON answer, for the documentation. The worker writes the answer."""
+    """The JSON answer in the documentation. The worker writes the answer itself."""
 
     columns: tuple[StatementColumn, ...] = ()
     rows: tuple[tuple[Any, ...], ...] = ()
-    complete: Annotated[bool, doc("False if `max-rows` left out rows.")] = True
+    complete: Annotated[bool, doc("Whether the answer has all rows. It is false if `max-rows` left out rows.")] = True
 
 
 class SqlState(msgspec.Struct, frozen=True, rename="kebab"):
+    """The state of SQL on the server, and the limits of statements."""
+
     is_on: Annotated[bool, doc("Whether this server runs statements.")]
     reason: Annotated[
-        str | None, doc("The reason why the server runs no statements, and the setting that enables SQL.")
+        str | None,
+        doc("The reason why the server runs no statements, with the setting that enables SQL. Null if it runs them."),
     ]
-    rows_limit: Annotated[int, doc("Rows of an answer, by the setting sql_rows_limit.")]
-    bytes_limit: Annotated[int, doc("Bytes of an answer, by the setting sql_bytes_limit.")]
-    seconds_limit: Annotated[float, doc("Seconds of a statement, by the setting sql_time_s.")]
+    rows_limit: Annotated[int, doc("The maximum number of rows of an answer (setting sql_rows_limit).")]
+    bytes_limit: Annotated[int, doc("The maximum size of an answer in bytes (setting sql_bytes_limit).")]
+    seconds_limit: Annotated[float, doc("The maximum duration of a statement in seconds (setting sql_time_s).")]
 
 
 class RunningStatements:
-    """The statements of this process, and their limits."""
+    """Limits the statements of this process, and cancels them."""
 
     def __init__(self, settings: Settings, worker_module: str) -> None:
         self.slots = FairSlots("SQL statements at once", settings.sql_statements_limit)
@@ -110,8 +118,8 @@ class RunningStatements:
         """Hold a slot for a statement. The yielded event is set when the statement is cancelled.
 
         Raises:
-            RetryLater: No slot became free in time; see `FairSlots`.
-            TooManyRequests: The statements of the holder already use its whole share; see `FairSlots`.
+            RetryLater: No slot became free in time, or too many statements wait.
+            TooManyRequests: The statements of the principal use its whole share.
             BadRequest: The id is in use, or the statement was cancelled while it waited.
         """
         key, holder = (principal, statement_id), None if principal == ANONYMOUS.name else principal
@@ -127,6 +135,7 @@ class RunningStatements:
             del self._cancelled[key]
 
     def cancel(self, principal: str, statement_id: str) -> bool:
+        """Cancel a statement of the principal, and return whether it ran."""
         event = self._cancelled.get((principal, statement_id))
         if event is None:
             return False
@@ -141,15 +150,17 @@ RUNNING: web.AppKey[RunningStatements] = web.AppKey("running-statements", Runnin
     "POST",
     "/api/v1/sql",
     "runStatement",
-    "Run a SQL query, and stream its rows",
+    "Run a SQL query and stream its rows",
     tags=("sql",),
     answers=(
-        ResponseSpec(200, "The rows: JSON, or an Arrow IPC stream for `Accept: " + ARROW + "`.", StatementRows),
+        ResponseSpec(200, "The rows as JSON, or as an Arrow IPC stream for `Accept: " + ARROW + "`.", StatementRows),
         ResponseSpec(400, "The statement is invalid, is not a query, is not supported, or exceeds a limit."),
         ResponseSpec(403, "SQL is off, or the caller may not read a table."),
         ResponseSpec(404, "A table does not exist."),
-        ResponseSpec(429, "The caller runs its share of statements."),
-        ResponseSpec(503, "The server runs as many statements as it may, and none ended within sql_queue_s."),
+        ResponseSpec(429, "The statements of the caller use its whole share."),
+        ResponseSpec(
+            503, "The server runs the maximum number of statements, and no statement ended within sql_queue_s."
+        ),
     ),
     check=Check.SOMEWHERE,
     is_secret=True,
@@ -157,6 +168,7 @@ RUNNING: web.AppKey[RunningStatements] = web.AppKey("running-statements", Runnin
     waits=True,
 ).takes(StatementBody)
 async def run_statement(call: Call, body: StatementBody) -> Answer:
+    """Run a SQL query and stream its rows."""
     return await answer_statement(call, body)
 
 
@@ -171,7 +183,7 @@ async def answer_statement(call: Call, body: StatementBody) -> Answer:
     request = _request(call, body)
     async with running.hold_slot(call.principal.name, request.id) as cancelled:
         worker = await running.workers.start()
-        # The token is issued last: a wait for a slot and the start of a process take nothing from its lifetime.
+        # The token is issued last, so that its lifetime begins after the wait for a slot and the start of a process.
         authorized_request = msgspec.structs.replace(request, token=_issue_token(call))
         try:
             async with asyncio.timeout(request.time_s):
@@ -192,12 +204,13 @@ async def answer_statement(call: Call, body: StatementBody) -> Answer:
     "Cancel a statement of the caller that this server process runs",
     tags=("sql",),
     answers=(
-        ResponseSpec(204, "It is cancelled."),
-        ResponseSpec(404, "The caller runs no statement with this id."),
+        ResponseSpec(204, "The statement is cancelled."),
+        ResponseSpec(404, "The caller does not run a statement with this id."),
     ),
     check=Check.LOGIN,
 )
 async def cancel_statement(call: Call) -> None:
+    """Cancel a running statement of the caller."""
     statement_id = call.variables["statement"]
     if not call.app[RUNNING].cancel(call.principal.name, statement_id):
         raise NotFound(f"{call.principal.name} runs no statement with the id {statement_id[:ID_CHARACTERS_MAX]!r}")
@@ -213,6 +226,7 @@ async def cancel_statement(call: Call) -> None:
     check=Check.LOGIN,
 )
 async def load_sql_state(call: Call) -> SqlState:
+    """Return whether this server runs SQL, and the limits of a statement."""
     settings = call.components.settings
     reason = None if call.app[RUNNING].is_on else _SQL_IS_OFF
     if reason is None and not _is_installed():
@@ -223,6 +237,7 @@ async def load_sql_state(call: Call) -> SqlState:
 
 
 def _is_installed() -> bool:
+    """Return whether the engine of SQL is installed."""
     return importlib.util.find_spec("duckdb") is not None
 
 
@@ -259,13 +274,14 @@ def _request(call: Call, body: StatementBody) -> StatementRequest:
     statement_id = str(call.components.clock.uuid4()) if body.id is None else body.id
     plain = statement_id.replace("-", "").replace("_", "")
     if not (statement_id.isascii() and plain.isalnum() and len(statement_id) <= ID_CHARACTERS_MAX):
-        raise BadRequest(f"id is {statement_id[:80]!r}; it has up to {ID_CHARACTERS_MAX} letters, digits, - or _")
+        raise BadRequest(f"id is {statement_id[:80]!r}; it must have 1 to {ID_CHARACTERS_MAX} letters, digits, - or _")
     if body.cubes not in CUBE_USES:
-        raise BadRequest(f"cubes is {body.cubes[:80]!r}; it is one of {', '.join(CUBE_USES)}")
+        raise BadRequest(f"cubes is {body.cubes[:80]!r}; it must be one of {', '.join(CUBE_USES)}")
     kind: Format = "explain" if body.explain else "arrow" if ARROW in call.headers.get("Accept", "") else "json"
     if body.max_rows is not None and (kind == "arrow" or not 1 <= body.max_rows <= settings.sql_rows_limit):
         raise BadRequest(
-            f"max-rows is {body.max_rows}; it is from 1 to {settings.sql_rows_limit:,} (sql_rows_limit), for JSON only"
+            f"max-rows is {body.max_rows}; it must be from 1 to {settings.sql_rows_limit:,} (sql_rows_limit), and "
+            "needs JSON"
         )
     return StatementRequest(
         statement=body.statement,
@@ -289,7 +305,8 @@ def _request(call: Call, body: StatementBody) -> StatementRequest:
 def _make_own_url(call: Call, settings: Settings) -> str:
     """Return the URL by which the worker reaches this server.
 
-    The URL has the address at which the request arrived, never an address from a header, and the path of the warehouse.
+    The URL has the address at which the request arrived and the path of the warehouse. No part of it comes from a
+    header.
     """
     base_path = call.components.base_path
     if settings.services_url:
@@ -303,7 +320,7 @@ def _make_own_url(call: Call, settings: Settings) -> str:
 
 
 def _find_own_certificates(call: Call, settings: Settings) -> str:
-    """Return the certificates of this server for a worker that uses the bound address; empty without TLS."""
+    """Return the certificates of this server for a worker that uses the bound address, or no text without TLS."""
     certificate = call.components.certificate
     return "" if certificate is None or settings.services_url else certificate.leaves()
 
@@ -320,6 +337,7 @@ class _Exchange:
         self._checked_s = call.components.clock.monotonic()
 
     async def answer(self) -> web.StreamResponse:
+        """Stream the answer of the worker to the client."""
         call = self._call
         kind, content = await self._read_frame()
         if kind != HEAD:
@@ -379,6 +397,7 @@ class _Exchange:
             await asyncio.gather(frame, cancelled, return_exceptions=True)
 
     async def _check_caller(self) -> None:
+        """Check that the client is connected and that the caller still has its rights."""
         call = self._call
         transport = call.request.transport
         if transport is None or transport.is_closing():
@@ -390,6 +409,7 @@ class _Exchange:
 
 
 async def _open_statements(app: web.Application) -> AsyncIterator[None]:
+    """Create the limits of statements, and end the workers when the server stops."""
     app[RUNNING] = RunningStatements(app[COMPONENTS].settings, app[COMPONENTS].extensions.statement_worker)
     try:
         yield

@@ -1,8 +1,8 @@
-"""Worker processes of SQL statements: one for each statement, so that statements of different callers share no state.
+"""Starts a worker process for each SQL statement, so that the statements of different callers share no state.
 
 The parent of the workers starts with the first statement, and forks a worker in milliseconds. The parent gets no
-secrets of the server, and ends when its socket closes. A worker ends when its input closes. So these processes do not
-outlive the server.
+secrets of the server, and ends when its socket closes. A worker ends when its input closes. These processes therefore
+do not outlive the server.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _FIXED_VARIABLES = {
     "OPENBLAS_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
-"""The fixed environment of a worker.
+"""The fixed environment variables of a worker.
 
 The last three variables keep the parent of workers free of threads, because a fork would not copy threads.
 """
@@ -62,7 +62,7 @@ _ERRORS: dict[int, type[SeamarkError]] = {
 def list_worker_variables() -> dict[str, str]:
     """Return the environment of a worker.
 
-    It contains no keys of AWS's provider chain, and gives no access to the keys of a cloud machine.
+    It contains no keys of AWS's provider chain, and gives no access to the credentials of a cloud machine.
     """
     variables = {name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith("LC_")}
     if "SEAMARK_CA" in os.environ:
@@ -71,10 +71,7 @@ def list_worker_variables() -> dict[str, str]:
 
 
 class StatementWorker:
-    """A process for one statement.
-
-    `close` ends it.
-    """
+    """A process for one statement. `close` ends it."""
 
     def __init__(
         self, workers: StatementWorkers, pid: int, source: asyncio.WriteTransport, frames: asyncio.StreamReader,
@@ -85,15 +82,16 @@ class StatementWorker:
         self._input, self._frames, self._output = source, frames, output
 
     def ask(self, request: StatementRequest) -> None:
+        """Send the request to the process."""
         self._input.write(msgspec.json.encode(request) + b"\n")
 
     async def frame(self) -> tuple[bytes, bytes]:
-        """Return the next frame: kind and content.
+        """Return the kind and the content of the next frame.
 
         If the frame is an error, the method raises the error that the worker reports.
 
         Raises:
-            BadRequest: The worker was ended because it exceeded its limits.
+            BadRequest: The worker was ended because it exceeded its limits of memory or processor time.
         """
         try:
             kind, length = FRAME.unpack(await self._frames.readexactly(FRAME.size))
@@ -111,6 +109,7 @@ class StatementWorker:
         return kind, content
 
     def close(self) -> None:
+        """End the process."""
         self._input.close()
         self._output.close()
         self._workers.kill(self._pid)
@@ -159,6 +158,7 @@ class StatementWorkers:
         return StatementWorker(self, CONTROL.unpack(answer)[1], writer, frames, reader)
 
     def kill(self, pid: int) -> None:
+        """End the worker with this process id."""
         if self._control is not None:
             with suppress(OSError):
                 self._control.send(CONTROL.pack(KILL, pid), socket.MSG_DONTWAIT)
@@ -181,7 +181,7 @@ class StatementWorkers:
         with parent_socket:
             self._parent = await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-P",  # No modules may be imported from the working directory.
+                "-P",  # The working directory must not be searched for modules.
                 "-m",
                 self._module,
                 str(parent_socket.fileno()),

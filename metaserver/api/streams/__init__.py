@@ -1,1 +1,1 @@
-"""Routes of stream tables."""
+"""Contains the routes of stream tables."""

@@ -1,4 +1,4 @@
-"""Adds columns of rows that a stream table lacks, if its property `seamark.stream.new-columns` is `add`."""
+"""Adds columns that rows have and a stream table lacks, if its property `seamark.stream.new-columns` is `add`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _OPERATION = "updateTable"
 
 
 async def widen_target(call: Call, target: RowTarget, securable: Securable, columns: Mapping[str, str]) -> RowTarget:
-    """Return a table with further columns, without a commit.
+    """Return a table with additional columns, without a commit.
 
-    A request prepares its rows for such a table first. So a request that is refused adds no columns.
+    A request first prepares its rows for such a table. A request that is refused therefore adds no columns.
 
     Raises:
         BadRequest: A column cannot be added.
@@ -46,8 +46,8 @@ async def add_columns(
 ) -> RowTarget:
     """Add optional columns to a stream table, and return the table with them.
 
-    If another request has added a column in the meantime, the column stays unchanged, and the rows are checked against
-    its type.
+    If another request has already added a column, the column does not change, and the rows are checked against its
+    type.
 
     Args:
         call: The call.
@@ -59,25 +59,25 @@ async def add_columns(
     Raises:
         BadRequest: A column cannot be added.
         Forbidden: The caller may not change the table.
-        RetryLater: Concurrent commits conflicted in every attempt.
+        RetryLater: Concurrent commits conflicted with every attempt.
     """
     metadata = target.loaded.metadata
     await call.components.authorizer.require(call.principal, _OPERATION, Securable(namespace, TABLE, name))
     for _ in range(_COMMIT_TRIES_MAX):
         names = {field.name for field in metadata.current_schema.fields}
-        missing = {column: kind for column, kind in columns.items() if column not in names}
-        if not missing:
+        missing_columns = {column: kind for column, kind in columns.items() if column not in names}
+        if not missing_columns:
             return target
-        check_new_columns(missing, metadata)
+        check_new_columns(missing_columns, metadata)
         try:
             await call.components.engine_commits.commit_table(
-                call.caller, namespace, name, _build_requirements(metadata), _build_updates(metadata, missing)
+                call.caller, namespace, name, _build_requirements(metadata), _build_updates(metadata, missing_columns)
             )
         except CommitConflict:
             pass  # Another request may have added the columns.
         loaded = await call.components.catalog.tables.load(namespace, name)
         if loaded.entry is None or loaded.entry.uuid != target.uuid:
-            raise RetryLater("The table was replaced by another table meanwhile; send the rows again")
+            raise RetryLater("The table was replaced by another table during the request; send the rows again")
         metadata = loaded.metadata
         check_stream_table(metadata, show(namespace, name))
         target = target._replace(loaded=LoadedTable(loaded.entry, metadata))
@@ -85,6 +85,7 @@ async def add_columns(
 
 
 def _build_requirements(metadata: TableMetadata) -> list[dict[str, Any]]:
+    """Return the requirements of the commit: the table and its schema have not changed."""
     return [
         {"type": "assert-table-uuid", "uuid": metadata.table_uuid},
         {"type": "assert-current-schema-id", "current-schema-id": metadata.current_schema_id},
@@ -93,6 +94,7 @@ def _build_requirements(metadata: TableMetadata) -> list[dict[str, Any]]:
 
 
 def _build_updates(metadata: TableMetadata, columns: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the updates that add the columns."""
     return [
         {"action": "add-schema", "schema": msgspec.to_builtins(_widen_schema(metadata, columns))},
         {"action": "set-current-schema", "schema-id": -1},
@@ -100,6 +102,7 @@ def _build_updates(metadata: TableMetadata, columns: Mapping[str, str]) -> list[
 
 
 def _widen_schema(metadata: TableMetadata, columns: Mapping[str, str]) -> Schema:
+    """Return the current schema with the columns."""
     schema = metadata.current_schema
     fields = [
         Field(id=metadata.last_column_id + 1 + number, name=column, required=False, type=kind)
@@ -108,7 +111,7 @@ def _widen_schema(metadata: TableMetadata, columns: Mapping[str, str]) -> Schema
     widened = msgspec.structs.replace(
         schema,
         fields=(*schema.fields, *fields),
-        schema_id=max(each.id for each in metadata.schemas) + 1,
+        schema_id=max(table_schema.id for table_schema in metadata.schemas) + 1,
     )
     assert isinstance(widened, Schema)
     return widened

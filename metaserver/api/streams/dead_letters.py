@@ -1,4 +1,4 @@
-"""Dead-letter tables of requests: their use needs the right to append rows to them."""
+"""Loads dead-letter tables for requests, which need the right to append rows to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The route that returns the current rows with some keys, including rows that wait for a flush."""
+"""Serves the current rows with requested keys, including rows that wait for a flush."""
 
 from __future__ import annotations
 
@@ -34,47 +34,57 @@ _IN_LOOP_VALUES_MAX = 200
 
 
 class GetRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request for the rows with some keys."""
+
     keys: Annotated[
         list[Any],
         doc(
-            f"At most {KEYS_MAX:,}. Each key is an object by column or, for a table whose key has one column, the "
-            "value. Values have the form of appended rows.",
+            f"The keys, at most {KEYS_MAX:,}. A key is an object with a value for each column, or the value itself if "
+            "the key of the table has one column. Values have the form of appended rows.",
             examples=[[17, 18], [{"day": "2026-01-31", "id": 5}]],
         ),
     ]
-    select: Annotated[list[str] | None, doc("The columns to return; by default all.")] = None
+    select: Annotated[list[str] | None, doc("The columns to return. By default, all columns are returned.")] = None
 
 
 class RowsOfKeys(msgspec.Struct, frozen=True):
-    rows: Annotated[list[dict[str, Any]], doc("The rows as objects by column, in the order of the keys.")]
-    missing: Annotated[list[int], doc("The numbers of the keys without a row, from 0.")]
+    """The rows with the requested keys."""
+
+    rows: Annotated[
+        list[dict[str, Any]],
+        doc("The rows in the order of the keys. A row is an object with a value for each column."),
+    ]
+    missing: Annotated[list[int], doc("The positions, from 0, of the keys that have no row.")]
 
 
 @Route(
     "POST",
     "/api/v1/tables/{namespace}/{table}/rows/get",
     "getRows",
-    "Return the current rows of some keys, also those that wait for a flush",
+    "Return the current rows with some keys, including rows that wait for a flush",
     tags=("streams",),
     parameters=(AFTER,),
     answers=(
         ResponseSpec(
             200,
-            "The rows. With `Accept: application/vnd.apache.arrow.stream` an Arrow IPC stream, whose schema's metadata "
-            "has `missing`",
+            "The rows. With `Accept: application/vnd.apache.arrow.stream`, they are an Arrow IPC stream with "
+            "`missing` in the metadata of its schema",
             RowsOfKeys,
         ),
         ResponseSpec(400, "A key does not fit its columns, a column is unknown, or the rows are encrypted"),
-        ResponseSpec(404, "No such table"),
-        ResponseSpec(406, "Neither JSON nor Arrow is accepted"),
-        ResponseSpec(413, "Too many keys, rows or files, or the rows are too large"),
+        ResponseSpec(404, "The table does not exist"),
+        ResponseSpec(406, "The client accepts neither JSON nor Arrow"),
+        ResponseSpec(
+            413, "The request has too many keys, or there are too many rows or files, or the rows are too large"
+        ),
         ResponseSpec(503, "This server does not have the rows of a token yet"),
     ),
 ).takes(GetRows)
 async def get_rows(call: Call, body: GetRows) -> Answer:
+    """Return the current rows with the requested keys."""
     has_arrow = wants_arrow(call.headers)
     if len(body.keys) > KEYS_MAX:
-        raise TooLarge(f"keys has {len(body.keys):,} keys; the limit is {KEYS_MAX:,}. Send several requests")
+        raise TooLarge(f"keys has {len(body.keys):,} keys; the limit is {KEYS_MAX:,}; send several requests")
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     entry, metadata = loaded.entry, loaded.metadata
     assert entry is not None
@@ -94,6 +104,7 @@ async def get_rows(call: Call, body: GetRows) -> Answer:
 
 
 async def _get(call: Call, loaded: LoadedTable, keys: pa.RecordBatch | None, columns: Sequence[str]) -> KeyedRowsAnswer:
+    """Return the rows with the keys from the log and the files of the table."""
     if keys is None:
         return KeyedRowsAnswer(pa.table({name: pa.nulls(0) for name in columns}), [])
     principal = None if call.principal.name == ANONYMOUS.name else call.principal.name
@@ -136,18 +147,20 @@ def _read_keys(metadata: TableMetadata, keys: Sequence[Any]) -> pa.RecordBatch |
             described = f"the key has the columns {', '.join(key)}" if key else "the table has no key"
             raise BadRequest(f"keys[0] is not an object, and {described}; send each key as an object by column")
         objects = [{key[0]: value} for value in keys]
-    for number, each in enumerate(objects):
-        if not isinstance(each, dict) or not each or each.keys() != objects[0].keys():
+    for number, key_object in enumerate(objects):
+        if not isinstance(key_object, dict) or not key_object or key_object.keys() != objects[0].keys():
             raise BadRequest(
-                f"keys[{number}] is empty or has other columns than keys[0]; all keys must have the same columns"
+                f"keys[{number}] is empty or its columns differ from those of keys[0]; all keys must have the same "
+                "columns"
             )
-        if any(value is None for value in each.values()):
-            raise BadRequest(f"keys[{number}] has a null; rows with a null have no key")
+        if any(value is None for value in key_object.values()):
+            raise BadRequest(f"keys[{number}] has a null; a key must not have nulls")
     kinds = {field.name: field.type for field in metadata.current_schema.fields}
     for name in objects[0]:
         if not isinstance(kinds.get(name, ""), str):  # `to_batch` reports unknown columns.
             raise BadRequest(
-                f"keys: the column {name[:100]!r} is a struct, list or map, which cannot be a key; leave it out"
+                f"keys has the column {name[:100]!r}, but a struct, list or map cannot be in a key; leave the column "
+                "out"
             )
     try:
         return to_batch(objects, metadata.current_schema)
@@ -156,10 +169,12 @@ def _read_keys(metadata: TableMetadata, keys: Sequence[Any]) -> pa.RecordBatch |
 
 
 def _encode_json(answer: KeyedRowsAnswer, fields: Sequence[Field]) -> bytes:
+    """Return the JSON answer."""
     return msgspec.json.encode(RowsOfKeys(write_json_rows(answer.rows, fields), answer.missing))
 
 
 def _encode_arrow(answer: KeyedRowsAnswer, fields: Sequence[Field]) -> bytes:
+    """Return the answer as an Arrow stream."""
     rows = answer.rows.replace_schema_metadata({"missing": msgspec.json.encode(answer.missing)})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as stream:

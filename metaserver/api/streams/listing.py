@@ -1,4 +1,4 @@
-"""The route that lists the stream tables of the server's log."""
+"""Serves the list of the stream tables that have rows in the server's log."""
 
 from __future__ import annotations
 
@@ -21,39 +21,44 @@ from seamark.metaserver.streams.pauses import read_pause
 
 
 class ListedStream(StreamStatus, frozen=True, rename="kebab"):
-    """A stream table, and the rows that wait for a flush."""
+    """A stream table and its rows that wait for a flush."""
 
     namespace: list[str]
     table: str
 
 
 class StreamList(msgspec.Struct, frozen=True, rename="kebab"):
+    """A page of stream tables."""
+
     streams: list[ListedStream]
-    next_page_token: Annotated[str | None, doc("Pass it as `pageToken`; null after the last page.")]
+    next_page_token: Annotated[str | None, doc("The `pageToken` of the next page, or null on the last page.")]
 
 
 @Route(
     "GET",
     "/api/v1/streams",
     "listStreams",
-    "List the stream tables that have, or had, rows in the log, and what of them waits for a flush",
+    "List the stream tables that have or had rows in the log, with the rows that wait for a flush",
     check=Check.LOGIN,  # The listing has only the tables that the caller may read.
     tags=("streams",),
     parameters=PAGING,
     answers=(
-        ResponseSpec(200, "The stream tables that the caller may read, by UUID", StreamList),
+        ResponseSpec(200, "The stream tables that the caller may read, ordered by UUID", StreamList),
         ResponseSpec(503, "Another server has the log"),
     ),
 )
 async def list_streams(call: Call) -> StreamList:
+    """Return a page of the stream tables that the caller may read."""
     token, page_limit = call.read_paging()
-    after = _read_token(token)
+    after_uuid = _read_token(token)
     store = call.components.store
     durable = await call.components.streams.list_durable_offsets()
-    last = ""
+    last_uuid = ""
     page: list[ListedStream] = []
-    uuids = sorted(uuid for uuid in durable if uuid > after)
-    size = min(page_limit + 1, FOUND_TABLES_MAX)  # One table more than the page shows that there is a next page.
+    uuids = sorted(uuid for uuid in durable if uuid > after_uuid)
+    size = min(
+        page_limit + 1, FOUND_TABLES_MAX
+    )  # If there is one table more than the page shows, there is a next page.
     for start in range(0, len(uuids), size):
         entries = await store.find_entries(uuids[start : start + size])
         tables = [entry for entry in entries if entry.kind is EntryKind.TABLE]
@@ -61,9 +66,9 @@ async def list_streams(call: Call) -> StreamList:
         for uuid, names in groupby(visible, key=lambda entry: entry.uuid):
             entry = next(names)
             if len(page) == page_limit:
-                return StreamList(page, last)
+                return StreamList(page, last_uuid)
             page.append(await _describe(call, entry, durable[uuid]))
-            last = uuid
+            last_uuid = uuid
     return StreamList(page, None)
 
 
@@ -73,7 +78,7 @@ async def _describe(call: Call, entry: Entry, durable: Mapping[int, int]) -> Lis
     Args:
         call: The call.
         entry: The table.
-        durable: The offset after the last durable row of each shard in the log.
+        durable: For each shard in the log, the offset after its last durable row.
     """
     shards = [
         ShardStatus(number, offset, max(offset, durable.get(number, 0)))
@@ -97,4 +102,4 @@ def _read_token(token: str | None) -> str:
     try:
         return str(UUID(token))
     except ValueError:
-        raise BadRequest("pageToken was not issued for this request; start again without it") from None
+        raise BadRequest("pageToken does not belong to this listing; start again without it") from None

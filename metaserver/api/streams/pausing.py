@@ -1,6 +1,6 @@
-"""Routes that pause, resume and drain a stream table.
+"""Serves the routes that pause, resume and drain a stream table.
 
-A pause is a property of the table. So it survives restarts, and applies to every server of the catalog.
+A pause is a property of the table. It therefore survives restarts, and applies to every server of the catalog.
 """
 
 from __future__ import annotations
@@ -21,31 +21,37 @@ from seamark.metaserver.streams.pauses import PAUSED, REASON_CHARACTERS_MAX, rea
 from seamark.metaserver.streams.stream_properties import check_stream_table
 
 _COMMITS_MAX = 8
-"""The maximum number of commits of one request, if other requests revert them."""
+"""The maximum number of commits of one request. A request commits again if another request has reverted its commit."""
 _STREAM = "/api/v1/tables/{namespace}/{table}/stream"
 _NO_REASON = "no reason was given"
 
 
 class PauseStream(msgspec.Struct, forbid_unknown_fields=True):
+    """A request that pauses a stream table."""
+
     reason: Annotated[
         str, doc("The reason why the table accepts no rows, for the writers.", maxLength=REASON_CHARACTERS_MAX)
     ] = ""
 
 
 class PausedStream(msgspec.Struct, frozen=True):
-    paused: Annotated[str | None, doc("The reason of the pause; null if the table accepts rows.")]
+    """The state of a stream table after a pause or a resumption."""
+
+    paused: Annotated[str | None, doc("The reason for the pause, or null if the table accepts rows.")]
 
 
 class DrainedStream(msgspec.Struct, frozen=True):
-    paused: Annotated[str | None, doc("The reason of the pause.")]
-    rows: Annotated[int, doc("The rows that this request has added to the table's files.")]
+    """The result of draining a stream table."""
+
+    paused: Annotated[str | None, doc("The reason for the pause.")]
+    rows: Annotated[int, doc("The number of rows that this request has added to the table's files.")]
 
 
 _ANSWERS = (
-    ResponseSpec(200, "Whether the table is paused now", PausedStream),
+    ResponseSpec(200, "The state of the table after the request", PausedStream),
     ResponseSpec(400, "The table is not a stream table, or the reason is too long"),
-    ResponseSpec(404, "No such table"),
-    ResponseSpec(409, "Concurrent commits conflicted in every attempt; try again"),
+    ResponseSpec(404, "The table does not exist"),
+    ResponseSpec(409, "Concurrent commits conflicted with every attempt. Try again"),
 )
 
 
@@ -53,12 +59,13 @@ _ANSWERS = (
     "POST",
     f"{_STREAM}/pause",
     "pauseStream",
-    "Refuse rows of a stream table until it is resumed; flushes continue",
+    "Refuse rows of a stream table until it is resumed, while flushes continue",
     tags=("streams",),
     is_body_optional=True,
     answers=_ANSWERS,
 ).takes(PauseStream)
 async def pause_stream(call: Call, body: PauseStream) -> PausedStream:
+    """Pause a stream table."""
     return PausedStream(read_pause((await _pause(call, body)).metadata))
 
 
@@ -71,6 +78,8 @@ async def pause_stream(call: Call, body: PauseStream) -> PausedStream:
     answers=_ANSWERS,
 )
 async def resume_stream(call: Call) -> PausedStream:
+    """Resume a stream table."""
+
     def compute_update(metadata: TableMetadata) -> dict[str, Any] | None:
         return {"action": "remove-properties", "removals": [PAUSED]} if PAUSED in metadata.properties else None
 
@@ -94,6 +103,7 @@ async def resume_stream(call: Call) -> PausedStream:
     ),
 ).takes(PauseStream)
 async def drain_stream(call: Call, body: PauseStream) -> DrainedStream:
+    """Pause a stream table and flush its rows."""
     loaded = await _pause(call, body)
     assert loaded.entry is not None
     rows = await call.components.streams.drain(loaded.entry.uuid) if loaded.entry.flushed else 0
@@ -101,7 +111,7 @@ async def drain_stream(call: Call, body: PauseStream) -> DrainedStream:
 
 
 async def _pause(call: Call, body: PauseStream) -> LoadedTable:
-    """Set the pause, and return the paused table."""
+    """Pause the table, and return it."""
     reason = body.reason or _NO_REASON
     if len(reason) > REASON_CHARACTERS_MAX:
         raise BadRequest(f"reason has {len(reason)} characters; the limit is {REASON_CHARACTERS_MAX}")
@@ -118,11 +128,11 @@ async def _pause(call: Call, body: PauseStream) -> LoadedTable:
 
 
 async def _update(call: Call, compute_update: Callable[[TableMetadata], dict[str, Any] | None]) -> LoadedTable:
-    """Commit the update that `compute_update` computes until the table needs no update, and return the table.
+    """Commit the update that `compute_update` returns until the table needs no update, and return the table.
 
     Raises:
         BadRequest: The table is not a stream table.
-        CommitConflict: Many attempts conflicted.
+        CommitConflict: All attempts conflicted with other commits.
     """
     check_changeable(call.name)
     subject = show(call.namespace, call.name)
@@ -136,4 +146,4 @@ async def _update(call: Call, compute_update: Callable[[TableMetadata], dict[str
         loaded = await commit_updates(call, compute_updates, reads_schema=False)
         if loaded is not None:
             return loaded
-    raise CommitConflict(f"{subject} was changed by other commits in all attempts; try again")
+    raise CommitConflict(f"Other commits changed {subject} during every attempt; try again")

@@ -1,7 +1,7 @@
-"""Routes of continuous reads: the position at which a reader begins, and the rows after a position.
+"""Serves continuous reads: the position at which a reader begins, and the rows after a position.
 
-The server returns rows of the log. The client reads rows that are in files: for these, the answer names the snapshot
-whose files the client reads. So a reader that is far behind costs the server no memory.
+The server returns rows that are in the log. For rows that are in files, the answer names the snapshot whose files the
+client reads itself. A reader that is far behind therefore uses no memory of the server.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from seamark.metaserver.timeline.timeline import Watcher
 _LIMIT_BYTES = 4 << 20
 _LIMIT_BYTES_MAX = 32 << 20
 _TRIM_TRIES_MAX = 3
-"""The maximum number of times that a step is chosen again because the log has removed the rows of the step."""
+"""The maximum number of attempts to choose a step. An attempt fails if the log has removed the rows of the step."""
 _IN_LOOP_SNAPSHOTS_MAX = 200
 """The maximum number of snapshots that are searched on the event loop."""
 _FIRST_ROW_S = 0.5
-"""The time between two checks for the first row of a table without a stream."""
+"""The number of seconds between two checks for the first row of a table without a stream."""
 _CHANGE_TYPE = "_change_type"
 T = TypeVar("T")
 _TABLE = "/api/v1/tables/{namespace}/{table}"
@@ -60,7 +60,12 @@ _KIND_NAMES = {RowKind.INSERT: "insert", RowKind.UPDATE: "update", RowKind.DELET
 
 
 class StreamPosition(msgspec.Struct, frozen=True, rename="kebab"):
-    position: Annotated[str, doc("Pass it as `after` to read the rows after this position.")]
+    """A position of a continuous read."""
+
+    position: Annotated[
+        str,
+        doc("The position. A read with this value of `after` returns the rows after the position."),
+    ]
 
 
 @Route(
@@ -73,20 +78,21 @@ class StreamPosition(msgspec.Struct, frozen=True, rename="kebab"):
         Parameter(
             "at",
             "query",
-            "`earliest`: the present rows, and then all later rows. `latest`: later rows only. `snapshot:ID`: the rows "
-            "after a snapshot; 0 means before the first snapshot. `time:MS`: the rows that were appended at or after a "
-            "time, in milliseconds since the epoch.",
+            "The rows that the read returns. `earliest` means the present rows and then all later rows. `latest` means "
+            "only later rows. `snapshot:ID` means the rows after a snapshot, where 0 is before the first snapshot. "
+            "`time:MS` means the rows that were appended at or after a time in milliseconds since the epoch.",
             {"type": "string"},
         ),
     ),
     answers=(
         ResponseSpec(200, "The position", StreamPosition),
         ResponseSpec(400, "`at` is invalid, or the snapshot is not an ancestor of the current snapshot"),
-        ResponseSpec(404, "No such table, or snapshots after the start have expired"),
+        ResponseSpec(404, "The table does not exist, or snapshots after the start have expired"),
         ResponseSpec(503, "Another server has the log"),
     ),
 )
 async def load_stream_position(call: Call) -> StreamPosition:
+    """Return the position at which a continuous read begins."""
     entry, table, log = await _load(call)
     at = call.query.get("at", "earliest")
     if at == "earliest":
@@ -112,9 +118,14 @@ async def load_stream_position(call: Call) -> StreamPosition:
 
 
 def _parse_whole(at: str, name: str) -> int:
+    """Return the whole number in `at`.
+
+    Raises:
+        BadRequest: It is not a whole number.
+    """
     text = at.partition(":")[2]
     if not (text.isascii() and text.isdecimal() and len(text) <= 19):
-        raise BadRequest(f"at is {at[:60]!r}; after {name}: it must have a whole number")
+        raise BadRequest(f"at is {at[:60]!r}; a whole number must follow {name}:")
     return int(text)
 
 
@@ -122,57 +133,62 @@ def _parse_whole(at: str, name: str) -> int:
     "GET",
     f"{_TABLE}/rows",
     "readRows",
-    "Return the rows after a position of a continuous read, as an Arrow IPC stream; wait for rows if `wait` is set",
+    "Return the rows after a position of a continuous read as an Arrow IPC stream, and wait for rows if `wait` is set",
     tags=("streams",),
     parameters=(
-        Parameter("after", "query", "The position: of loadStreamPosition, or of the last answer.", {"type": "string"}),
-        Parameter("until", "query", "A position at which the read ends.", {"type": "string"}),
+        Parameter(
+            "after", "query", "The position from loadStreamPosition or from the last answer.", {"type": "string"}
+        ),
+        Parameter(
+            "until", "query", "The position at which the read ends. By default, it does not end.", {"type": "string"}
+        ),
         Parameter(
             "wait",
             "query",
-            "Seconds to wait for rows (long-poll); at most the setting watch_timeout_s.",
+            "The maximum number of seconds to wait for rows (long polling). The setting watch_timeout_s limits it.",
             {"type": "number", "minimum": 0},
         ),
         Parameter(
             "limit-bytes",
             "query",
-            f"The size in the log from which no further batch is added; default {_LIMIT_BYTES}. 0 returns the position "
-            "after the rows, and no rows.",
+            "The size of the rows in the log after which no more batches are added. If it is 0, the answer has the "
+            f"position after the rows, but no rows. The default is {_LIMIT_BYTES}.",
             {"type": "integer", "minimum": 0, "maximum": _LIMIT_BYTES_MAX},
         ),
         Parameter(
             "changes",
             "query",
-            f"true adds the column `{_CHANGE_TYPE}` (insert, update or delete). Without it, rows that are not inserts "
-            "are refused.",
+            f"Whether the answer has the column `{_CHANGE_TYPE}` with insert, update or delete. If it is false, rows "
+            "that are not inserts are refused.",
             {"type": "boolean"},
         ),
         Parameter(
             "skip-changes",
             "query",
-            "true passes snapshots that have removed or replaced rows. By default they are refused.",
+            "Whether snapshots that have removed or replaced rows are skipped. By default, they are refused.",
             {"type": "boolean"},
         ),
     ),
     answers=(
         ResponseSpec(
             200,
-            "An Arrow IPC stream. Its schema's metadata has `step` (`rows`, `files` or `end`) and `position`, the "
-            "position after this answer. With `files`, the rows are those of the snapshot `snapshot-id` in the table's "
-            "files: all of them if there is no `start-snapshot-id`, else those that it has added after that snapshot "
-            "(0: after none)",
+            "An Arrow IPC stream. The metadata of its schema have `step` (`rows`, `files` or `end`) and `position`, "
+            "the position after this answer. If the step is `files`, the client reads the rows of the snapshot "
+            "`snapshot-id` from the table's files. Without `start-snapshot-id`, it reads all rows. Otherwise, it "
+            "reads the rows that were added after that snapshot (0 is before the first snapshot)",
         ),
         ResponseSpec(400, "A parameter is invalid, or a snapshot after the position has removed rows"),
-        ResponseSpec(404, "No such table, or rows after the position are no longer kept"),
+        ResponseSpec(404, "The table does not exist, or rows after the position are no longer kept"),
         ResponseSpec(503, "Another server has the log, or too many clients wait"),
     ),
     waits=True,
     streams=True,
 )
 async def read_rows(call: Call) -> Answer:
+    """Return the rows after a position, and wait for them if the client requests it."""
     query = call.query
     if "after" not in query:
-        raise BadRequest("after is missing; request the first position from …/stream/position")
+        raise BadRequest("after is missing; send a position, which …/stream/position returns for the first request")
     limit_bytes = _parse_limit(query.get("limit-bytes"))
     wait_s = min(_parse_seconds(query.get("wait", "0")), call.components.settings.watch_timeout_s)
     skips_changes, has_kinds = _parse_flag(query, "skip-changes"), _parse_flag(query, "changes")
@@ -204,22 +220,22 @@ async def read_rows(call: Call) -> Answer:
 
 
 async def _load(call: Call, *, uuid: str | None = None) -> tuple[Entry, ReadableTable, StreamLog | None]:
-    """Return the table with the state of its shards at one moment, and its log if it has rows of a stream."""
+    """Return the table with the present state of its shards, and its log if it has a stream."""
     entry = await call.app[POINTERS].load_entry(call.namespace, call.name)
     if uuid is not None and entry.uuid != uuid:
-        raise BadRequest(f"{show(call.namespace, call.name)} was replaced by another table; begin again at earliest")
+        raise BadRequest(f"{show(call.namespace, call.name)} was replaced by another table; start again at earliest")
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
     flushed = entry.parse_flushed_offsets()
     if not flushed:
         return entry, ReadableTable(metadata, {}, {}), None
     log = await call.components.streams.open_log(entry, metadata)
-    await log.catch_up()  # Another server may have acknowledged rows, or issued the position.
+    await log.catch_up()  # Another server may have acknowledged rows or issued the position.
     shards = read_shard_states(log, entry.uuid, flushed)
     return entry, ReadableTable(metadata, flushed, shards, hash_log(log.identity)), log
 
 
 async def _choose(call: Call, choose: Callable[[ReadableTable], T], table: ReadableTable) -> T:
-    """Return the result of `choose`, which takes some microseconds for each snapshot of the table."""
+    """Return the result of `choose`. It takes some microseconds for each snapshot, so many snapshots need a thread."""
     if len(table.metadata.snapshots_by_id) <= _IN_LOOP_SNAPSHOTS_MAX:
         return choose(table)
     return await call.run_in_turn(partial(choose, table))
@@ -228,7 +244,7 @@ async def _choose(call: Call, choose: Callable[[ReadableTable], T], table: Reada
 async def _wait_for_rows(
     call: Call, entry: Entry, step: Step, choose: partial[Step], wait_s: float
 ) -> tuple[Step, ReadableTable, StreamLog | None]:
-    """Return the first step with rows, or the last step after `wait_s`, with the table and the log of the step."""
+    """Return the first step with rows, or the last step after `wait_s`, each with its table and its log."""
     clock = call.components.clock
     until_s = clock.monotonic() + wait_s
     async with _watch_table(call, entry.uuid) as watcher:
@@ -236,7 +252,7 @@ async def _wait_for_rows(
             watcher.woken.clear()
             _, table, log = await _load(call, uuid=entry.uuid)
             step = await _choose(call, choose, table)
-            choose = partial(choose.func, step.position, **choose.keywords)  # Rows that were passed are not read again.
+            choose = partial(choose.func, step.position, **choose.keywords)  # Skipped rows are not read again.
             left_s = until_s - clock.monotonic()
             if not isinstance(step, End) or left_s <= 0 or call.components.timeline.is_draining:
                 return step, table, log
@@ -254,7 +270,7 @@ async def _watch_table(call: Call, uuid: str) -> AsyncIterator[Watcher]:
 
 
 async def _wait_for_either(watcher: Watcher, log: StreamLog | None, marks: Mapping[Shard, int], wait_s: float) -> None:
-    """Wait until the table has a commit, or the log has rows, or the time has passed."""
+    """Wait for a commit of the table or rows in the log, for at most `wait_s`."""
     waits: list[asyncio.Task[bool]] = [asyncio.create_task(watcher.woken.wait(), name="wait for a commit")]
     if log is not None:
         waits.append(asyncio.create_task(log.wait(marks, wait_s), name="wait for rows"))
@@ -269,6 +285,7 @@ async def _wait_for_either(watcher: Watcher, log: StreamLog | None, marks: Mappi
 
 
 def _describe(step: Files | End) -> dict[str, str]:
+    """Return the metadata of the answer for a step without rows of the log."""
     if isinstance(step, End):
         return {"step": "end", "position": step.position.encode()}
     about = {"step": "files", "position": step.position.encode(), "snapshot-id": str(step.snapshot_id)}
@@ -283,20 +300,26 @@ def _decode(call: Call, rows: ReadRows, table: ReadableTable, about: Mapping[str
     """
     batches = call.components.streams.row_files.decode(rows.slices, table.metadata)
     if has_kinds and any(field.name == _CHANGE_TYPE for field in table.metadata.current_schema.fields):
-        raise BadRequest(f"The table has a column {_CHANGE_TYPE}; rename it, or read without changes=true")
+        raise BadRequest(
+            f"The table has a column with the name {_CHANGE_TYPE}; rename it, or read without changes=true"
+        )
     if has_kinds:
         batches = [_add_kinds(batch, kinds) for batch, kinds in zip(batches, rows.kinds, strict=True)]
     elif any(max(kinds, default=0) != RowKind.INSERT for kinds in rows.kinds):
-        raise BadRequest("The stream has updates or deletes; pass changes=true, and read their kind from _change_type")
+        raise BadRequest(
+            "The stream has updates or deletes; send changes=true, and read the kind of each row from _change_type"
+        )
     return _encode(batches, about)
 
 
 def _add_kinds(batch: pa.RecordBatch, kinds: bytes) -> pa.RecordBatch:
+    """Return a batch with the kind of each row in another column."""
     names = [_KIND_NAMES[RowKind(kind)] for kind in kinds] or ["insert"] * batch.num_rows
     return batch.append_column(_CHANGE_TYPE, pa.array(names, pa.string()))
 
 
 def _encode(batches: Sequence[pa.RecordBatch], about: Mapping[str, str]) -> bytes:
+    """Return batches as an Arrow stream with metadata."""
     schema = batches[0].schema if batches else pa.schema([])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema.with_metadata(dict(about))) as stream:
@@ -306,10 +329,16 @@ def _encode(batches: Sequence[pa.RecordBatch], about: Mapping[str, str]) -> byte
 
 
 def _answer(body: bytes) -> web.Response:
+    """Return the response with an Arrow stream."""
     return web.Response(body=body, content_type=ARROW_STREAM)
 
 
 def _parse_limit(text: str | None) -> int:
+    """Return the size limit of an answer.
+
+    Raises:
+        BadRequest: It is not a number in the allowed range.
+    """
     if text is None:
         return _LIMIT_BYTES
     if not (text.isascii() and text.isdecimal() and len(text) <= 10 and int(text) <= _LIMIT_BYTES_MAX):
@@ -318,6 +347,11 @@ def _parse_limit(text: str | None) -> int:
 
 
 def _parse_seconds(text: str) -> float:
+    """Return the time to wait.
+
+    Raises:
+        BadRequest: It is not a number of seconds.
+    """
     try:
         seconds = float(text)
     except ValueError:
@@ -328,6 +362,11 @@ def _parse_seconds(text: str) -> float:
 
 
 def _parse_flag(query: Mapping[str, str], name: str) -> bool:
+    """Return a parameter that is true or false.
+
+    Raises:
+        BadRequest: It is neither.
+    """
     text = query.get(name, "false")
     if text not in ("true", "false"):
         raise BadRequest(f"{name} is {text[:40]!r}; it must be true or false")

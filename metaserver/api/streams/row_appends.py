@@ -1,4 +1,4 @@
-"""Appends of rows to one or several stream tables: prepared table by table, then stored together with dead letters."""
+"""Appends rows to one or several stream tables. The rows of all tables are stored together with their dead letters."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ PRODUCER_PARAMETERS = (
     Parameter(
         "producer",
         "query",
-        "A name of the writer, unique among the writers of this principal to this table. With it, a request that is "
-        "repeated with the same sequence adds no rows.",
+        "The name of the writer, which is unique among the writers of this principal to this table. If a writer "
+        "sends a name and repeats a request with the same sequence, no rows are added again.",
         {"type": "string", "maxLength": PRODUCER_CHARACTERS_MAX},
     ),
     Parameter(
         "sequence",
         "query",
-        "The number of the producer's request: 0, 1, 2, …",
+        "The number of the request among the requests of the producer: 0, 1, 2, …",
         {"type": "integer", "minimum": 0},
     ),
 )
 UNKNOWN_OUTCOME = ResponseSpec(
     500,
-    "CommitStateUnknownException: the log did not confirm the rows, and may have them. A producer repeats the request "
-    "with the same sequence",
+    "CommitStateUnknownException: the log did not confirm the rows, but may have them. A producer must repeat the "
+    "request with the same sequence",
 )
 """The answer if the disk or Kafka fails while it stores the rows."""
 _SEQUENCE_MAX = 1 << 62
@@ -56,19 +56,21 @@ class RowPosition(msgspec.Struct, frozen=True):
 
 
 class AppendedRows(msgspec.Struct, frozen=True, omit_defaults=True):
-    rows: Annotated[int, doc("The rows of the request that fit the table. They are durable.")]
-    duplicate: Annotated[bool, doc("Whether an earlier request of the producer had appended them.")]
-    positions: Annotated[list[RowPosition], doc("Empty for an old duplicate.")]
-    rejected: Annotated[int, doc("The rows that do not fit, which are in the dead-letter table.")]
+    """The result of an append to one table."""
+
+    rows: Annotated[int, doc("The number of rows that fit the table. They are durable.")]
+    duplicate: Annotated[bool, doc("Whether an earlier request of the producer appended the rows.")]
+    positions: Annotated[list[RowPosition], doc("The positions of the rows. There are none for an old duplicate.")]
+    rejected: Annotated[int, doc("The number of rows that do not fit the table. They are in the dead-letter table.")]
     token: Annotated[
         str,
         doc(
-            f"A later read that sends it in the header {AFTER_HEADER} includes these rows. Empty for a request without "
-            "rows that fit."
+            f"A later read that sends this token in the header {AFTER_HEADER} includes the rows. The token is empty if "
+            "no rows fit."
         ),
     ]
     last_sequence: Annotated[
-        int | None, doc("The number of the producer's last request, if this request is older; otherwise absent.")
+        int | None, doc("The number of the producer's last request. It is absent unless this request is older.")
     ] = None
 
 
@@ -77,7 +79,7 @@ class RowTarget(NamedTuple):
 
     Attributes:
         loaded: The table.
-        dead_letters: Its dead-letter table, if it has one.
+        dead_letters: The dead-letter table of the table, or None.
     """
 
     loaded: LoadedTable
@@ -91,6 +93,7 @@ class RowTarget(NamedTuple):
     def make_preparation(
         self, call: Call, *, is_envelope: bool = False, left_out: AbstractSet[str] = frozenset()
     ) -> RowPreparation:
+        """Return the object that prepares rows for the table."""
         return RowPreparation(
             self.loaded.metadata,
             call.components.streams.row_files,
@@ -123,17 +126,18 @@ async def append_prepared(
     *,
     scope: str,
 ) -> list[AppendedRows]:
-    """Append all prepared rows and dead letters of distinct tables, or nothing, and return an answer for each table.
+    """Append the prepared rows and dead letters of distinct tables, all or none, and return an answer for each table.
 
     Args:
         call: The call.
         prepared: The tables and their rows.
         producer: The name of the producer, and the number of the request.
-        scope: The scope in which the name of the producer is unique: the UUID of a table, or a word for several tables.
+        scope: The scope in which the name of the producer is unique. It is the UUID of a table, or a word for several
+            tables.
 
     Raises:
         BadRequest: The dead-letter table of a table is one of the tables.
-        CommitUnknown: The log may have the rows or not.
+        CommitUnknown: It is unknown whether the log has the rows.
     """
     appends = [TableRows(target.loaded, rows.batches) for target, rows in prepared if rows.batches is not None]
     letters: dict[str, list[Letter]] = {}
@@ -145,7 +149,9 @@ async def append_prepared(
             letters.setdefault(target.dead_letters.uuid, []).append(Letter(target.dead_letters.subject, row))
     for uuid, rejected in letters.items():
         if any(target.uuid == uuid for target, _ in prepared):
-            raise BadRequest(f"{tables[uuid].name} is a dead-letter table; append its rows by another request")
+            raise BadRequest(
+                f"{tables[uuid].name} is the dead-letter table of another table; append its rows in another request"
+            )
         packed = pack_letters(
             tables[uuid],
             rejected,
@@ -156,7 +162,7 @@ async def append_prepared(
         appends.append(TableRows(tables[uuid].loaded, packed))
     acknowledged = Acknowledgement(())
     key = None if producer is None else ProducerKey(call.principal.name, scope, *producer)
-    if appends or key is not None:  # A request of a producer has a number, even if its rows change nothing.
+    if appends or key is not None:  # A request of a producer must be recorded even without rows.
         acknowledged = await _append(call, appends, key)
     last_sequence = None
     if acknowledged.duplicate and key is not None:
@@ -170,12 +176,12 @@ async def append_joined(call: Call, target: RowTarget, preparation: RowPreparati
     Args:
         call: The call.
         target: The table.
-        preparation: Prepares the rows; it accepts them as joined rows.
+        preparation: The preparation of the rows. It accepts them as joined rows.
         rows: The rows.
 
     Raises:
         BadRequest: A row does not fit.
-        CommitUnknown: The log may have the rows or not.
+        CommitUnknown: It is unknown whether the log has the rows.
     """
     joined = call.components.streams.joined_appends
     try:
@@ -189,7 +195,7 @@ async def _append(call: Call, appends: Sequence[TableRows], key: ProducerKey | N
     """Append rows to the log.
 
     Raises:
-        CommitUnknown: The log may have the rows or not.
+        CommitUnknown: It is unknown whether the log has the rows.
     """
     try:
         return await call.components.streams.append(appends, key)
@@ -200,9 +206,11 @@ async def _append(call: Call, appends: Sequence[TableRows], key: ProducerKey | N
 
 
 def _make_unknown_error() -> CommitUnknown:
+    """Return the error for rows that the log did not confirm."""
     return CommitUnknown(
-        "The log did not confirm the rows: they may be stored or not. The request has no producer, so a repeat can "
-        "store them twice. Read the table to see whether it has them, and send a producer and a sequence next time"
+        "The log did not confirm the rows, so it is unknown whether they are stored. The request has no producer, so a "
+        "repeated request may store them twice. Read the table to see whether it has them, and send a producer and a "
+        "sequence next time"
     )
 
 

@@ -1,4 +1,4 @@
-"""Routes of stream tables. An append is answered when the log has the rows durably."""
+"""Serves appends to a stream table, its state and its flushes. An append is answered when its rows are durable."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _PARAMETERS = (
     Parameter(
         "envelope",
         "query",
-        "`debezium`: each JSON row is the value of a change event of Debezium, with `op`, `before` and `after`, and "
-        "with or without `schema` and `payload`.",
+        "The form of the rows. `debezium` means that each JSON row is the value of a change event of Debezium, with "
+        "`op`, `before` and `after`, and with or without `schema` and `payload`.",
         {"type": "string", "enum": ["none", "debezium"]},
     ),
 )
@@ -54,26 +54,28 @@ _PARAMETERS = (
     "POST",
     "/api/v1/tables/{namespace}/{table}/rows",
     "appendRows",
-    "Append rows to a stream table, as an Arrow IPC stream, JSON rows or JSON lines; they are durable with the answer",
+    "Append rows to a stream table, as an Arrow IPC stream, JSON rows or JSON lines, and answer when they are durable",
     tags=("streams",),
     parameters=_PARAMETERS,
     body_size=BodySize.LARGE,
     answers=(
-        ResponseSpec(200, "The rows are durable, and every later plan has them", AppendedRows),
-        ResponseSpec(400, "The table is not a stream table, or a row does not fit it; no row was appended"),
-        ResponseSpec(404, "No such table"),
-        ResponseSpec(409, "The sequence does not follow the producer's last sequence; no row was appended"),
-        ResponseSpec(413, "Too many rows, or the decoded rows are too large; no row was appended"),
-        ResponseSpec(415, "Another media type"),
-        ResponseSpec(429, "The memory for rows is full; no row was appended"),
+        ResponseSpec(200, "The rows are durable, and every later plan includes them", AppendedRows),
+        ResponseSpec(400, "The table is not a stream table, or a row does not fit it. No row was appended"),
+        ResponseSpec(404, "The table does not exist"),
+        ResponseSpec(409, "The sequence does not follow the producer's last sequence. No row was appended"),
+        ResponseSpec(413, "There are too many rows, or the decoded rows are too large. No row was appended"),
+        ResponseSpec(415, "The media type of the body is not supported"),
+        ResponseSpec(429, "The memory for rows is full. No row was appended"),
         UNKNOWN_OUTCOME,
         ResponseSpec(
             503,
-            "The table is paused, its schema has changed meanwhile, or another server has the log; no row was appended",
+            "The table is paused, its schema changed during the request, or another server has the log. No row was "
+            "appended",
         ),
     ),
 ).takes_bytes()
 async def append_rows(call: Call, body: bytes) -> AppendedRows:
+    """Append rows to a stream table."""
     check_changeable(call.name)
     row_format, producer = parse_format(call.content_type), read_producer(call.query)
     is_envelope = _read_envelope(call.query)
@@ -81,7 +83,7 @@ async def append_rows(call: Call, body: bytes) -> AppendedRows:
     if len(body) <= QUICK_BYTES:
         return await _append_body(call, body, row_format, target, producer, is_envelope=is_envelope)
     async with call.components.streams.body_room.reserve(target.loaded, len(body), call.principal.name):
-        target = await load_target(call, call.namespace, call.name)  # A commit may have changed the table meanwhile.
+        target = await load_target(call, call.namespace, call.name)  # A commit may have changed the table.
         return await _append_body(call, body, row_format, target, producer, is_envelope=is_envelope)
 
 
@@ -119,40 +121,48 @@ async def _append_body(
 
 
 class ShardStatus(msgspec.Struct, frozen=True, rename="kebab"):
+    """The state of a shard of a stream."""
+
     shard: int
-    flushed: Annotated[int, doc("The rows before this offset are in the table's files.")]
+    flushed: Annotated[int, doc("The offset before which all rows are in the table's files.")]
     durable: Annotated[int, doc("The offset after the last acknowledged row.")]
 
 
 class StreamStatus(msgspec.Struct, frozen=True, rename="kebab"):
+    """The state of a stream."""
+
     shards: list[ShardStatus]
-    waiting_rows: Annotated[int, doc("The rows that are not flushed.")]
-    waiting_bytes: Annotated[int, doc("The memory of these rows on this server.")]
+    waiting_rows: Annotated[int, doc("The number of rows that are not flushed.")]
+    waiting_bytes: Annotated[int, doc("The memory of these rows on this server, in bytes.")]
     oldest_ms: Annotated[
-        int | None, doc("Time of the oldest unflushed row in ms. Null if it is unknown, or no row waits.")
+        int | None, doc("The time of the oldest unflushed row in ms, or null if it is unknown or no row waits.")
     ]
-    fresh_files: Annotated[int, doc("The fresh files that the next plan may name.")]
-    paused: Annotated[str | None, doc("The reason why the table accepts no rows. Null if it accepts rows.")]
-    flush_error: Annotated[str | None, doc("Why the last flush of this server failed. Null if it succeeded.")]
+    fresh_files: Annotated[int, doc("The number of fresh files that the next plan may name.")]
+    paused: Annotated[str | None, doc("The reason why the table accepts no rows, or null if it accepts rows.")]
+    flush_error: Annotated[
+        str | None,
+        doc("The error of the last flush of this server, or null if the flush succeeded."),
+    ]
 
 
 @Route(
     "GET",
     "/api/v1/tables/{namespace}/{table}/stream",
     "loadStream",
-    "Return how many rows of a stream table wait for a flush, and where its shards are",
+    "Return the number of rows of a stream table that wait for a flush, and the offsets of its shards",
     tags=("streams",),
     answers=(
-        ResponseSpec(200, "The state of the stream on the server that has its log", StreamStatus),
-        ResponseSpec(400, "No row was ever appended to the table"),
+        ResponseSpec(200, "The state of the stream, from the server that has its log", StreamStatus),
+        ResponseSpec(400, "The table never had rows of a stream"),
         ResponseSpec(404, "No such table"),
         ResponseSpec(503, "Another server has the log"),
     ),
 )
 async def load_stream(call: Call) -> StreamStatus:
+    """Return the state of a stream."""
     entry = await call.components.catalog.tables.load_entry(call.namespace, call.name)
     if not entry.flushed:
-        raise BadRequest(f"{show(call.namespace, call.name)} has no stream: no row was ever appended to it")
+        raise BadRequest(f"{show(call.namespace, call.name)} has no stream, because no row was ever appended to it")
     table = await call.components.streams.open(entry)
     durable, flushed = await table.load_watermarks(), entry.parse_flushed_offsets()
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
@@ -178,7 +188,7 @@ def to_status(
     Args:
         shards: Its shards.
         table: The open table, or None if none of its rows are in memory.
-        paused: The reason of its pause, or None if it accepts rows.
+        paused: The reason for its pause, or None if it accepts rows.
         flushes: The state of its flushes, or None if the table is not open.
     """
     return StreamStatus(
@@ -193,34 +203,37 @@ def to_status(
 
 
 class FlushedRows(msgspec.Struct, frozen=True):
-    rows: Annotated[int, doc("The rows that this flush has added to the table's files.")]
+    """The result of a flush."""
+
+    rows: Annotated[int, doc("The number of rows that this flush has added to the table's files.")]
 
 
 @Route(
     "POST",
     "/api/v1/tables/{namespace}/{table}/flush",
     "flushRows",
-    "Add the rows of a stream table that wait for a flush to the table's files now",
+    "Flush a stream table now: add the waiting rows to its files",
     tags=("streams",),
     answers=(
-        ResponseSpec(200, "Every row that was acknowledged before is in the table's files", FlushedRows),
+        ResponseSpec(200, "Every row that was acknowledged before the request is in the table's files", FlushedRows),
         ResponseSpec(404, "No such table"),
-        ResponseSpec(409, "The flush conflicts with another commit; try again"),
+        ResponseSpec(409, "The flush conflicted with another commit. Try again"),
     ),
 )
 async def flush_rows(call: Call) -> FlushedRows:
+    """Flush a stream table now."""
     entry = await call.components.catalog.tables.load_entry(call.namespace, call.name)
     return FlushedRows(await call.components.streams.flush(entry.uuid) if entry.flushed else 0)
 
 
 class _DecodedBody(NamedTuple):
-    """The rows of a body: record batches, or JSON rows.
+    """The rows of a body, which are record batches or JSON rows.
 
     Attributes:
-        batches: The batches; None for JSON rows.
+        batches: The record batches, or None if the body has JSON rows.
         rows: The JSON rows.
         lines: The text of each JSON row, if the rows are lines.
-        missing: The columns that the table gets before the rows are appended.
+        missing: The columns that the table lacks, and that are added before the rows are appended.
     """
 
     batches: Sequence[pa.RecordBatch] | None
@@ -230,7 +243,7 @@ class _DecodedBody(NamedTuple):
 
     @property
     def whole(self) -> JoinedRows | None:
-        """The rows in one piece; None for several Arrow batches."""
+        """The rows in one piece, or None if there are several Arrow batches."""
         if self.batches is None:
             return self.rows
         return self.batches[0] if len(self.batches) == 1 else None
@@ -243,7 +256,7 @@ class _DecodedBody(NamedTuple):
 def _read_body(
     call: Call, body: bytes, row_format: RowFormat, metadata: TableMetadata, *, is_envelope: bool
 ) -> _DecodedBody:
-    """Return the rows of a body, and the columns that the table gets for them."""
+    """Return the rows of a body, with the columns that the table lacks."""
     rows_max, subject = call.components.settings.stream_rows_limit, show(call.namespace, call.name)
     if row_format is RowFormat.ARROW:
         batches = read_stream(body, "The body", rows_max=rows_max).to_batches()
@@ -257,7 +270,7 @@ def _read_body(
 
 
 def _prepare(decoded: _DecodedBody, preparation: RowPreparation) -> PreparedRows:
-    """Return the rows of a body for the log."""
+    """Return the rows of a body in the form in which the log stores them."""
     if decoded.batches is not None:
         return preparation.prepare_arrow(decoded.batches)
     return preparation.prepare_json(decoded.rows, decoded.lines)

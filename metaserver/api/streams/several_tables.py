@@ -1,4 +1,4 @@
-"""The route that appends rows to several stream tables: all rows, or no rows."""
+"""Serves appends to several stream tables. Either all rows are appended or none."""
 
 from __future__ import annotations
 
@@ -38,40 +38,50 @@ _ALL_TABLES = "tables"
 
 
 class RowsOfTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The rows for one table."""
+
     namespace: tuple[str, ...]
     name: str
-    rows: Annotated[msgspec.Raw, doc("JSON rows, as for one table.", type="array")]
+    rows: Annotated[msgspec.Raw, doc("The rows as JSON, in the form of an append to one table.", type="array")]
 
 
 class RowsOfTables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    tables: Annotated[list[RowsOfTable], doc(f"At most {TABLES_MAX} tables, each once.")]
+    """A request that appends rows to several tables."""
+
+    tables: Annotated[
+        list[RowsOfTable],
+        doc(f"The tables with their rows. There are at most {TABLES_MAX}, and none is repeated."),
+    ]
 
 
 class AppendedToTables(msgspec.Struct, frozen=True):
-    tables: Annotated[list[AppendedRows], doc("In the order of the request.")]
+    """The result of an append to several tables."""
+
+    tables: Annotated[list[AppendedRows], doc("The result for each table, in the order of the request.")]
 
 
 @Route(
     "POST",
     "/api/v1/rows",
     "appendRowsToTables",
-    "Append JSON rows to several stream tables, all or none; they are durable with the answer",
+    "Append JSON rows to several stream tables, all or none, and answer when they are durable",
     check=Check.SOMEWHERE,
     tags=("streams",),
     parameters=PRODUCER_PARAMETERS,
     body_size=BodySize.LARGE,
     answers=(
         ResponseSpec(200, "The rows of all tables are durable", AppendedToTables),
-        ResponseSpec(400, "A table is not a stream table, or a row does not fit; no row was appended"),
+        ResponseSpec(400, "A table is not a stream table, or a row does not fit. No row was appended"),
         ResponseSpec(403, "The caller may not append rows to one of the tables"),
-        ResponseSpec(404, "No such table"),
-        ResponseSpec(409, "The sequence does not follow the producer's last sequence; no row was appended"),
-        ResponseSpec(413, "Too many rows, or the decoded rows are too large; no row was appended"),
-        ResponseSpec(429, "The memory for rows is full; no row was appended"),
+        ResponseSpec(404, "A table does not exist"),
+        ResponseSpec(409, "The sequence does not follow the producer's last sequence. No row was appended"),
+        ResponseSpec(413, "There are too many rows, or the decoded rows are too large. No row was appended"),
+        ResponseSpec(429, "The memory for rows is full. No row was appended"),
         UNKNOWN_OUTCOME,
     ),
 ).takes(RowsOfTables)
 async def append_rows_to_tables(call: Call, body: RowsOfTables) -> AppendedToTables:
+    """Append rows to several stream tables, all or none."""
     if not 1 <= len(body.tables) <= TABLES_MAX:
         raise BadRequest(f"tables has {len(body.tables)} tables; name 1 to {TABLES_MAX}")
     names = [(check_namespace(table.namespace), table.name) for table in body.tables]
@@ -92,7 +102,7 @@ async def append_rows_to_tables(call: Call, body: RowsOfTables) -> AppendedToTab
             raise TooLarge(
                 f"The decoded rows have more than {DECODED_BYTES_MAX:,} bytes; send them in several requests"
             )
-    for request in requests:  # All rows fit. So a request that is refused adds no columns.
+    for request in requests:  # All rows fit now, so a refused request adds no columns.
         await request.add_columns()
     prepared = [(request.target, request.prepared) for request in requests]
     answers = await append_prepared(call, prepared, producer, scope=_ALL_TABLES)
@@ -100,7 +110,7 @@ async def append_rows_to_tables(call: Call, body: RowsOfTables) -> AppendedToTab
 
 
 class _TableRequest:
-    """The rows of one table of a request."""
+    """Prepares the rows of one table of a request."""
 
     def __init__(self, call: Call, namespace: NamespacePath, name: str, target: RowTarget, text: bytes) -> None:
         self._call = call
@@ -118,11 +128,11 @@ class _TableRequest:
         return 0 if batches is None else TableRows(self.target.loaded, batches).size_bytes
 
     async def prepare(self) -> None:
-        """Prepare the rows, for the columns that the table has or gets.
+        """Prepare the rows for the table with the columns that it has or gets.
 
         Raises:
             BadRequest: A row does not fit, or a column cannot be added.
-            Forbidden: The table has to get columns, and the caller may not change it.
+            Forbidden: The table lacks columns, and the caller may not change it.
         """
         await self._run(self._decode)
         target = self.target
@@ -132,24 +142,27 @@ class _TableRequest:
         await self._run(partial(self._prepare, target))
 
     async def add_columns(self) -> None:
-        """Add the columns that the rows have and the table lacks. The rows are then prepared for the new table."""
+        """Add the columns that the table lacks, and prepare the rows for the changed table."""
         if self._missing.types:
             self.target = await add_columns(self._call, self.target, self._namespace, self._name, self._missing.types)
             await self._run(partial(self._prepare, self.target))
 
     async def _run(self, work: Callable[[], None]) -> None:
+        """Run work in a thread if the rows are many."""
         if len(self._text) <= QUICK_BYTES:
             work()
         else:
             await self._call.run_in_turn(work)
 
     def _decode(self) -> None:
+        """Decode the rows."""
         rows_max, metadata = self._call.components.settings.stream_rows_limit, self.target.loaded.metadata
         self._decoded = decode_rows(self._text, RowFormat.JSON, rows_max=rows_max)
         self._missing = find_missing_columns(self._decoded, metadata, show(self._namespace, self._name))
 
     def _prepare(self, target: RowTarget) -> None:
+        """Prepare the decoded rows for a table."""
         check_columns(len(self._decoded), target.loaded.metadata)
         self.prepared = target.make_preparation(self._call, left_out=self._missing.empty).prepare_json(self._decoded)
         if not self._missing.types:
-            self._decoded = []  # They take more memory than the prepared rows, which are not prepared again.
+            self._decoded = []  # They take more memory than the prepared rows, and are not needed again.

@@ -1,17 +1,16 @@
 """The columnar block: the live entries of one manifest as packed columns, in one buffer.
 
-A block contains only the data of its manifest. Inherited sequence numbers and row ids are missing, because
-the manifest list defines them. So a block depends on its manifest alone and is valid for every snapshot that
-lists the manifest. A bound that is unreadable, not UTF-8, or inconsistent with the other bound is omitted: a
-missing bound prunes nothing.
+A block contains only the data of its manifest. Inherited sequence numbers and row ids are missing, because the manifest
+list defines them. So a block depends only on its manifest, and is valid for every snapshot that lists the manifest. A
+bound that is unreadable, not UTF-8, or inconsistent with the other bound is omitted. A missing bound prunes nothing.
 
 The memory is little-endian: `SMB2`, the directory's length and its CRC-32 (uint32 each), zeros up to byte 16,
 the directory (MessagePack), zeros up to a multiple of 64, then the arrays. The offsets in the directory count
 from the start of the arrays.
 
-The memory may be a mapped file, of which only touched pages are resident. To touch few pages, opening a block
-verifies only the directory. The arrays of a column are verified when they are first used: each access
-begins with `verify`.
+The memory may be a mapped file, whose pages take memory only after they are read. To read few pages, opening a block
+verifies only the directory. The arrays of a column are verified when they are first used: each access begins with
+`verify`.
 """
 
 from __future__ import annotations
@@ -44,6 +43,8 @@ _charging = threading.Lock()
 
 
 class Kept(Protocol):
+    """A value with a known memory size, which a block keeps."""
+
     @property
     def size_bytes(self) -> int: ...
 
@@ -52,9 +53,9 @@ K = TypeVar("K", bound=Kept)
 
 
 class Derived:
-    """Derived values of a block, one for each type.
+    """Values that are derived from a block or a view, one for each type.
 
-    Threads that compute a value at the same time all get the value that was stored first.
+    If several threads compute a value at the same time, all of them get the value that was stored first.
     """
 
     __slots__ = ("_values",)
@@ -69,40 +70,40 @@ class Derived:
     def keep(self, value: K) -> K:
         """Store the value, and return it.
 
-        If another thread has stored a value of this type before, return that value.
+        If a value of this type is already stored, return the stored value.
         """
         stored_value: K = self._values.setdefault(type(value), value)
         return stored_value
 
     @property
     def size_bytes(self) -> int:
-        """The current memory of the values. Values may grow."""
+        """The current memory of the values in bytes. Values may grow."""
         return sum([value.size_bytes for value in list(self._values.values())])
 
 
 class BlockMemory:
     """The memory of a block and of the values derived from the block.
 
-    This object outlives the block, so that the caller that has counted the memory can subtract the same amount.
+    This object outlives the block, so that the code that has counted the memory can subtract the same amount.
     """
 
     __slots__ = ("_head_bytes", "_is_mapped", "_used_bytes", "on_growth", "size_bytes", "verified")
 
     def __init__(self, size_bytes: int, head_bytes: int) -> None:
-        """Start to count the memory of a block.
+        """Begin to count the memory of a block.
 
         Args:
-            size_bytes: The size of the whole memory.
-            head_bytes: The size of the first part of the memory, which is always used.
+            size_bytes: The size of the whole block.
+            head_bytes: The size of the first part of the block, which is always used.
         """
         self.size_bytes = size_bytes
         self._head_bytes = head_bytes
         self._used_bytes = 0
         self._is_mapped = False
         self.on_growth: Callable[[int], None] | None = None
-        """Receives the change of the size in bytes, which may be negative, from any thread."""
+        """A function that receives each change of the size in bytes, which may be negative. Any thread may call it."""
         self.verified: set[int] = set()
-        """Offsets of the columns whose checksums were compared."""
+        """The offsets of the columns whose checksums were compared."""
 
     def add(self, size_bytes: int) -> None:
         with _charging:
@@ -125,7 +126,7 @@ class BlockMemory:
             self.add(size_bytes)
 
     def count_mapped(self, whole_bytes: int) -> None:
-        """Count only the used memory from now on, because the memory is a mapped file of `whole_bytes`."""
+        """From now on, count only the used memory, because the block is a mapped file of `whole_bytes`."""
         with _charging:
             if self._is_mapped:
                 return
@@ -137,20 +138,20 @@ class BlockMemory:
 MAGIC = b"SMB2"
 HEAD = struct.Struct("<4sII4x")
 _DIRECTORY_FACTOR, _BLOCK_BYTES = 8, 600
-"""Memory of a decoded directory for each of its bytes, and of a block's other objects (measured)."""
+"""The measured memory of a decoded directory for each byte of the directory, and of the other objects of a block."""
 VERSION = 4
 """The version of the layout and the content of blocks.
 
-It is part of every key, so that a block of another version is never read.
+It is part of every cache key, so that blocks of different versions are never read.
 """
 
 COUNTS = ("value_counts", "null_value_counts", "nan_value_counts", "column_sizes")
 
 
 class ColumnEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One column with statistics.
+    """The statistics of one column.
 
-    The last four fields state for how many rows a property is true: 0 for no row, 1 for all rows, 2 for some rows.
+    The last four fields say for how many rows a property is true: 0 for no row, 1 for all rows, 2 for some rows.
     """
 
     column_id: int
@@ -159,13 +160,15 @@ class ColumnEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     upper: Packed | None
     counts: tuple[Packed | None, Packed | None, Packed | None, Packed | None]
     nulls_only: int
-    """Whether rows have only null values."""
+    """Whether all values of the file in a row are null. The next three fields are similar."""
     nans_only: int
     no_nulls: int
     no_nans: int
 
 
 class _PartitionEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A partition field in the directory of a block."""
+
     field_id: int
     kind: str
     values: Packed | None
@@ -173,12 +176,16 @@ class _PartitionEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class _ListEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A field of lists in the directory of a block: the length of each row's list, and the values of all lists."""
+
     counts: Packed | None
     values: Packed | None
     total: int
 
 
 class _Directory(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The directory of a block. It describes the arrays that follow it."""
+
     location: str
     rows: int
     content: int
@@ -195,8 +202,8 @@ class _Directory(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Block:
     """The block of a manifest.
 
-    The block is immutable except for `derived`, which contains values that other modules compute from the block.
-    `keep` stores such values.
+    The block is immutable except for `derived`. This contains values that other modules compute from the block, and
+    that `keep` stores.
     """
 
     __slots__ = (
@@ -234,25 +241,25 @@ class Block:
         self.memory = BlockMemory(self._size_bytes, self._size_bytes - len(self._arrays))
         self.derived = Derived()
         self.on_damage: Callable[[], None] | None = None
-        """Called, from any thread, when a checksum does not match."""
+        """A function that is called if a checksum does not match. Any thread may call it."""
         self.address = int(self._arrays.__array_interface__["data"][0])
         """The address of the arrays, for kernels."""
         self._columns = {entry.column_id: entry for entry in self._directory.columns}
         self.partition_fields = tuple([(entry.field_id, entry.kind) for entry in self._directory.partition])
-        """(partition field id, type) in the order of the partition tuple."""
+        """The id and the type of each partition field, in the order of the partition tuple."""
 
     def __repr__(self) -> str:
         return f"<Block {self.location}: {self.rows} rows, {self.size_bytes} bytes>"
 
     @property
     def size_bytes(self) -> int:
-        """The memory, including derived values. If it is a mapped file, only the used part counts."""
+        """The memory of the block in bytes, including derived values. Of a mapped file, only the used part counts."""
         return self.memory.size_bytes
 
     def keep(self, value: K) -> K:
         """Store a derived value of constant size as long as the block exists.
 
-        If a value of the same type is stored already, the method returns the stored value.
+        If a value of the same type is already stored, the method returns the stored value.
         """
         stored_value = self.derived.keep(value)
         if stored_value is value:
@@ -283,21 +290,21 @@ class Block:
 
     @property
     def may_have_dots(self) -> bool:
-        """Whether a file path may contain two consecutive dots. If it is False, no path does."""
+        """Whether a file path may contain two consecutive dots. If it is False, no path contains them."""
         return self._directory.may_have_dots
 
     @property
     def has_unusable_bounds(self) -> bool:
-        """Whether the manifest has bounds that the block omits. Other readers may fail with such bounds."""
+        """Whether the manifest has bounds that the block omits, and with which other readers may fail."""
         return self._directory.has_unusable_bounds
 
     @property
     def partition_columns(self) -> tuple[PackedColumn | None, ...]:
-        """The columns in the order of the partition tuple, or None for a field whose values are all null."""
+        """The partition values of each field, in the order of the partition tuple. None if all values are null."""
         return tuple([self._open_column(entry.values) for entry in self._directory.partition])
 
     def verify(self, packed: Packed) -> None:
-        """Compare a column's arrays with their checksum, unless they have been compared before.
+        """Compare a column's arrays with their checksum, unless this was done before.
 
         This method must be called before each read.
 
@@ -315,7 +322,7 @@ class Block:
         self.memory.use(packed.start, packed.size)
 
     def is_valid(self) -> bool:
-        """Verify all columns."""
+        """Verify all columns, and return whether all checksums match."""
         try:
             for packed in self._iter_packed():
                 self.verify(packed)
@@ -324,6 +331,7 @@ class Block:
         return True
 
     def _iter_packed(self) -> Iterator[Packed]:
+        """Return an iterator over all packed columns."""
         directory = self._directory
         columns: list[Packed | None] = [*directory.longs.values(), *directory.texts.values()]
         for entry in directory.lists.values():
@@ -334,7 +342,7 @@ class Block:
         return (packed for packed in columns if packed is not None)
 
     def count_mapped(self) -> None:
-        """Count only the used memory of the block from now on, because the block is a mapped file."""
+        """From now on, count only the used memory of the block, because the block is a mapped file."""
         self.memory.count_mapped(self._size_bytes)
 
     def _open_column(self, packed: Packed | None, rows: int | None = None) -> PackedColumn | None:
@@ -344,7 +352,7 @@ class Block:
         return PackedColumn(self._arrays, packed, self.rows if rows is None else rows)
 
     def get_packed_longs(self, name: str) -> Packed | None:
-        """Return the packed form of `find_long_column`. The method does not access the values."""
+        """Return the packed column of `find_long_column`, without access to its values."""
         return self._directory.longs.get(name)
 
     def get_packed_texts(self, name: str) -> Packed | None:
@@ -355,7 +363,7 @@ class Block:
         return self._open_column(self._directory.longs.get(name))
 
     def read_longs(self, name: str) -> Longs:
-        """Return int64[rows], the values of a field such as status or sequence_number; MISSING for null."""
+        """Return the values of an integer field such as `sequence_number`, int64[rows]; MISSING for null."""
         column = self.find_long_column(name)
         return np.full(self.rows, MISSING, dtype=np.int64) if column is None else column.read_longs()
 
@@ -392,9 +400,10 @@ class Block:
         return [None if size == MISSING else values[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
     def list_columns(self, name: str) -> tuple[PackedColumn, PackedColumn] | None:
-        """Return split_offsets or equality_ids as packed columns: (size of each row's list, all values in sequence).
+        """Return `split_offsets` or `equality_ids` as packed columns: the length of each row's list, and all values.
 
-        None if no row has a value.
+        Returns:
+            None if no row has a value.
         """
         entry = self._directory.lists.get(name)
         if entry is None or entry.counts is None:
@@ -403,14 +412,15 @@ class Block:
         return None if values is None else (self.read_column(entry.counts), values)
 
     def partition(self, row: int) -> tuple[Value | None, ...]:
+        """Return the values of a row's partition tuple."""
         return tuple(
             [_decode_value(self._open_column(entry.values), entry.kind, row) for entry in self._directory.partition]
         )
 
     def partition_column(self, field_id: int) -> tuple[str, Packed | None] | None:
-        """Return (type, packed values) of a partition field, or None if the block's spec lacks the field.
+        """Return the type and the packed values of a partition field, or None if the block's spec lacks the field.
 
-        The values are None if all of them are null.
+        The second item is None if all values are null.
         """
         for entry in self._directory.partition:
             if entry.field_id == field_id:
@@ -426,7 +436,7 @@ class Block:
         return None if entry is None else entry.kind
 
     def count(self, name: str, column_id: int) -> Longs:
-        """Return int64[rows], the counts of a column with this name; MISSING if a row has no count.
+        """Return the counts of a column with this name, int64[rows]; MISSING for rows without a count.
 
         The names are `value_counts`, `null_value_counts`, `nan_value_counts` and `column_sizes`.
         """
@@ -434,7 +444,7 @@ class Block:
         return np.full(self.rows, MISSING, dtype=np.int64) if column is None else column.read_longs()
 
     def count_column(self, name: str, column_id: int) -> PackedColumn | None:
-        """Return the packed counts `name` of a column, or None if no row has such a count."""
+        """Return the packed counts of a column with this name, or None if no row has such a count."""
         entry = self._columns.get(column_id)
         return None if entry is None else self._open_column(entry.counts[COUNTS.index(name)])
 
@@ -458,7 +468,7 @@ class Block:
 
 
 def read_longs_at(column: PackedColumn, rows: Longs) -> Longs:
-    """Return int64[len(rows)], the values of `PackedColumn.read_longs` for some rows."""
+    """Return the values of `PackedColumn.read_longs` for some rows, int64[n]."""
     packed = column.packed
     if packed.width == 0:
         values = np.full(len(rows), packed.base, dtype=np.int64)
@@ -471,13 +481,13 @@ def read_longs_at(column: PackedColumn, rows: Longs) -> Longs:
 
 
 def doubles_at(column: PackedColumn, rows: Longs) -> npt.NDArray[np.float64]:
-    """Return float64[len(rows)], the values of `PackedColumn.doubles` for some rows."""
+    """Return the values of `PackedColumn.doubles` for some rows, float64[n]."""
     packed = column.packed
     return column.read_array(packed.codes, f"<f{packed.width}", column.rows)[rows].astype(np.float64)
 
 
 def present_at(column: PackedColumn, rows: Longs) -> npt.NDArray[np.bool_]:
-    """Return bool[len(rows)], the values of `PackedColumn.present` for some rows."""
+    """Return the values of `PackedColumn.present` for some rows, bool[n]."""
     if column.packed.presence == NONE:
         return np.ones(len(rows), dtype=np.bool_)
     bits = column.read_array(column.packed.presence, "<u1", (column.rows + 7) // 8)

@@ -1,9 +1,8 @@
-"""Blocks by manifest: read through the cache tiers, decoded once, and shared by all users.
+"""Loader of the blocks of manifests. It reads them through the cache tiers, decodes them once, and shares them.
 
-`live_bytes` is the memory of all live blocks of this process, including derived values. This module does
-not reference blocks. Views reference them (`metaserver/planner`), and a block is freed with the last view
-of a snapshot that lists its manifest. So `live_bytes` is the memory that is really in use, and the owner of the
-views can limit it to the budget.
+`live_bytes` is the memory of all live blocks of this process, including derived values. This module does not reference
+blocks. Views reference them (`metaserver/planner`), and a block is freed with the last view of a snapshot that lists
+its manifest. So `live_bytes` is the memory in use, and the owner of the views can limit it to the budget.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from seamark.metaserver.objects.port import ObjectStore
 T = TypeVar("T")
 
 _OPENED_TOGETHER_MIN = 8
-"""The minimum number of blocks on the disk that are opened in one batch."""
+"""The minimum number of blocks on the local disk that are opened together in a thread."""
 
 
 class Blocks:
@@ -63,15 +62,17 @@ class Blocks:
         self._alive: weakref.WeakValueDictionary[str, Block] = weakref.WeakValueDictionary()
         self._live_bytes = 0
         self._changes: deque[int] = deque()
-        """The growth of derived values, and the negative sizes of freed blocks. Any thread may append them, because
-        appending is atomic.
+        """Changes of the live memory in bytes: the growth of derived values, and the negative sizes of freed blocks.
+
+        Any thread may append changes, because appending is atomic.
         """
         self._damaged: deque[tuple[str, weakref.ref[Block]]] = deque()
-        """Damaged blocks, with their keys. Any thread may append them. Meanwhile another block may be in use for the
-        key.
+        """Damaged blocks, with their keys. Any thread may append them.
+
+        A different block may be in use for the key of a damaged block.
         """
         self.decoded = 0
-        """The number of manifests decoded since the start."""
+        """The number of manifests that were decoded since the start."""
 
     @property
     def live_bytes(self) -> int:
@@ -96,7 +97,7 @@ class Blocks:
         """Remove damaged blocks from the caches, so that their manifests are decoded again."""
         while self._damaged:
             key, reference = self._damaged.popleft()
-            # The key still belongs to the damaged block: no other block has replaced it.
+            # No other block has replaced the damaged block.
             if self._alive.get(key) in (None, reference()):
                 self._alive.pop(key, None)
                 await self._stack.remove(key)
@@ -106,7 +107,7 @@ class Blocks:
 
         Args:
             location: The location of the file.
-            neighbour: The decoded manifest list of a neighbouring snapshot.
+            neighbour: The decoded manifest list of a neighbouring snapshot, whose manifests the result may share.
 
         Raises:
             Corrupt: The file is missing or invalid.
@@ -148,14 +149,16 @@ class Blocks:
             size_bytes = sum(manifest.manifest_length for manifest in absent.values())
             with self._decoders.expecting(size_bytes):
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._load_block(*one)) for one in absent.items()]
+                    tasks = [
+                        group.create_task(self._load_block(*key_and_manifest)) for key_and_manifest in absent.items()
+                    ]
             return dict(task.result() for task in tasks)
         except BaseExceptionGroup as errors:
-            # If several files are damaged, only the first error is raised.
+            # If several files are damaged, raise only the first error.
             raise errors.exceptions[0] from None
         finally:
-            # The error's traceback references this frame, and a task references the error. This cycle would keep other
-            # blocks alive.
+            # The error's traceback references this frame, and a task references the error. Break the cycle, which would
+            # keep other blocks alive.
             tasks.clear()
 
     async def _load_block(self, key: str, manifest: ManifestFile) -> tuple[str, Block]:
@@ -164,10 +167,10 @@ class Blocks:
         return key, self._register_in_use(key, block)
 
     def _register_in_use(self, key: str, block: Block) -> Block:
-        """Count the memory of a block that was opened.
+        """Count the memory of an opened block.
 
         Returns:
-            The block with the same key that is in use already, if there is such a block; otherwise this block.
+            The block with the same key that is already in use. If there is none, the given block.
         """
         block_in_use = self._alive.get(key)
         if block_in_use is not None:
@@ -186,7 +189,7 @@ class Blocks:
     async def _decode_with_retry(self, decode: Callable[[ObjectStore], Awaitable[T]]) -> T:
         """Return the result of `decode`.
 
-        If the data are damaged, the cause may be a cache. So they are read again from the storage.
+        If the data are damaged, the cause may be a cache. So `decode` is called again with the storage itself.
         """
         try:
             return await decode(self._objects)
@@ -196,6 +199,11 @@ class Blocks:
             return await decode(self._stored)
 
     async def _decode(self, manifest: ManifestFile, objects: ObjectStore) -> bytes | memoryview:
+        """Read and decode a manifest, and return the memory of its block.
+
+        Raises:
+            Corrupt: The manifest is missing, damaged, or contradicts the manifest list.
+        """
         location = manifest.manifest_path
         data = await self._read(location, "manifest", objects)
         if len(data) < manifest.manifest_length:
@@ -205,15 +213,20 @@ class Blocks:
             )
         self.decoded += 1
         packed = await self._decoders.decode(data, location)
-        # Check before the block is cached. The next read of the file may return valid bytes.
+        # Check the block before it is cached, because the next read of the file may return valid bytes.
         _check(manifest, Block(packed))
         return packed
 
     async def _read(self, location: str, file_kind: str, objects: ObjectStore) -> bytes:
+        """Read a file of the table.
+
+        Raises:
+            Corrupt: The file is missing.
+        """
         try:
             return await objects.read(location, limit_bytes=self._limit_bytes)
         except ObjectMissing:
-            # NotFound would be wrong, because Java's client interprets a 404 as a missing plan or table.
+            # Do not raise NotFound: Java's client interprets a 404 as a missing plan or table.
             raise Corrupt.missing(file_kind, location) from None
 
 
@@ -222,7 +235,7 @@ def _release(changes: deque[int], memory: BlockMemory) -> None:
 
 
 def _check_agreement(manifests: Sequence[ManifestFile], blocks: list[Block]) -> list[Block]:
-    """Return the blocks, after a comparison with the manifests.
+    """Compare blocks with their manifests, and return the blocks.
 
     Raises:
         Corrupt: A manifest contradicts its manifest list.
@@ -236,10 +249,10 @@ def _check(manifest: ManifestFile, block: Block) -> None:
     """Compare a manifest with its entry in the manifest list.
 
     Raises:
-        Corrupt: They contradict each other about the partition spec or the content. Either of them may be wrong.
+        Corrupt: The manifest and the entry have different partition specs or contents. Either of them may be wrong.
     """
     if not manifest.manifest_length:
-        # Version 1 metadata lists the manifest without these values.
+        # Version 1 metadata contain no such values.
         return
     if block.spec_id != manifest.partition_spec_id:
         raise Corrupt(

@@ -1,8 +1,8 @@
-"""Decodes manifests to blocks off the event loop: in threads, and for large loads also in processes.
+"""Decoding of manifests to blocks outside the event loop: in threads, and for large loads also in processes.
 
-Decoding releases the GIL for most of its time, but it holds the GIL for the rest. This limits threads to about
-1.5 times the speed of one thread. A process has its own GIL, but takes a quarter of a second to start, so it is
-useful only for many manifests. Processes start while threads already decode, and end after the load.
+Decoding releases the GIL most of the time, but not always. So several threads are only about 1.5 times as fast as one
+thread. A process has its own GIL, but takes a quarter of a second to start, so it is useful only for many manifests.
+Processes start while threads already decode, and end after the load.
 
 A process returns the same bytes as a thread. If no process can be started, or a process ends unexpectedly, the
 thread itself decodes the manifest. Each process ends when its standard input ends, so no process outlives its parent.
@@ -33,24 +33,24 @@ from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.index.blocks.encoding import encode_block
 
 PROCESSES_MIN_BYTES = 64 << 20
-"""The minimum size of manifests that are decoded in processes: about 160,000 entries, and a second of work."""
+"""The minimum total size of manifests for which processes start: about 160,000 entries, and a second of work."""
 _PIPE_BYTES = 1 << 20
 """The size of the pipes to and from a process.
 
-Linux allows this size without privileges. With it, a manifest and its block need few context switches.
+Linux allows this size without privileges. With large pipes, a manifest and its block need few context switches.
 """
 _END_S = 5.0
 _REQUEST_HEAD = struct.Struct("<IQ")
-"""The number of bytes of the location, and of the manifest. Both follow the head."""
+"""The head of a request: the lengths of the location and of the manifest, which follow the head."""
 _ANSWER_HEAD = struct.Struct("<BQ")
-"""The type of the answer and its size. The bytes of the answer follow the head."""
+"""The head of an answer: its type and its length. The bytes of the answer follow the head."""
 _READY, _BLOCK, _CORRUPT = range(3)
 
 log = structlog.get_logger()
 
 
 class _ProcessLost(Exception):
-    """The process has ended, or its answer is invalid."""
+    """Raised if a decoding process has ended, or if its answer is invalid."""
 
 
 class Decoders:
@@ -65,37 +65,37 @@ class Decoders:
         self._processes_max = threads if threads > 1 else 0
         self._min_bytes = processes_min_bytes
         self._lock = threading.Lock()
-        """Protects all attributes below."""
+        """The lock of all attributes below."""
         self._active_loads = 0
         self._processes: set[_Process] = set()
         self._idle: list[_Process] = []
         self.by_processes = 0
-        """The number of manifests that processes decoded."""
+        """The number of manifests that processes have decoded."""
 
     async def decode(self, data: bytes, location: str) -> bytes | memoryview:
-        """Return the block's memory.
+        """Decode a manifest, and return the memory of its block.
 
         Raises:
-            Corrupt: The manifest is damaged; the message has its location.
+            Corrupt: The manifest is damaged; the message contains its location.
         """
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._decode_in_process, data, location)
 
     @contextmanager
     def expecting(self, size_bytes: int) -> Iterator[None]:
-        """Expect manifests with this many bytes in total while the context is active."""
+        """While the context is active, expect manifests of this total size. If it is large, start processes."""
         if size_bytes < self._min_bytes or not self._processes_max:
             yield
             return
         with self._lock:
             self._active_loads += 1
-            before = self.by_processes
+            earlier_count = self.by_processes
         try:
             yield
         finally:
             with self._lock:
                 self._active_loads -= 1
                 idle, self._idle = ([], self._idle) if self._active_loads else (self._idle, [])
-            log.info("manifests_decoded", size_bytes=size_bytes, by_processes=self.by_processes - before)
+            log.info("manifests_decoded", size_bytes=size_bytes, by_processes=self.by_processes - earlier_count)
             with contextlib.suppress(RuntimeError):  # After the executor's shutdown, `close` ends the processes.
                 for process in idle:
                     self._executor.submit(self._end, process)
@@ -106,11 +106,12 @@ class Decoders:
             self._end(process)
 
     def _decode_in_process(self, data: bytes, location: str) -> bytes | memoryview:
+        """Decode a manifest in an idle process, or in this thread if there is none or the process is lost."""
         process = self._take()
         if process is None:
             return decode_block_memory(data, location)
         try:
-            memory = process.decode(data, location)
+            block_memory = process.decode(data, location)
         except _ProcessLost as error:
             log.warning("decoder_lost", manifest=location, error=str(error))
             self._end(process)
@@ -119,7 +120,7 @@ class Decoders:
             self._give(process)
             raise
         self._give(process)
-        return memory
+        return block_memory
 
     def _take(self) -> _Process | None:
         """Return an idle process, or None. If more processes are allowed, start one for later callers."""
@@ -144,6 +145,7 @@ class Decoders:
             return None
 
     def _give(self, process: _Process) -> None:
+        """Make a process idle, or end it if nothing is being loaded."""
         with self._lock:
             if self._active_loads:
                 self._idle.append(process)
@@ -157,9 +159,9 @@ class Decoders:
 
 
 class _Process:
-    """A decoding process with the parent's ends of its pipes.
+    """A decoding process, with the parent's ends of its pipes.
 
-    Only one thread may use it at a time.
+    Only one thread at a time may use an instance.
     """
 
     def __init__(self) -> None:
@@ -185,25 +187,26 @@ class _Process:
         self._ready = False
 
     def is_ready(self) -> bool:
-        """Return whether the process has started to read. The method does not wait.
+        """Return whether the process has started to read, without waiting.
 
-        The result is also True for a process that has ended unexpectedly. The next use of the process reports this.
+        The result is also True if the process has ended unexpectedly. Its next use then reports an error.
         """
         if not self._ready:
             poll = select.poll()
             poll.register(self._from, select.POLLIN | select.POLLHUP)
             self._ready = bool(poll.poll(0))
             if self._ready:
-                # The next use of the process reports the error.
+                # The process has ended. Its next use reports this.
                 with contextlib.suppress(_ProcessLost):
                     self._answer()
         return self._ready
 
     def decode(self, data: bytes, location: str) -> memoryview:
-        """Return the result of `decode_block_memory`, computed by the process.
+        """Decode a manifest in the process, like `decode_block_memory`.
 
         Raises:
-            _ProcessLost: The process has ended or its answer is invalid.
+            Corrupt: The manifest is damaged.
+            _ProcessLost: The process has ended, or its answer is invalid.
         """
         name = location.encode()
         self._write(memoryview(_REQUEST_HEAD.pack(len(name), len(data)) + name))
@@ -212,7 +215,7 @@ class _Process:
         if kind == _CORRUPT:
             raise Corrupt(bytes(answer).decode())
         if kind != _BLOCK:
-            raise _ProcessLost(f"the kind of its answer is {kind}")
+            raise _ProcessLost(f"the type of its answer is {kind}, not {_BLOCK} or {_CORRUPT}")
         return answer
 
     def _answer(self) -> tuple[int, memoryview]:
@@ -220,6 +223,11 @@ class _Process:
         return kind, self._read(size)
 
     def _write(self, data: memoryview) -> None:
+        """Write data to the process.
+
+        Raises:
+            _ProcessLost: The process has ended.
+        """
         try:
             while data:
                 data = data[os.write(self._to, data) :]
@@ -227,10 +235,15 @@ class _Process:
             raise _ProcessLost(str(error)) from error
 
     def _read(self, size: int) -> memoryview:
+        """Read exactly `size` bytes of the answer.
+
+        Raises:
+            _ProcessLost: The process has ended, or the size is too large.
+        """
         try:
             buffer = np.empty(size, np.uint8).data
         except (MemoryError, ValueError) as error:
-            raise _ProcessLost(f"the size of its answer is {size} bytes") from error
+            raise _ProcessLost(f"its answer has {size} bytes, which do not fit into memory") from error
         at = 0
         while at < size:
             try:
@@ -254,10 +267,10 @@ class _Process:
 
 
 def decode_block_memory(data: bytes | memoryview, location: str) -> bytes:
-    """Return the memory of a manifest's block.
+    """Decode a manifest, and return the memory of its block.
 
     Raises:
-        Corrupt: The manifest is damaged; the message has its location.
+        Corrupt: The manifest is damaged; the message contains its location.
     """
     return b"".join(encode_block(decode_manifest(data, location)))
 
@@ -265,8 +278,7 @@ def decode_block_memory(data: bytes | memoryview, location: str) -> bytes:
 def serve(requests: BinaryIO, responses: BinaryIO) -> None:
     """Decode manifests until the input ends.
 
-    An error other than Corrupt ends the process. The caller then decodes the manifest itself, and gets the same
-    error.
+    An error other than Corrupt ends the process. The parent then decodes the manifest itself, and gets the same error.
     """
     _write_answer(responses, _READY, b"")
     while head := requests.read(_REQUEST_HEAD.size):

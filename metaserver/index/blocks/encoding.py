@@ -1,4 +1,4 @@
-"""Encodes a decoded manifest as a block (`block.py` describes the layout)."""
+"""Encoder of a decoded manifest as a block. `block.py` describes the layout."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from seamark.formats.runtime.errors import BadRequest, Corrupt
 from seamark.metaserver.index.blocks.block import COUNTS, HEAD, MAGIC
 
 _DELETE_COLUMNS = {DELETED_PATH: "string", DELETED_POSITION: "long"}
-"""The columns of position delete files, `file_path` and `pos`, which schemas lack (Iceberg, "Reserved Field IDs")."""
+"""The types of the columns of position delete files, which schemas do not contain (Iceberg, "Reserved Field IDs")."""
 
 _Bounds: TypeAlias = tuple[npt.NDArray[np.int32], Longs, npt.NDArray[np.int32]]
 _NO_ROWS = np.zeros(0, dtype=np.int32)
 _NO_BOUNDS: _Bounds = (_NO_ROWS, np.zeros(0, dtype=np.int64), _NO_ROWS)
 _ORDER_OF = {"string": "texts", "binary": "bytes", "fixed": "bytes", "float": "reals", "double": "reals"}
 _ORDER_OF |= {"decimal": "numerals", "uuid": "unordered"}
-"""The order of the bounds of a type; of other types it is that of integers."""
+"""The order of the bounds of a type. All other types have the order of integers."""
 
 
 def encode_block(decoded: DecodedManifest) -> list[bytes | memoryview]:
@@ -61,7 +61,7 @@ def encode_block(decoded: DecodedManifest) -> list[bytes | memoryview]:
     partition = [_add_partition(packer, values, schema, spec) for values in decoded.partition]
     columns, has_unusable_bounds = _add_columns(packer, decoded, schema, longs["record_count"])
     arrays = packer.pack()
-    # The values are in the order of the fields of `_Directory` and its parts, whose tuples have this layout.
+    # The tuples have the values in the order of the fields of `_Directory` and of its parts.
     directory = (
         decoded.location,
         decoded.rows,
@@ -108,14 +108,14 @@ def _get_schema(decoded: DecodedManifest) -> Schema:
 
 @lru_cache(maxsize=16)
 def _parse_schema(text: str) -> Schema:
-    """Return the parsed schema from a cache, because the manifests of a snapshot have few different schemas."""
+    """Parse a schema. The result is cached, because the manifests of a snapshot have few different schemas."""
     schema = convert_json(_normalize_schema(text), Schema)
     _ = schema.index
     return schema
 
 
 def _normalize_schema(text: str) -> bytes:
-    """Return the schema's JSON with its type, because old writers omitted `type`."""
+    """Return the JSON of a schema with the field `type`, which old writers omitted."""
     value = json.loads(text)
     if isinstance(value, dict):
         value.setdefault("type", "struct")
@@ -123,6 +123,11 @@ def _normalize_schema(text: str) -> bytes:
 
 
 def _get_spec(decoded: DecodedManifest) -> PartitionSpec:
+    """Return the partition spec in the header of a manifest.
+
+    Raises:
+        Corrupt: The header contains no valid spec.
+    """
     try:
         fields = convert_json(decoded.metadata["partition-spec"], Any)
         if isinstance(fields, dict):
@@ -138,7 +143,7 @@ def _get_spec(decoded: DecodedManifest) -> PartitionSpec:
 def _add_partition(
     packer: Packer, values: PartitionFieldValues, schema: Schema, spec: PartitionSpec
 ) -> tuple[int, str, int]:
-    """Return (field id, type, number of the packer's job)."""
+    """Add the values of a partition field, and return its field id, its type, and the number of the packer's job."""
     field = next((field for field in spec.fields if field.field_id == values.field_id), None)
     kind = None
     if field is not None and len(field.sources) == 1:
@@ -174,6 +179,7 @@ def _convert_avro_kind(values: PartitionFieldValues) -> str:
 
 
 def _add_values(packer: Packer, values: PartitionFieldValues, kind: str) -> int:
+    """Pack the values of a partition field, and return their position."""
     if values.longs is not None:
         return packer.longs(values.longs, values.valid, absent_low=True)
     if values.doubles is not None:
@@ -185,7 +191,11 @@ def _add_values(packer: Packer, values: PartitionFieldValues, kind: str) -> int:
 def _add_columns(
     packer: Packer, decoded: DecodedManifest, schema: Schema, record_count: int
 ) -> tuple[list[tuple[int, str, int]], bool]:
-    """Return (column id, type, number of the job) of each column with statistics, and whether bounds were omitted."""
+    """Add the columns with statistics.
+
+    Returns:
+        The id, the type and the number of the packer's job of each column, and whether unusable bounds were omitted.
+    """
     counts = [decoded.counts.get(name, {}) for name in COUNTS]
     lower, upper = decoded.bounds.get("lower_bounds", {}), decoded.bounds.get("upper_bounds", {})
     columns, is_left_out = [], False
@@ -206,7 +216,7 @@ def _add_columns(
 def _drop_unusable_bounds(
     decoded: DecodedManifest, kind: str, lower: _Bounds | None, upper: _Bounds | None
 ) -> tuple[_Bounds | None, _Bounds | None] | None:
-    """Return the bounds of a column, without bounds that prove nothing. None if all bounds are usable.
+    """Return the bounds of a column without unusable bounds, or None if all bounds are usable.
 
     Unusable bounds are strings that are not UTF-8, and lower bounds above upper bounds. Some engines wrote such
     bounds (`iceberg/manifests/repaired_metrics.py`).
@@ -229,9 +239,10 @@ def _get_column_kind(schema: Schema, column_id: int) -> str | None:
 
 
 def _canonicalize_primitive(of: object) -> str | None:
+    """Return the canonical name of a primitive type, or None for any other type."""
     if not isinstance(of, str):
         return None
     try:
         return canonicalize_primitive(of)
     except BadRequest:
-        return None  # The type is from a later format version, and its order is unknown.
+        return None  # The type belongs to a later format version, so its order is unknown.

@@ -2,8 +2,8 @@
 
 A greater code has a greater or equal byte. For integers, the byte is the first byte of the code. For floats, it is
 the position of the code between the least and the greatest value of the block. For strings, the first bytes are too
-often equal. Therefore 127 codes divide a sample of the block evenly, and the byte is the number of these codes that
-are not greater.
+often equal. Therefore, 127 codes divide a sample of the block evenly, and the byte of a code is the number of these
+127 codes that are not greater.
 
 A comparison reads a sketch instead of codes of four or eight bytes. It reads codes only if their byte is equal to
 the byte of the literal (`_scan.pyx`). This is faster, because a plan of millions of files mostly waits for memory.
@@ -20,10 +20,10 @@ from seamark.formats.index.packing import Form, Packed
 from seamark.metaserver.index.blocks.block import Block
 
 WIDTH_MIN = 4
-"""Codes with fewer bytes are read without a sketch."""
+"""The minimum size in bytes of codes for which a sketch is made."""
 ROWS_MIN = 512
 STRING_ROWS_MIN = 2048
-"""A string column with fewer rows has no sketch, because a sketch of strings needs 1 KiB besides its bytes."""
+"""The minimum number of rows of a string column with a sketch. A sketch of strings needs 1 KiB besides its bytes."""
 _SKETCH_BOUNDS = 127
 _BEFORE_BYTES = {Form.INTEGERS: 0, Form.FLOATS: 16, Form.STRINGS: 8 * _SKETCH_BOUNDS}
 """The number of bytes before the sketch itself, by form. These bytes describe how the sketch was made."""
@@ -33,18 +33,21 @@ _BYTES = 400
 
 
 class Sketches:
-    """The sketches of one block, by the offset of the column: (bytes, shift), or None if the codes are read faster."""
+    """The sketches of one block, by the offset of the column.
+
+    A sketch consists of its bytes and the shift of a code. It is None if reading the codes is faster.
+    """
 
     __slots__ = ("by_start",)
     size_bytes = 300
-    """The memory without the sketches, which are counted individually."""
+    """The memory of the object without the sketches, which are counted one by one."""
 
     def __init__(self) -> None:
         self.by_start: dict[int, tuple[npt.NDArray[np.uint8], int] | None] = {}
 
 
 def find_sketch(block: Block, packed: Packed) -> tuple[int, int]:
-    """Return (address, shift) of a sketch; (0, 0) if reading the codes is faster.
+    """Return the address of a sketch and its shift, or (0, 0) if reading the codes is faster.
 
     The address is valid as long as the block exists. The column must be verified, with codes of 4 or 8 bytes.
     """
@@ -61,6 +64,7 @@ def find_sketch(block: Block, packed: Packed) -> tuple[int, int]:
 
 
 def _build_sketch(block: Block, packed: Packed) -> tuple[npt.NDArray[np.uint8], int] | None:
+    """Build the sketch of a column, or return None if a sketch is not useful."""
     address = block.address + packed.codes
     if packed.form == Form.INTEGERS:
         return _scan.sketch(address, packed.width, block.rows)

@@ -1,4 +1,4 @@
-"""Reads strings of a packed column for many rows at once, faster than `PackedColumn.read_key` for each row."""
+"""Reader of the strings of a packed column for many rows, faster than `PackedColumn.read_key` for each row."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy.typing as npt
 from seamark.formats.index.packing import NONE, Longs, PackedColumn
 
 _FEW_ROWS_MAX = 3
-"""The maximum number of rows that are read one by one."""
+"""The maximum number of rows for which reading one by one is faster."""
 
 
 def read_strings(column: PackedColumn | None, rows: Longs) -> list[bytes | None]:
-    """Return the values at `rows`, int64[n], as bytes, or None for a row without a value."""
+    """Return the values at `rows`, int64[n], as bytes. The item is None for a row without a value."""
     if column is None:
         return [None] * len(rows)
     packed = column.packed
@@ -31,7 +31,7 @@ def read_strings(column: PackedColumn | None, rows: Longs) -> list[bytes | None]
 
 
 def read_codes(column: PackedColumn, rows: Longs) -> npt.NDArray[np.uint64]:
-    """Return uint64[n], the first `packed.width` bytes after the common prefix, big-endian.
+    """Return the first `packed.width` bytes after the common prefix of each value as a big-endian number, uint64[n].
 
     Shorter values are padded with zeros.
     """
@@ -39,6 +39,7 @@ def read_codes(column: PackedColumn, rows: Longs) -> npt.NDArray[np.uint64]:
 
 
 def _decode_strings(column: PackedColumn, rows: Longs) -> list[bytes | None]:
+    """Return the strings at some rows, which all have values."""
     packed = column.packed
     width, common = packed.width, packed.common
     heads = _read_uints(column, packed.codes, width)[rows].astype(f">u{width}").tobytes()

@@ -1,1 +1,1 @@
-"""Index files: read, registered, opened, cleaned; and index definitions."""
+"""Index files of the server: reading, registration, opening and cleaning."""

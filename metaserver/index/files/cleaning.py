@@ -1,10 +1,10 @@
-"""Removes unused index files: a part of the server's housekeeping.
+"""Removal of unused index files, a part of the server's housekeeping.
 
-Superseded and quarantined files are kept for a retention time, for running plans and for operators who
-examine the damage. Then they are deleted from storage, and later from the registry. If the server crashes
-between the two steps, the row remains for the next attempt. If the table no longer defines an index, the files of
-the index become superseded. Files in a table's index folder that are in no registry are from failed builds, and are
-deleted when they are old. The age of a file counts `PassedTime`, so a clock that jumps ahead does not make files old.
+Superseded and quarantined files are kept for a retention time, for running plans and for operators who examine the
+damage. Then they are deleted first from storage, and afterwards from the registry. If the server crashes between the
+two steps, the row remains for the next attempt. If the table no longer defines an index, the files of the index become
+superseded. Files in a table's index folder that are not in the registry are from failed builds, and are deleted when
+they are old. The age of a file is measured in `PassedTime`, so a clock that jumps ahead does not make files old.
 """
 
 from __future__ import annotations
@@ -41,9 +41,14 @@ log = structlog.get_logger()
 class Cleaner:
     """Removes unused index files.
 
-    An instance belongs to one event loop. `load` reads a metadata file. `claimed` returns those of the given folders
-    that the database records as claimed by the table. `folders` are the folders of index files below
-    the folder that `folder_of` returns for a table.
+    An instance belongs to one event loop.
+
+    Args:
+        load: A function that reads a metadata file.
+        claimed: A function that returns those of the given folders that the table has claimed in the database.
+        folders: The names of the folders of index files. They are in the folder that `folder_of` returns.
+        folder_of: A function that returns the folder of Seamark's files of a table.
+        retention_s: The time for which superseded and quarantined files are kept, in seconds.
     """
 
     def __init__(
@@ -69,9 +74,9 @@ class Cleaner:
         self._folder_of = folder_of
         self._retention_ms = retention_s * 1000
         self._after: str | None = None
-        """The uuid after which the next round continues."""
+        """The UUID of the table after which the next round continues."""
         self._orphans_ms: dict[str, int] = {}
-        """The time of the last listing, by location of the folder."""
+        """The time of the last listing of each folder in milliseconds, by location."""
 
     async def clean(self) -> int:
         """Run one round of cleaning.
@@ -82,6 +87,7 @@ class Cleaner:
         return await self._delete_unused() + await self._clean_tables()
 
     async def _delete_unused(self) -> int:
+        """Delete superseded and quarantined files after their retention, and return their number."""
         deleted_count = 0
         before_ms = (await look_at_clock(self._store, self._clock)).find_time_ago(self._retention_ms)
         for file in await self._store.index_files_unused(before_ms, _FILES_PER_ROUND_MAX):
@@ -94,6 +100,7 @@ class Cleaner:
         return deleted_count
 
     async def _clean_tables(self) -> int:
+        """Clean the indexes of the next tables, and return the number of superseded and deleted files."""
         entries = await self._store.list_indexed_tables(self._after, _TABLES_PER_ROUND_MAX)
         self._after = entries[-1].uuid if entries else None
         cleaned_count = 0
@@ -108,6 +115,12 @@ class Cleaner:
         return cleaned_count
 
     async def _supersede_undefined(self, entry: Entry, tables: list[TableMetadata]) -> int:
+        """Supersede the old files of indexes that the table no longer defines, and return their number.
+
+        Args:
+            entry: An entry of the table.
+            tables: The metadata of all entries with the UUID of the table.
+        """
         definitions = [read_definitions(table) for table in tables]
         defined = {
             definition.id for definitions_of_name in definitions for definition in definitions_of_name.by_name.values()
@@ -118,13 +131,16 @@ class Cleaner:
         superseded_count = 0
         before_ms = (await look_at_clock(self._store, self._clock)).find_time_ago(self._retention_ms)
         for definition_id in set(registered.definitions) - defined:
-            old = [file.location for file in registered.list_live(definition_id) if file.changed_ms < before_ms]
-            if old:
-                await self._registry.replace(entry.uuid, definition_id, add=(), remove=old)
-                superseded_count += len(old)
+            old_locations = [
+                file.location for file in registered.list_live(definition_id) if file.changed_ms < before_ms
+            ]
+            if old_locations:
+                await self._registry.replace(entry.uuid, definition_id, add=(), remove=old_locations)
+                superseded_count += len(old_locations)
         return superseded_count
 
     async def _delete_orphans(self, entry: Entry, tables: list[TableMetadata]) -> int:
+        """Delete old files in the table's index folders that are not registered, and return their number."""
         now_ms = self._clock.now_ms()
         registered_locations = {file.location for file in (await self._registry.load_files(entry)).files}
         deleted_count = 0
@@ -137,9 +153,9 @@ class Cleaner:
                 self._orphans_ms.clear()
             self._orphans_ms[folder] = now_ms
             before_ms = (await look_at_clock(self._store, self._clock)).find_time_ago(_ORPHAN_AGE_MS)
-            # The listing is completed first, because deletions during a listing could make it skip files.
-            old = [stored async for stored in self._objects.list(folder) if stored.modified_ms < before_ms]
-            unknown = [stored.location for stored in old if stored.location not in registered_locations]
+            # Complete the listing first, because deletions during a listing may make it skip files.
+            old_files = [file async for file in self._objects.list(folder) if file.modified_ms < before_ms]
+            unknown = [stored.location for stored in old_files if stored.location not in registered_locations]
             if unknown:
                 # This raises BadRequest if the clocks differ.
                 await read_storage_time_ms(self._objects, self._clock, f"{folder.rpartition('/')[0]}/clock")

@@ -1,8 +1,7 @@
-"""Reads the description of index files by range: the footer and the files table.
+"""Reader of the descriptions of index files, which are the footer and the files table, with range reads.
 
-The cost does not depend on the size of the index file.
-
-The description serves coverage and registration; plans open whole index files (`indexes.py`). The ids of the data
+The number of reads does not depend on the size of the index file. Coverage and registration use the description.
+Plans open whole index files (`indexes.py`). The ids of the data
 files are cached, 16 bytes each, because every listing and every page of a build needs them.
 """
 
@@ -27,6 +26,8 @@ _FILES_LIMIT_BYTES = 1 << 30
 
 
 class IndexFileSummary(NamedTuple):
+    """The header of an index file, and the ids of its data files."""
+
     header: IndexHeader
     ids: npt.NDArray[np.uint64]
     """uint64[n, 2]: the ids of the data files (`hashing.compute_file_ids`)."""
@@ -43,12 +44,12 @@ class IndexReader:
         self._cache: MemoryCache[str, IndexFileSummary] = MemoryCache(_BUDGET_BYTES, "index-headers")
 
     async def describe(self, location: str, size_bytes: int) -> IndexFileSummary:
-        """Return the header and the file identities of an index file.
+        """Return the header of an index file and the ids of its data files.
 
         Raises:
             Corrupt: The object is not a valid index file of this size.
             ObjectMissing: The file does not exist.
-            UnknownVersion: The file has another format version.
+            UnknownVersion: This program cannot read the format version of the file.
             RetryLater: The storage does not answer.
         """
         cached_summary = self._cache.get(location)
@@ -56,23 +57,27 @@ class IndexReader:
             return cached_summary
         header = await self._read_header(location, size_bytes)
         if header.files_length > _FILES_LIMIT_BYTES:
-            raise Corrupt(f"{location}: the files table has {header.files_length} bytes, which exceeds the limit")
+            raise Corrupt(
+                f"{location}: the files table has {header.files_length:,} bytes; "
+                f"the limit is {_FILES_LIMIT_BYTES:,} bytes"
+            )
         table = read_files(await self._objects.read_range(location, header.files_offset, header.files_length), header)
         summary = IndexFileSummary(header, table.ids.copy())
         self._cache.put(location, summary, measure_object_bytes(summary))
         return summary
 
     async def _read_header(self, location: str, size_bytes: int) -> IndexHeader:
+        """Return the header of an index file, with a second request if its footer is long."""
         tail = await self._read_tail(location, size_bytes, _TAIL_BYTES)
-        needed = read_footer_size(tail, location)
-        if len(tail) < needed <= min(size_bytes, FOOTER_LIMIT_BYTES):
-            tail = await self._read_tail(location, size_bytes, needed)
+        needed_bytes = read_footer_size(tail, location)
+        if len(tail) < needed_bytes <= min(size_bytes, FOOTER_LIMIT_BYTES):
+            tail = await self._read_tail(location, size_bytes, needed_bytes)
         return read_header(tail, size_bytes, location)
 
     async def _read_tail(self, location: str, size_bytes: int, length: int) -> bytes:
         """Return the last `length` bytes of the file.
 
-        The method requests one more byte, to detect a file that is longer than `size_bytes`.
+        The method requests one byte more, to detect a file that is longer than `size_bytes`.
         """
         start = max(0, size_bytes - max(length, TAIL_BYTES))
         tail = await self._objects.read_range(location, start, size_bytes - start + 1)

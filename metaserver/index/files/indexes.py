@@ -1,13 +1,13 @@
-"""Opens index files: reads them through the cache tiers, shares them between plans, and limits their memory.
+"""Index files in memory. They are read through the cache tiers, and shared between plans; their memory is limited.
 
 An index file that is missing, damaged, slow or of an unknown version cannot be used. The caller continues without
 it, so no failure in this module fails a query. If the stored object itself is damaged, the file is quarantined: it
 is no longer used, and the indexer rebuilds the index for its data files. If the storage does not answer,
 the file is read again after a delay.
 
-The memory tier counts an eighth of the size of a mapped file, whose pages belong to the kernel's page
-cache. If the whole size counted, index files that are used in turn would evict each other, and would be mapped and
-checked again each time. Running plans reference the index files that they use.
+The memory tier counts only an eighth of the size of a mapped file, because its pages belong to the kernel's page cache.
+If it counted the whole size, index files that are used in turn would evict each other, and would be mapped and checked
+again each time. Running plans reference the index files that they use.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import RegisteredIndexFile
 
 RETRY_S = 5.0
-"""The delay before the server reads an index file again that it could not read."""
+"""The delay after which the server tries again to read an index file, in seconds."""
 _LATER_MAX, _LATER_BYTES = 10_000, 400
-"""The number of such files that are remembered, and the memory of each."""
+"""The maximum number of index files whose next attempt is stored, and the memory of each."""
 
 _REMOTE_PARTS_BYTES = 64 << 20
 """The memory for the parts of large index files that are read by range."""
 
 _MAPPED_SIZE_DIVISOR = 8
-"""The fraction of a mapped file's size that counts. Its directory and page tables take at least a hundredth."""
+"""The divisor of a mapped file's size. Its directory and page tables take at least a hundredth of the size."""
 
 DISK_S = 0.02
 """The time that a plan waits for a large index file from the local disk before it reads the file remotely."""
@@ -62,7 +62,7 @@ log = structlog.get_logger()
 class OpenIndex:
     """An open index file.
 
-    `index` evaluates queries. Its results are ordered by the position of the data file in `files`.
+    `index` evaluates queries. Its results are in the order of the data files in `files`.
     """
 
     location: str
@@ -92,8 +92,9 @@ class Indexes:
 
         Args:
             stored: The storage itself, without the caches that `objects` may have.
-            limit_bytes: Index files above this size are not read.
-            whole_bytes: Index files above this size may be read by range.
+            limit_bytes: The maximum size of an index file that is read.
+            whole_bytes: The maximum size of an index file that is always read as a whole. Larger files may be read by
+                range.
         """
         self._objects = objects
         self._stored = stored
@@ -106,9 +107,9 @@ class Indexes:
         self._opening_remote: SingleFlight[str, RemoteIndexFile] = SingleFlight()
         self._fetching: dict[str, asyncio.Task[OpenIndex | None]] = {}
         self._verifying: dict[str, asyncio.Task[None]] = {}
-        """Verification tasks by location."""
+        """The verification tasks, by location of the index file."""
         self._retry_at: MemoryCache[str, float] = MemoryCache(_LATER_MAX * _LATER_BYTES, "index-registry")
-        """The monotonic time of the next attempt, by location; infinity for an unknown version."""
+        """The monotonic time of the next attempt to read a file, by location. It is infinite for an unknown version."""
         self.failures = 0
         """The number of index files that could not be used since the start."""
         self.quarantined = 0
@@ -118,7 +119,7 @@ class Indexes:
         return self._stack.get_cached(_make_key(file.location))
 
     async def open(self, file: RegisteredIndexFile) -> OpenIndex | None:
-        """Open an index file. Return None if the file cannot be used.
+        """Open an index file, or return None if the file cannot be used.
 
         The method never raises.
         """
@@ -138,7 +139,7 @@ class Indexes:
             if self._stored is self._objects:
                 await self._quarantine(file, error.message)
             else:
-                # A cache may have caused the error.
+                # A cache may have caused the error, so read the storage itself.
                 self._defer(file, error.message)
                 await self.verify_source([file], error.message)
         except UnknownVersion as error:
@@ -167,7 +168,7 @@ class Indexes:
         return self._whole_bytes < file.size_bytes <= self._limit_bytes
 
     async def open_remote(self, file: RegisteredIndexFile) -> RemoteIndexFile | None:
-        """Open an index file that supports remote reads. Return None if this fails.
+        """Open an index file that supports remote reads, or return None if this fails.
 
         The method never raises.
         """
@@ -183,14 +184,14 @@ class Indexes:
 
         try:
             return await self._opening_remote.run(file.location, load)
-        except (SeamarkError, ValueError) as error:  # Reading the whole file reports the damage.
+        except (SeamarkError, ValueError) as error:  # The caller reads the whole file, and this reports any damage.
             log.info("index file not opened by range", location=file.location, reason=str(error))
             return None
 
     async def read_remotely(
         self, file: RegisteredIndexFile, read: Callable[[RemoteIndexFile], Awaitable[T | None]]
     ) -> T | None:
-        """Return the result of `read` on an index file that is not in memory.
+        """Open an index file by range, and return the result of `read` for it.
 
         Returns:
             None if the file cannot be opened by range, if `read` returns None, or if `read` fails because the file
@@ -217,10 +218,13 @@ class Indexes:
     async def open_or_read(
         self, file: RegisteredIndexFile, read: Callable[[RemoteIndexFile], Awaitable[T | None]]
     ) -> OpenIndex | T | None:
-        """Return the open file or the result of `read`, or None if the file cannot be used.
+        """Open an index file completely, or return the result of `read` for the file opened by range.
 
         If the file is in memory or small, the method returns the open file. Otherwise, it opens the file by range and
-        calls `read`. If `read` gives no result, the whole file is loaded. The method waits as long as needed.
+        calls `read`. If `read` gives no result, the whole file is loaded. The method waits as long as necessary.
+
+        Returns:
+            None if the file cannot be used.
         """
         opened = self.find_in_memory(file)
         if opened is not None or not self.supports_remote_reads(file):
@@ -237,7 +241,7 @@ class Indexes:
         return task.result()
 
     def schedule_verification(self, files: Iterable[RegisteredIndexFile], reason: str) -> None:
-        """Run `verify_source` in a task for each of these files."""
+        """Run `verify_source` for each of these files in a task."""
         for file in files:
             if file.location not in self._verifying:
                 task = asyncio.create_task(self.verify_source([file], reason), name="verify-index-file")
@@ -248,7 +252,7 @@ class Indexes:
         del self._verifying[location]
 
     async def verify_source(self, files: Iterable[RegisteredIndexFile], reason: str) -> None:
-        """Verify the stored index files after a probe found damage. Only the cached copy may be damaged.
+        """Verify the stored objects of index files after a probe found damage, which may be only in a cached copy.
 
         A file whose stored object is damaged is quarantined. The method never raises.
         """
@@ -257,7 +261,7 @@ class Indexes:
             try:
                 data = await self._stored.read(file.location, limit_bytes=self._limit_bytes)
                 await asyncio.to_thread(_verify, memoryview(data), file)
-            except UnknownVersion as error:  # The data were not read from a cached copy.
+            except UnknownVersion as error:  # The data are from the storage, so no cached copy is the cause.
                 self._defer(file, str(error), until_s=math.inf)
             except (ValueError, Corrupt, ObjectMissing, TooLarge) as error:
                 await self._quarantine(file, f"{reason}; {error}")
@@ -265,6 +269,7 @@ class Indexes:
                 self._defer(file, error.message)
 
     async def _quarantine(self, file: RegisteredIndexFile, reason: str) -> None:
+        """Quarantine an index file, so that plans no longer read it."""
         self._defer(file, reason)
         try:
             await self.registry.quarantine(file.uuid, file.location, reason)
@@ -291,11 +296,11 @@ class Indexes:
 
 
 def _open_registered(data: memoryview, file: RegisteredIndexFile) -> OpenIndex:
-    """Open an index file.
+    """Open the data of an index file.
 
     Raises:
         Corrupt: The file does not match its registration.
-        UnknownVersion: A server of another version wrote the file.
+        UnknownVersion: A server of a different version wrote the file.
     """
     content = open_index_file(data, file.location)
     _check(content.header, file)
@@ -311,6 +316,11 @@ def _open_registered(data: memoryview, file: RegisteredIndexFile) -> OpenIndex:
 
 
 def _check(header: IndexHeader, file: RegisteredIndexFile) -> None:
+    """Check that a header belongs to the registered index file.
+
+    Raises:
+        Corrupt: The header belongs to another table or index.
+    """
     header_identity = (header.table_uuid, header.definition, header.kind)
     registered = (file.uuid, file.definition, file.kind)
     if header_identity != registered:
@@ -320,11 +330,11 @@ def _check(header: IndexHeader, file: RegisteredIndexFile) -> None:
 
 
 def _verify(data: memoryview, file: RegisteredIndexFile) -> None:
-    """Read the whole file to verify it.
+    """Verify the data of an index file completely.
 
     Raises:
         Corrupt, ValueError: The file is damaged.
-        UnknownVersion: A server of another version wrote the file.
+        UnknownVersion: A server of a different version wrote the file.
     """
     _open_registered(data, file).index.verify()
 
@@ -344,7 +354,7 @@ async def open_indexes(
         objects: The storage, possibly with caches.
         registry: The registry of index files.
         clock: The clock.
-        stored: The storage without caches; by default `objects`.
+        stored: The storage without caches. If it is None, `objects` is used.
     """
     folder = Path(settings.index_disk_folder) if settings.index_disk_folder else settings.home / "cache" / "indexes"
     files_in: AbstractAsyncContextManager[Stack[OpenIndex]] = open_stack(

@@ -1,4 +1,4 @@
-"""Checks an index file before plans may use it.
+"""Checks of an index file before plans may use it.
 
 The server does not trust the programs that build indexes, so it reads the header of the file itself.
 """
@@ -22,10 +22,10 @@ async def read_index_file(
     snapshot_id: int | None,
     now_ms: int,
 ) -> RegisteredIndexFile:
-    """Return the file as a live registry entry.
+    """Read the header of an index file, and return the file as a live registry entry.
 
     Raises:
-        BadRequest: The object is not a valid index file of the table, or not below `folder`.
+        BadRequest: The object is not a valid index file of the table, or is not in `folder`.
     """
     root = parse_location(folder)
     parsed = parse_location(location, "The location of an index file")

@@ -1,9 +1,8 @@
-"""The index files of tables, according to the pointer store. Plans use these files, and merges replace them.
+"""The registry of the index files of tables in the pointer store. Plans use these files, and merges replace them.
 
-Invariant: the list of index files has the version that is also in the table's entry. So a plan that has
-read the entry knows without another request whether the cached list is current. A list that is newer
-than the entry is also correct: an index file describes immutable data files, and is valid for every
-snapshot that contains them.
+Invariant: the version of a list of index files is also in the table's entry. So a plan that has read the entry knows
+without a further request whether the cached list is current. A list that is newer than the entry is also correct: an
+index file describes immutable data files, and is valid for every snapshot that contains them.
 """
 
 from __future__ import annotations
@@ -21,19 +20,16 @@ from seamark.metaserver.store.port import PointerStore
 
 _BUDGET_BYTES = 32 << 20
 _LIVE_BYTES = 8
-"""The memory that a file takes in the tuple of its definition's live files."""
+"""The memory of an index file's reference in the tuple of live files."""
 
 
 class IndexFiles:
-    """A table's index files at one index version.
-
-    Immutable.
-    """
+    """The index files of a table at one index version. An instance is immutable."""
 
     def __init__(self, version: int, files: Sequence[RegisteredIndexFile]) -> None:
         self.version = version
         self.files = tuple(files)
-        """All files in all states, oldest first."""
+        """The index files in all states, oldest first."""
         files_of_definition: dict[str, list[RegisteredIndexFile]] = {}
         for file in self.files:
             if file.state is IndexFileState.LIVE:
@@ -51,7 +47,10 @@ class IndexFiles:
 
 
 class Registry:
-    """A read-through cache with a byte limit. Concurrent reads of a table's version share one request."""
+    """Reads and changes the registry of index files.
+
+    Lists of index files are cached, and concurrent reads of a table's version share one request.
+    """
 
     def __init__(self, store: PointerStore, clock: Clock) -> None:
         self._store = store
@@ -60,7 +59,7 @@ class Registry:
         self._flights: SingleFlight[tuple[str, int], IndexFiles] = SingleFlight()
 
     async def load_files(self, entry: Entry) -> IndexFiles:
-        """Return the index files of the entry's table, at its index version or at a newer version."""
+        """Return the index files of the entry's table, at the index version of the entry or at a newer version."""
         if entry.index_version == 0:
             return IndexFiles(0, ())
         key = (entry.uuid, entry.index_version)
@@ -78,7 +77,7 @@ class Registry:
     ) -> int:
         """Add live files, and supersede the files in `remove`, in one transaction.
 
-        If the reply is lost, the caller can send the request again: a repetition with the same `add` changes nothing.
+        If the answer is lost, the caller can repeat the call: a repetition with the same `add` changes nothing.
 
         Returns:
             The table's new index version.
@@ -97,6 +96,9 @@ class Registry:
 
     async def quarantine(self, uuid: str, location: str, reason: str) -> int:
         """Exclude a file from plans.
+
+        Returns:
+            The table's new index version.
 
         Raises:
             NotFound: The file is not registered.

@@ -1,8 +1,8 @@
-"""Finds the index files of a table in its folder again, and registers those that the registry lacks.
+"""Registration of the index files in the folder of a table that the registry does not contain.
 
-Each index file contains everything that the registry records. The files in the folder are checked as the files of a
-builder are. If several files describe the same data files, merged and newer files are preferred. Files stay quarantined
-if the registry still lists them as quarantined.
+Each index file contains everything that the registry records. The files in the folder are checked like the files of a
+builder. If several files describe the same data files, merged and newer files are preferred. Files that the registry
+lists as quarantined stay quarantined.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from seamark.metaserver.objects.port import ObjectInfo, ObjectStore
 from seamark.metaserver.store.model import RegisteredIndexFile
 
 FOLDER_FILES_MAX = 100_000
-"""The maximum number of files in a folder of indexes that the server searches."""
+"""The maximum number of files in a folder of index files."""
 _CONCURRENT_FILES_MAX = 32
 _FILES_PER_REGISTRATION_MAX = 1000
 
 
 class FolderIndexFile(NamedTuple):
-    """An index file in the folder, and the summary in its footer."""
+    """An index file in the folder of a table, with its header and the ids of its data files."""
 
     info: ObjectInfo
     described: IndexFileSummary
 
     @property
     def rank(self) -> tuple[int, int, int, str]:
-        """The sort key.
+        """The sort key of the file.
 
         Merged files come before the files from which they were merged, and newer files come before older files.
         """
@@ -52,9 +52,9 @@ class RebuiltRegistry(NamedTuple):
 
     Attributes:
         folder: The folder.
-        known: The number of files in it that the registry had already.
-        registered: The registered files of each index.
-        redundant: The number of files that describe only data files which other files describe too.
+        registered_before: The number of files in the folder that were already in the registry.
+        registered: The newly registered files of each index.
+        redundant: The number of files whose data files are all described by other index files.
         left_out: The reasons why other files were not registered, by location.
     """
 
@@ -67,7 +67,7 @@ class RebuiltRegistry(NamedTuple):
 
 @dataclass(frozen=True)
 class RegistryRebuild:
-    """Searches folders of tables for index files."""
+    """Registers the index files that it finds in the folders of tables."""
 
     objects: ObjectStore
     reader: IndexReader
@@ -83,7 +83,8 @@ class RegistryRebuild:
             uuid: The UUID of the table.
             metadata: The metadata of the table, whose location the table has claimed.
             registered_files: The index files in the registry.
-            folder: The folder of Seamark's files of the table, which the table has claimed. Empty: its location.
+            folder: The folder of Seamark's files of the table, which the table has claimed. If empty, the location
+                of the table is used.
 
         Raises:
             TooLarge: The folder has too many files.
@@ -103,16 +104,16 @@ class RegistryRebuild:
                 (file for file in files if file.described.header.definition == definition.id),
                 key=lambda file: file.rank,
             )
-            needed = await self._select_needed(registered_files, definition, candidates)
-            redundant += len(candidates) - len(needed)
-            if needed:
-                await self._register(uuid, definition, needed)
-                registered.append((definition, needed))
+            needed_files = await self._select_needed(registered_files, definition, candidates)
+            redundant += len(candidates) - len(needed_files)
+            if needed_files:
+                await self._register(uuid, definition, needed_files)
+                registered.append((definition, needed_files))
         registered_before = sum(info.location in registered_locations for info in folder_objects)
         return RebuiltRegistry(f"{location}/{INDEX_FOLDER}", registered_before, registered, redundant, left_out)
 
     async def _list(self, folder: str) -> list[ObjectInfo]:
-        """List the files of a folder, without files that are being written. The names of those begin with a dot."""
+        """List the files of a folder, except unfinished files, whose names begin with a dot."""
         folder_objects: list[ObjectInfo] = []
         async for info in self.objects.list(folder):
             if not info.location.rpartition("/")[2].startswith("."):
@@ -126,7 +127,11 @@ class RegistryRebuild:
     async def _describe(
         self, uuid: str, definitions: Mapping[str, IndexDefinition], files: Sequence[ObjectInfo]
     ) -> tuple[list[FolderIndexFile], dict[str, str]]:
-        """Return the files of the table's indexes, and, by location, the reasons why the other files were left out."""
+        """Read the summaries of files.
+
+        Returns:
+            The index files of the table's indexes, and the reasons why the other files were left out, by location.
+        """
         slots = asyncio.Semaphore(_CONCURRENT_FILES_MAX)
 
         async def describe(info: ObjectInfo) -> IndexFileSummary | str:
@@ -157,16 +162,16 @@ class RegistryRebuild:
     async def _select_needed(
         self, registered: IndexFiles, definition: IndexDefinition, candidates: Sequence[FolderIndexFile]
     ) -> list[FolderIndexFile]:
-        """Return the candidates that describe a data file that no live file and no earlier candidate describes.
+        """Return the candidates with a data file that neither a live file nor an earlier candidate describes.
 
-        The order stays the same. Data files are compared by half of their identity. If two data files are equal in
-        this half, one of them is indexed again.
+        The candidates stay in their order. Data files are compared by only half of their identity. If two data files
+        are equal in this half, one of them is indexed again.
         """
         if not candidates:
             return []
         live_summaries = []
         for file in registered.list_live(definition.id):
-            # An unreadable file describes nothing. The next plan that uses the file quarantines it.
+            # Ignore a file that cannot be read. The next plan that uses the file quarantines it.
             with suppress(Corrupt, ObjectMissing, UnknownVersion):
                 live_summaries.append(await self.reader.describe(file.location, file.size_bytes))
         ids = [summary.ids[:, 0] for summary in (*live_summaries, *(candidate.described for candidate in candidates))]
@@ -183,6 +188,7 @@ class RegistryRebuild:
         return await asyncio.to_thread(choose)
 
     async def _register(self, uuid: str, definition: IndexDefinition, files: Sequence[FolderIndexFile]) -> None:
+        """Add index files to the registry, in batches."""
         now_ms = self.clock.now_ms()
         add = [
             RegisteredIndexFile(

@@ -1,10 +1,14 @@
-"""Remote reads of an index: answers queries with a few byte ranges of a large file in object storage.
+"""Remote reads of an index: queries that read a few byte ranges of a large file in object storage.
 
-The footer, the files table and the blob's directory are read once and cached. A query then reads only the
-parts that it needs. In a bloom index, these are the pages with the query's rows of bits. In a record index, they
-are one or two pages per key. In a bitmap index, they are pieces of the postings, and, for a query of rows, the
-sections of the data files. Each part has a checksum, which is compared before use. So no plan waits for a
-download of hundreds of megabytes.
+The footer, the files table and the blob's directory are read once and cached. A query then reads only the parts that it
+needs:
+
+- in a bloom index, the pages with the query's rows of bits;
+- in a record index, one or two pages for each key;
+- in a bitmap index, pieces of the postings, and for a query of rows also the sections of the data files.
+
+Each part has a checksum, which is compared before the part is used. So no plan waits for a download of hundreds of
+megabytes.
 
 If a file is damaged, the functions raise a ValueError. `indexes.py` decides how to handle the file.
 """
@@ -27,14 +31,14 @@ from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.store.model import RegisteredIndexFile
 
 RANGES_MAX, BYTES_MAX = 128, 8 << 20
-"""Maximum reads, and bytes, of one step of a query."""
+"""The maximum number of reads and of bytes in one step of a query."""
 _GUESS_BYTES = 64 << 10
-"""The size of the first read of a file's end, or of the blob's start or end, if the required size is unknown."""
+"""The size of the first read of a file's or blob's end, or of a blob's start, while the required size is unknown."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Blob:
-    """The blob of an index file, with its position in the file. The class is a `BlobReader`."""
+    """A `BlobReader` of the blob of an index file. `offset` is the position of the blob in the file."""
 
     objects: ObjectStore
     location: str
@@ -50,14 +54,16 @@ class _Blob:
             ValueError: The range is outside the blob, or the storage returned fewer bytes.
         """
         if start < 0 or length < 0 or start + length > self.length:
-            raise ValueError(f"{self.location}: bytes {start} to {start + length} are not in the blob of {self.length}")
+            raise ValueError(
+                f"{self.location}: bytes {start} to {start + length} are not in the blob, which has {self.length} bytes"
+            )
         data = await self.objects.read_range(self.location, self.offset + start, length) if length else b""
         if len(data) != length:
             raise ValueError(f"{self.location}: requested {length} bytes at {start} of the blob, but read {len(data)}")
         return data
 
     async def read_all(self, ranges: Sequence[Range]) -> list[bytes] | None:
-        """Return the bytes of each range, or None if the ranges are too many or too large."""
+        """Return the bytes of each range, or None if there are too many ranges or bytes."""
         if len(ranges) > RANGES_MAX or sum(length for _, length in ranges) > BYTES_MAX:
             return None
         return await asyncio.gather(*(self.read(start, length) for start, length in ranges))
@@ -65,19 +71,25 @@ class _Blob:
     async def read_head(self, size_of: Callable[[bytes], int]) -> bytes:
         """Read the head like `BlobReader`, with one or two reads."""
         start = await self.read(0, min(_GUESS_BYTES, self.length))
-        needed = size_of(start)
-        return start if needed <= len(start) else start + await self.read(len(start), needed - len(start))
+        needed_bytes = size_of(start)
+        return start if needed_bytes <= len(start) else start + await self.read(len(start), needed_bytes - len(start))
 
     async def read_tail(self, size_of: Callable[[bytes], int]) -> bytes:
         """Read the tail like `BlobReader`, with one or two reads."""
         guess = min(_GUESS_BYTES, self.length)
         tail = await self.read(self.length - guess, guess)
-        needed = size_of(tail)
-        return tail if needed <= len(tail) else await self.read(self.length - needed, needed - len(tail)) + tail
+        needed_bytes = size_of(tail)
+        return (
+            tail
+            if needed_bytes <= len(tail)
+            else await self.read(self.length - needed_bytes, needed_bytes - len(tail)) + tail
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RemoteIndexFile:
+    """An index file that is read by range."""
+
     location: str
     files: FilesTable
     blob: RemoteIndex
@@ -86,7 +98,7 @@ class RemoteIndexFile:
 
     @property
     def size_bytes(self) -> int:
-        """The memory of the object. For a bitmap index, it grows with queries."""
+        """The memory of the object in bytes. For a bitmap index, it grows with queries."""
         return self.files_bytes + self.blob.size_bytes
 
     @property
@@ -99,18 +111,18 @@ class RemoteIndexFile:
 
     @property
     def bitmap(self) -> RemoteBitmap:
-        """The bitmaps. Only for an index kind with `answers_rows`."""
+        """The bitmaps. The index kind must have `answers_rows`."""
         assert isinstance(self.blob, RemoteBitmap)
         return self.blob
 
     @property
     def record(self) -> RemoteRecord:
-        """The records. Only for an index kind with `answers_keys`."""
+        """The records. The index kind must have `answers_keys`."""
         assert isinstance(self.blob, RemoteRecord)
         return self.blob
 
     async def probe(self, query: IndexQuery) -> Flags | None:
-        """Return the result that `query.mark_files` gives for a local file, or None if it would need too many reads.
+        """Evaluate a query like `query.mark_files`, or return None if this would need too many reads.
 
         Errors of `read_range` are not converted.
 
@@ -127,13 +139,13 @@ async def open_remote(objects: ObjectStore, file: RegisteredIndexFile) -> tuple[
 
     Raises:
         Corrupt, ValueError: The file is damaged.
-        UnknownVersion: The file has another format version.
+        UnknownVersion: This program cannot read the format version of the file.
     """
     location, size = file.location, file.size_bytes
     tail = await _read_end(objects, location, size, _GUESS_BYTES)
-    needed = read_footer_size(tail, location)
-    if needed > len(tail):
-        tail = await _read_end(objects, location, size, needed)
+    needed_bytes = read_footer_size(tail, location)
+    if needed_bytes > len(tail):
+        tail = await _read_end(objects, location, size, needed_bytes)
     header = read_header(tail, size, location)
     blob = _Blob(objects, location, header.offset, header.length)
     table, opened = await asyncio.gather(

@@ -1,7 +1,7 @@
-"""The usage of indexes: the time of the last use, and counters of pruned files, in memory.
+"""The usage of indexes by plans: the time of the last use, and counts of pruned files, in memory.
 
-The planner counts the usage. The counters cover this process since its start. Every worker counts its own plans, and
-metrics contain the sums of all workers.
+The counts are those of this process since its start. Each worker counts its own plans, and metrics contain the sums of
+all workers.
 """
 
 from __future__ import annotations
@@ -15,6 +15,13 @@ KEPT_MAX = 10_000
 
 @dataclass(slots=True)
 class IndexUsage:
+    """The usage of one index.
+
+    Attributes:
+        last_ms: The time of the last plan that probed the index, in milliseconds since the epoch.
+        plans: The number of plans that probed the index.
+    """
+
     last_ms: int
     plans: int = 0
     files_in: int = 0
@@ -34,17 +41,17 @@ class Usage:
     def note(self, uuid: str, definition_id: str, *, files_in: int, files_removed: int, now_ms: int) -> None:
         """Record that a plan probed the index for `files_in` files, and that it pruned `files_removed` of them."""
         key = (uuid, definition_id)
-        used = self._used.get(key)
-        if used is None:
-            used = self._used[key] = IndexUsage(now_ms)
+        index_usage = self._used.get(key)
+        if index_usage is None:
+            index_usage = self._used[key] = IndexUsage(now_ms)
             if len(self._used) > KEPT_MAX:
                 self._used.popitem(last=False)
         else:
             self._used.move_to_end(key)
-        used.last_ms = now_ms
-        used.plans += 1
-        used.files_in += files_in
-        used.files_removed += files_removed
+        index_usage.last_ms = now_ms
+        index_usage.plans += 1
+        index_usage.files_in += files_in
+        index_usage.files_removed += files_removed
 
     def find_usage(self, uuid: str, definition_id: str) -> IndexUsage | None:
         """Return the usage of an index, or None if no plan has used it since the process started."""

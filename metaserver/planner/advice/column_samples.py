@@ -2,8 +2,9 @@
 
 The bounds of a file show its smallest and largest value, but not how often a value occurs: a column of six values can
 have the same bounds in each file as a column of a million values. So explain reads the columns that the filter
-compares in a few of the files that the filter keeps. Reads have limits of files, rows, bytes and time. If a column
-cannot be read within these limits, a text says why it has no sample, and estimates that need the sample are omitted.
+compares in a few of the files that the filter keeps. The numbers of files, rows and bytes, and the time, are limited.
+If a column cannot be read within these limits, a text says why it has no sample, and explain omits the estimates that
+need the sample.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _CONCURRENT_FILES_MAX = 4
 _HITS_MIN = 3
 """The minimum number of hits for which the share in the sample is used as the share in all files."""
 _PROBABILITY_MIN = 0.05
-"""An observation that is less probable than this contradicts the assumption."""
+"""An observation with a smaller probability contradicts the assumed share of files."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class ColumnSample:
         """Return the number of matching rows in each sampled file.
 
         Args:
-            condition: A condition on this column alone.
+            condition: A condition that compares only this column.
         """
         masks = ((find_rows_where(condition, (), {self.column: column}), column) for column in self.columns)
         return [column.rows if mask is None else int(mask.sum()) for mask, column in masks]
@@ -83,7 +84,7 @@ class ColumnSample:
         """Estimate how many of `files_left` have a row that matches the condition.
 
         Args:
-            condition: A condition on this column alone.
+            condition: A condition that compares only this column.
             values: The number of values that the condition names, or None for a range.
 
         Returns:
@@ -108,8 +109,9 @@ class ColumnSample:
         """The probability that a file contains a given value of the column.
 
         The estimate assumes that this probability is the same for all values. Let p be the probability, and n the
-        number of sampled files. Then a value that occurs in any of them occurs in n p / (1 - (1 - p)^n) of them on
-        average. This number grows with p, so bisection finds the p that gives the average of the sample.
+        number of sampled files. Then a value that occurs in at least one sampled file occurs on average in
+        n p / (1 - (1 - p)^n) of them. This number grows with p, so bisection finds the p that gives the average of
+        the sample.
         """
         parts = [column.collect_keys(None) for column in self.columns]
         distinct = len(union_keys(parts, self.column.kind))
@@ -125,7 +127,7 @@ class ColumnSample:
 
 
 Samples = Mapping[int, ColumnSample | str]
-"""The samples by column id. For a column without a sample, the value is a text with the reason."""
+"""A mapping from column id to the sample of the column, or to a text that says why the column has no sample."""
 
 
 def group_conditions_by_column(bound: Expression) -> dict[int, list[Bound]]:
@@ -145,8 +147,8 @@ async def sample_columns(objects: ObjectStore, scan: ScanPlan) -> Samples:
     """Read a sample of the columns that the filter of a scan compares.
 
     Returns:
-        Samples of at most `COLUMNS_MAX` columns. The result is empty if the scan has one file, which needs no better
-        layout.
+        Samples of at most `COLUMNS_MAX` columns. The result is empty if the scan has only one file, because no layout
+        would then read fewer files.
     """
     if scan.files <= 1:
         return {}
@@ -170,17 +172,18 @@ async def sample_columns(objects: ObjectStore, scan: ScanPlan) -> Samples:
 
 
 async def _sample(rows: DataRows, scan: ScanPlan, parts: Sequence[Bound]) -> ColumnSample | str:
+    """Read a sample of the column that `parts` compare, or return a text that says why it cannot be read."""
     column = DimensionColumn(parts[0].column_id, parts[0].kind)
     files = await asyncio.to_thread(_find_files_left, scan, parts)
-    chosen = _choose_sample_files(files)
-    if len(chosen) < min(FILES_MIN, len(files)):
+    sample_files = _choose_sample_files(files)
+    if len(sample_files) < min(FILES_MIN, len(files)):
         return f"the files have too many rows for a sample: one file has {files[0].records:,}"
 
     async def read(file: ListedFile) -> FileColumn:
         return (await asyncio.to_thread(read_file_columns, rows, scan.metadata, file, [column]))[column]
 
     try:
-        columns = await gather([partial(read, file) for file in chosen], _CONCURRENT_FILES_MAX)
+        columns = await gather([partial(read, file) for file in sample_files], _CONCURRENT_FILES_MAX)
     except Unreadable as error:
         return f"a data file cannot be read: {error}"
     except SeamarkError as error:
@@ -199,18 +202,18 @@ def _find_files_left(scan: ScanPlan, parts: Sequence[Bound]) -> list[ListedFile]
 
 
 def _choose_sample_files(files: Sequence[ListedFile]) -> list[ListedFile]:
-    """Choose some files, independently of any period in their order.
+    """Choose files at random, so that a periodic order of the files does not bias the sample.
 
     The same files always give the same choice.
     """
-    drawn = np.random.default_rng(len(files)).permutation(len(files))[:FILES_MAX].tolist()
-    chosen, rows = [], 0
-    for number in sorted(drawn):
+    drawn_numbers = np.random.default_rng(len(files)).permutation(len(files))[:FILES_MAX].tolist()
+    sample_files, rows = [], 0
+    for number in sorted(drawn_numbers):
         rows += max(0, files[number].records)
         if rows > ROWS_MAX:
             break
-        chosen.append(files[number])
-    return chosen
+        sample_files.append(files[number])
+    return sample_files
 
 
 def _is_probable(hits: int, count: int, share: float) -> bool:
@@ -220,5 +223,6 @@ def _is_probable(hits: int, count: int, share: float) -> bool:
 
 
 def _compute_binomial(hits: int, count: int, share: float) -> float:
+    """Return the probability of exactly `hits` hits in `count` trials with the hit probability `share`."""
     ways = float(np.prod([(count - n) / (n + 1) for n in range(hits)])) if hits else 1.0
     return ways * share**hits * (1.0 - share) ** (count - hits)

@@ -1,8 +1,9 @@
-"""Finds cubes that would answer recorded aggregate queries.
+"""Search for cubes that would answer recorded aggregate queries.
 
 A cube answers a query if the grouping keys and the compared columns are dimensions, and the aggregates are measures
-(`connector/cubes`). The candidates are the cube of each shape, and the union of several of them. A cube that does not
-shrink the rows of a file by the factor `ROWS_PER_GROUP_MIN` is no candidate, because `seamark index create` refuses it.
+(`connector/cubes`). The candidates are one cube for each shape, and one cube with the dimensions of several shapes. A
+cube that does not shrink the rows of a file by the factor `ROWS_PER_GROUP_MIN` is no candidate, because
+`seamark index create` refuses it.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from seamark.metaserver.planner.advice.replay import RecordedShape
 from seamark.metaserver.planner.advice.row_samples import RowSample
 
 SHAPES_MAX = 10
-"""The shapes, the most frequent, whose cubes are candidates."""
+"""The maximum number of shapes whose cubes are candidates; the most frequent shapes are used."""
 DIMENSIONS_MAX = 8
 _ENGINES = frozenset({"seamark", "duckdb"})
-"""The engines that use cubes by default. The Trino proxy and `seamark.spark.sql` use them only if a user wants it."""
+"""The engines that use cubes by default. The Trino proxy and `seamark.spark.sql` use cubes only on request."""
 _VALUE_BYTES = 8
 _SEED = 23
 
@@ -33,9 +34,9 @@ class CubeCandidate:
     """A cube that answers some shapes.
 
     Attributes:
-        dimensions: The ids of the columns that are its dimensions, sorted.
-        measures: Its measures.
-        fingerprints: The shapes that it answers.
+        dimensions: The sorted ids of the dimension columns.
+        measures: The measures of the cube.
+        fingerprints: The fingerprints of the shapes that the cube answers.
         groups: The estimated number of groups of one data file.
     """
 
@@ -50,7 +51,7 @@ class CubeCandidate:
 
     @property
     def entry_bytes(self) -> float:
-        """The estimated bytes of the groups of one data file. A measure has a value and a count."""
+        """The estimated size of the groups of one data file in bytes. Each measure has a value and a count."""
         return self.groups * _VALUE_BYTES * (len(self.dimensions) + 2 * len(self.measures))
 
 
@@ -74,12 +75,12 @@ def find_answered(shapes: Mapping[str, RecordedShape], cubes: Iterable[IndexDefi
 def find_cube_candidates(
     shapes: Mapping[str, RecordedShape], sample: RowSample, rows_per_file: int
 ) -> list[CubeCandidate]:
-    """Return the cubes that shrink the rows enough.
+    """Return the cubes that shrink the rows of a file by at least the factor `ROWS_PER_GROUP_MIN`.
 
     Args:
         shapes: The shapes by their fingerprints.
-        sample: The sampled rows. A dimension that is not sampled is no candidate.
-        rows_per_file: The rows of an average file.
+        sample: The sampled rows. A column that is not sampled cannot be a dimension of a candidate.
+        rows_per_file: The number of rows of an average file.
     """
     frequent = sorted(
         (recorded for recorded in shapes.values() if _has_cube(recorded)),
@@ -102,10 +103,11 @@ def find_cube_candidates(
 def _make_candidate(
     dimensions: frozenset[int], shapes: Sequence[RecordedShape], sample: RowSample, rows_per_file: int
 ) -> CubeCandidate:
-    answered = [recorded for recorded in shapes if dimensions >= _find_dimensions(recorded)]
-    measures = {aggregate for recorded in answered for aggregate in recorded.shape.aggregates}
+    """Make a cube with these dimensions, and with the measures of all shapes that it answers."""
+    answered_shapes = [recorded for recorded in shapes if dimensions >= _find_dimensions(recorded)]
+    measures = {aggregate for recorded in answered_shapes for aggregate in recorded.shape.aggregates}
     groups = rows_per_file / _estimate_shrink(dimensions, sample, rows_per_file)
-    fingerprints = frozenset(recorded.fingerprint for recorded in answered)
+    fingerprints = frozenset(recorded.fingerprint for recorded in answered_shapes)
     return CubeCandidate(tuple(sorted(dimensions)), tuple(sorted(measures)), fingerprints, groups)
 
 
@@ -125,6 +127,7 @@ def _has_cube(recorded: RecordedShape) -> bool:
 
 
 def _find_dimensions(recorded: RecordedShape) -> frozenset[int]:
+    """Return the ids of the columns that the shape compares or groups by."""
     return recorded.shape.compared_columns | frozenset(recorded.shape.grouping)
 
 
@@ -133,12 +136,12 @@ def _estimate_shrink(dimensions: frozenset[int], sample: RowSample, rows_per_fil
     if not dimensions <= sample.columns.keys() or len(dimensions) > DIMENSIONS_MAX or not sample.rows:
         return 0.0
     rows = min(sample.rows, rows_per_file)
-    picked = np.random.default_rng(_SEED).permutation(sample.rows)[:rows]
+    picked_rows = np.random.default_rng(_SEED).permutation(sample.rows)[:rows]
     keys = np.zeros(rows, dtype=np.int64)
     for column_id in dimensions:
         column = sample.columns[column_id]
         # The keys are numbered again for each column, so they stay small.
-        _, keys = np.unique(keys * (len(column.values) + 1) + column.codes[picked], return_inverse=True)
+        _, keys = np.unique(keys * (len(column.values) + 1) + column.codes[picked_rows], return_inverse=True)
     groups = int(keys.max()) + 1
     # A file with more rows than the sample has more groups, but not more than there are combinations of values.
     combinations = float(np.prod([len(sample.columns[column_id].values) + 1.0 for column_id in dimensions]))

@@ -1,4 +1,4 @@
-"""The layout of a table's files as the manifests describe it, for a comparison with simulated layouts."""
+"""The present layout of a table's files, read from the manifests and compared with simulated layouts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from seamark.metaserver.planner.advice.row_samples import RowSample, SampledColu
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, Strings
 
 _CURRENT_FILES_MAX = 20_000
-"""The maximum number of files whose bounds are read. Of more files, some are drawn."""
+"""The maximum number of files whose bounds are read. From a larger number of files, this number is drawn."""
 _BOUNDS_MAX = 20_000
 """The maximum number of bounds that become values of a sampled column."""
 
 
 def add_bounds(sample: RowSample, files: FoundFiles) -> RowSample:
-    """Return the sample with the bounds of all files as further values of its columns.
+    """Return the sample with the bounds of all files added to the values of its columns.
 
     The sampled files of a clustered table have only some of the values. A range between two sampled values would then
     match no file, although there are files with these values. If there are more than `_BOUNDS_MAX` bounds, evenly
@@ -29,15 +29,15 @@ def add_bounds(sample: RowSample, files: FoundFiles) -> RowSample:
     for column_id, column in sample.columns.items():
         stats = files.find_statistics(RequestedColumn(column_id, column.kind))
         bounds = [_list_distinct_bounds(stats.read_bounds(side)) for side in ("lower", "upper")]
-        more = np.unique(np.concatenate([*bounds, column.values[:0]]))
-        if len(more) > _BOUNDS_MAX:
-            more = more[np.linspace(0, len(more) - 1, _BOUNDS_MAX).astype(np.int64)]
-        columns[column_id] = column.with_values(more)
+        added_values = np.unique(np.concatenate([*bounds, column.values[:0]]))
+        if len(added_values) > _BOUNDS_MAX:
+            added_values = added_values[np.linspace(0, len(added_values) - 1, _BOUNDS_MAX).astype(np.int64)]
+        columns[column_id] = column.with_values(added_values)
     return RowSample(columns, sample.files, sample.rows)
 
 
 def _list_distinct_bounds(bounds: object) -> npt.NDArray[Any]:
-    """Return the different bounds of a side, without missing bounds."""
+    """Return the distinct lower or upper bounds of a column, without missing bounds."""
     if isinstance(bounds, Strings):
         texts = {text for text in bounds.list_values() if text is not None}
         values = np.empty(len(texts), dtype=object)
@@ -51,20 +51,21 @@ def make_current_layout(files: FoundFiles, sample: RowSample) -> SimulatedLayout
     """Return the layout of a table's files, by their column bounds. A file without bounds may have any value."""
     lower, upper, nulls = {}, {}, {}
     records, sizes = files.read_longs("record_count"), files.read_longs("file_size_in_bytes").astype(np.float64)
-    picked = np.arange(files.files)
+    drawn_files = np.arange(files.files)
     if files.files > _CURRENT_FILES_MAX:
-        picked = np.sort(np.random.default_rng(files.files).choice(files.files, _CURRENT_FILES_MAX, replace=False))
+        rng = np.random.default_rng(files.files)
+        drawn_files = np.sort(rng.choice(files.files, _CURRENT_FILES_MAX, replace=False))
     for column_id, column in sample.columns.items():
         stats = files.find_statistics(RequestedColumn(column_id, column.kind))
         count = len(column.values)
-        low = _compute_bound_codes(stats.read_bounds("lower"), column, "left", picked)
-        high = _compute_bound_codes(stats.read_bounds("upper"), column, "right", picked)
-        null_counts = stats.counts("null_value_counts")[picked]
-        nulls_only = null_counts == records[picked]
+        low = _compute_bound_codes(stats.read_bounds("lower"), column, "left", drawn_files)
+        high = _compute_bound_codes(stats.read_bounds("upper"), column, "right", drawn_files)
+        null_counts = stats.counts("null_value_counts")[drawn_files]
+        nulls_only = null_counts == records[drawn_files]
         lower[column_id] = np.where(low < 0, 1, low + 1).astype(np.int32)
         upper[column_id] = np.where(nulls_only, 0, np.where(high < 0, count, high)).astype(np.int32)
         nulls[column_id] = null_counts != 0
-    weights = sizes[picked] / max(1.0, sizes[picked].sum())
+    weights = sizes[drawn_files] / max(1.0, sizes[drawn_files].sum())
     return SimulatedLayout(lower, upper, nulls, weights)
 
 

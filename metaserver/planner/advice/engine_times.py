@@ -1,8 +1,8 @@
-"""Estimates the seconds of statements from the times that engines have reported for statements of the same shapes.
+"""Estimates of the time of statements, from the times that engines have reported for statements of the same shapes.
 
 A statement takes a fixed time, a time for each byte, and a time for each file. These costs are fitted for each engine
-over the shapes of a table. A shape with reported times is slower or faster than the costs by a ratio, which a change of
-the layout keeps. Without any reported time, the costs are assumptions.
+over the shapes of a table. For a shape with reported times, the ratio of the reported to the computed time is known. A
+change of the layout does not change this ratio. If no engine has reported a time, the costs are assumptions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SECONDS_MIN = 1e-9
 _PRIOR_STATEMENTS = 0.05
 """The weight of the assumptions in a fit, as a number of statements."""
 _STATEMENTS_MAX = 1000
-"""A shape with more statements has the weight of this number, so that a single shape does not decide alone."""
+"""The maximum weight of a shape in a fit, as a number of statements, so that no single shape decides the fit."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -38,6 +38,7 @@ class EngineCosts:
     file_s: float = OPEN_S
 
     def estimate(self, files: float, size_bytes: float) -> float:
+        """Return the time in seconds of a statement that reads this number of files and bytes."""
         return self.fixed_s + self.byte_s * size_bytes + self.file_s * files
 
 
@@ -46,7 +47,7 @@ _ASSUMED = EngineCosts()
 
 @dataclass(frozen=True)
 class _TimedShape:
-    """The mean of the timed statements of a shape."""
+    """The average of the statements of a shape whose engine has reported their time."""
 
     fingerprint: str
     statements: int
@@ -60,10 +61,10 @@ class EngineTimes:
     """The reported times of a table's statements.
 
     Attributes:
-        costs: The fitted costs of the statements of each engine.
-        engines: The engine of each shape, by its fingerprint.
-        ratios: The mean reported time of each shape, divided by the time that the costs give for what it read. The
-            ratio has what the costs do not know of the shape, such as its joins and aggregates.
+        costs: The fitted costs of statements, by engine.
+        engines: The engine of each shape, by fingerprint.
+        ratios: The mean reported time of each shape divided by the time computed from the costs, by fingerprint. The
+            ratio accounts for work that the costs do not contain, such as joins and aggregates.
     """
 
     costs: Mapping[str, EngineCosts] = field(default_factory=dict)
@@ -72,7 +73,7 @@ class EngineTimes:
 
     @staticmethod
     def of(shapes: Iterable[QueryShapeSums]) -> EngineTimes:
-        """Return the times of the shapes of a table."""
+        """Compute the times of the shapes of a table."""
         engines: dict[str, str] = {}
         timed_shapes: defaultdict[str, list[_TimedShape]] = defaultdict(list)
         for sums in shapes:
@@ -90,12 +91,13 @@ class EngineTimes:
         return EngineTimes(costs, engines, ratios)
 
     def estimate(self, fingerprint: str, files: float, size_bytes: float) -> float:
-        """Return the seconds of a statement of a shape that reads these files and bytes."""
+        """Return the estimated time in seconds of a statement of this shape that reads these numbers."""
         costs = self.costs.get(self.engines.get(fingerprint, ""), _ASSUMED)
         return costs.estimate(files, size_bytes) * self.ratios.get(fingerprint, 1.0)
 
 
 def _average(sums: QueryShapeSums) -> _TimedShape:
+    """Return the means of the timed statements of a shape."""
     counts = sums.sums
     return _TimedShape(
         sums.fingerprint,
@@ -107,17 +109,17 @@ def _average(sums: QueryShapeSums) -> _TimedShape:
 
 
 def fit_costs(shapes: Sequence[_TimedShape]) -> EngineCosts:
-    """Return the costs that fit the mean times of shapes best, with small relative errors.
+    """Return the costs that fit the mean times of shapes with the smallest relative errors.
 
     The costs are not negative. With few shapes, the fit is close to the assumed costs for a byte and a file, and the
     fixed time explains the rest.
     """
-    # Each row is divided by its time, so that the errors are relative.
+    # Divide each row by its time, so that the errors are relative.
     weights = np.array([math.sqrt(min(shape.statements, _STATEMENTS_MAX)) / shape.seconds for shape in shapes])
     rows = np.array([[1.0, shape.bytes, shape.files] for shape in shapes])
     times = np.array([shape.seconds for shape in shapes])
     assumed = np.array([0.0, 1 / SCAN_BYTES_PER_S, OPEN_S])
-    # The prior has the errors of the costs relative to the assumptions.
+    # The rows of the prior are the errors of the costs relative to the assumed costs.
     prior = np.diag([0.0, _PRIOR_STATEMENTS / assumed[1], _PRIOR_STATEMENTS / assumed[2]])
     matrix = np.concatenate([rows * weights[:, None], prior])
     target = np.concatenate([times * weights, [0.0, _PRIOR_STATEMENTS, _PRIOR_STATEMENTS]])
@@ -132,8 +134,8 @@ def _solve_without_negatives(matrix: Floats, target: Floats) -> tuple[float, flo
     """
     scale = np.maximum(np.abs(matrix).max(axis=0), 1e-300)
     best, best_error = np.zeros(3), math.inf
-    for chosen in ((0, 1, 2), (0, 1), (0, 2), (1, 2), (0,), (1,), (2,)):
-        columns = list(chosen)
+    for used_columns in ((0, 1, 2), (0, 1), (0, 2), (1, 2), (0,), (1,), (2,)):
+        columns = list(used_columns)
         solution = np.linalg.lstsq(matrix[:, columns] / scale[columns], target, rcond=None)[0]
         if (solution < 0).any():
             continue

@@ -1,8 +1,7 @@
 """Estimates of how many files a scan would read if the table were sorted or clustered by columns of its filter.
 
-A clustering divides the rows of each partition into equal shares, in files of the target size, and a
-large partition into several layers. So the number of files that a filter keeps follows from the share of
-the rows that match.
+A clustering divides a large partition into several layers, and the rows of each layer equally into files of the target
+size. So the number of files that a filter keeps follows from the share of the rows that match.
 
 This share is measured in a sample of the column (`column_samples.py`). Without a sample, the share of a
 range follows from the bounds and record counts of the files that partition pruning keeps. The estimate
@@ -54,7 +53,7 @@ _WORK_MAX = 50_000_000
 _STRING_FILES_MAX = 100_000
 """The maximum number of files with string bounds, which are Python objects and need more memory."""
 _BOUNDED_ROWS_MIN_FRACTION = 0.5
-"""The minimum share of the rows in files with bounds. With a smaller share, there is no estimate."""
+"""The minimum share of rows that are in files with bounds. With a smaller share, there is no estimate."""
 _STRING_DIGITS_BYTES = 6
 """The number of bytes after the common prefix of strings that are converted to a number.
 
@@ -65,7 +64,7 @@ _PROPOSED_FILES_MAX_FRACTION = 0.5
 _PROPOSED_BYTES_MAX_FRACTION = 0.9
 """A layout has to keep less than this share of the bytes of the plan."""
 _VALUES_MAX = 32
-"""The maximum number of values in a list whose rows are counted for each value."""
+"""The maximum length of a list of values for which the rows of each value are counted."""
 _ADDED_COLUMN_MAX_FRACTION = 0.7
 """A column is added to a clustering only if the clustering then keeps less than this share of the files."""
 
@@ -73,7 +72,7 @@ Doubles = npt.NDArray[np.float64]
 Shares = Sequence[tuple[float, float]]
 """For each interval, the share of all rows below its start and the share below its end."""
 _ALL_ROWS: Shares = ((0.0, 1.0),)
-"""The shares of a column that the filter does not compare."""
+"""The value for a column that the filter does not compare: a single interval that contains all rows."""
 Key = int | float | bytes
 Interval = tuple[Key | None, Key | None, bool, bool]
 """(low, high, whether the interval contains low, whether it contains high). None means no limit."""
@@ -91,9 +90,10 @@ class LayoutEstimate(NamedTuple):
 
 
 class LayoutEstimates(NamedTuple):
-    """The estimated layouts. The layout with the fewest files is first.
+    """The estimated layouts, sorted by the number of files.
 
     Attributes:
+        layouts: The layouts. The layout with the fewest files is first.
         unknown: The reason why there is no estimate, by column.
     """
 
@@ -173,7 +173,7 @@ def estimate_layouts(scan: ScanPlan, samples: Samples, properties: Mapping[str, 
 
 
 def _read_policy_columns(properties: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the columns by which the policy of the table clusters it; `()` if the table has no valid policy."""
+    """Return the columns by which the policy clusters the table, or `()` if the table has no valid policy."""
     try:
         layout = ClusteringLayout.of(properties)
     except BadRequest:
@@ -214,8 +214,8 @@ def _choose_clustering(
     if len(singles) < 2:
         return None
     best = singles[0]
-    for number in range(2, min(len(singles), COLUMNS_MAX) + 1):
-        names = tuple(one.columns[0] for one in singles[:number])
+    for count in range(2, min(len(singles), COLUMNS_MAX) + 1):
+        names = tuple(single.columns[0] for single in singles[:count])
         kept_files = _count_kept_files([shares[name] for name in names], partitions)
         if kept_files > _ADDED_COLUMN_MAX_FRACTION * best.files:
             break
@@ -226,7 +226,8 @@ def _choose_clustering(
 def _count_kept_files(columns: Sequence[Shares], partitions: Mapping[_Partitions, int]) -> int:
     """Return the number of files that the filter keeps in all partitions.
 
-    The estimate assumes that each column divides a layer into the same number of slices, and that a file is a cell.
+    The estimate assumes that each column divides a layer into the same number of slices, and that each file contains
+    one combination of slices, a cell.
     """
     total = 0
     for (all_files, layers), count in partitions.items():
@@ -262,7 +263,12 @@ def _group_intervals_by_column(scan: ScanPlan) -> dict[str, tuple[list[Bound], l
         assert isinstance(part, Bound)
         before = columns.get(part.name)
         if before is not None:
-            intervals = [both for one in before[1] for other in intervals if (both := _intersect(one, other))]
+            intervals = [
+                intersection
+                for earlier_interval in before[1]
+                for interval in intervals
+                if (intersection := _intersect(earlier_interval, interval))
+            ]
         columns[part.name] = ([*(() if before is None else before[0]), part], intervals)
     return columns
 
@@ -287,6 +293,7 @@ def _find_intervals(part: Bound) -> list[Interval] | None:
 
 
 def _intersect(left: Interval, right: Interval) -> Interval | None:
+    """Return the intersection of two intervals, or None if it is empty."""
     low, has_low = _choose_tighter((left[0], left[2]), (right[0], right[2]), lower=True)
     high, has_high = _choose_tighter((left[1], left[3]), (right[1], right[3]), lower=False)
     if low is not None and high is not None and (low > high or (low == high and not (has_low and has_high))):  # type: ignore[operator]
@@ -297,6 +304,7 @@ def _intersect(left: Interval, right: Interval) -> Interval | None:
 def _choose_tighter(
     left: tuple[Key | None, bool], right: tuple[Key | None, bool], *, lower: bool
 ) -> tuple[Key | None, bool]:
+    """Return the limit that leaves fewer values: the higher lower limit, or the lower upper limit."""
     if left[0] is None or right[0] is None:
         return right if left[0] is None else left
     if left[0] == right[0]:
@@ -314,11 +322,10 @@ def _estimate_row_shares(
     intervals: Sequence[Interval],
     sample: ColumnSample | str | None,
 ) -> Shares | str | None:
-    """Return the shares of the rows in each interval.
+    """Return the shares of the rows in each interval, or a text that says why they are unknown.
 
     Returns:
-        If the shares are unknown, a text with the reason. None if no value can satisfy the condition, or if the
-        computation would be too large.
+        None if no value can satisfy the condition, or if the computation would be too large.
     """
     part = parts[0]
     if not intervals or not candidates.files or len(intervals) * candidates.files > _WORK_MAX:
@@ -368,10 +375,12 @@ def _count_distinct_values(scan: ScanPlan, column_id: int) -> int | None:
 
 
 class _Axis(NamedTuple):
-    """The value ranges of files as numbers.
+    """The value ranges of files, as positions on an axis of numbers.
 
-    `lower` and `upper`, float64[files], are the bounds; `upper` is exclusive. `rows`, float64[files], are the
-    record counts.
+    Attributes:
+        lower: float64[files]: the lower bounds.
+        upper: float64[files]: the upper bounds; a range does not contain its upper bound.
+        rows: float64[files]: the record counts.
     """
 
     lower: Doubles
@@ -388,6 +397,7 @@ class _Axis(NamedTuple):
 
     @classmethod
     def read(cls, stats: FoundStatistics, counts: Longs) -> _Axis | None:
+        """Convert the bounds of a column to positions, or return None if too few rows are in files with bounds."""
         assert stats.form is not None
         rows = counts.clip(0).astype(np.float64)
         lower, upper = stats.read_bounds("lower"), stats.read_bounds("upper")
@@ -425,6 +435,7 @@ class _Axis(NamedTuple):
         return cls(low, end, rows[is_known], base, common, unit, scale)
 
     def shares(self, interval: Interval) -> tuple[float, float]:
+        """Return the share of all rows below the start of the interval, and the share below its end."""
         low, high, has_low, has_high = interval
         start = 0.0 if low is None else self._share_below(self._locate(low, after=not has_low))
         end = 1.0 if high is None else self._share_below(self._locate(high, after=has_high))
@@ -440,6 +451,7 @@ class _Axis(NamedTuple):
         return max(position + self.unit, math.nextafter(position, math.inf)) if after else position
 
     def _share_below(self, position: float) -> float:
+        """Return the share of all rows below the position, if the rows of a file are evenly distributed."""
         with np.errstate(over="ignore"):  # Division by a tiny width may give infinity, which is clipped to 1.
             parts = np.clip((position - self.lower) / (self.upper - self.lower), 0.0, 1.0)
         return float(parts @ self.rows / max(1.0, self.rows.sum()))

@@ -47,15 +47,18 @@ from seamark.metaserver.planner.lookup.lookup import FoundFiles
 
 HORIZON_DAYS = 30
 COLUMNS_MAX, CLUSTERED_MAX = 5, 3
-"""The compared columns of which layouts are simulated, and the columns of one layout."""
+"""The maximum number of compared columns for which layouts are simulated, and of columns in one layout."""
 _SORTED_MAX = 3
-"""The compared columns of which sort orders are simulated."""
+"""The maximum number of compared columns for which sort orders are simulated."""
 REWRITE_BYTES_PER_S = 50_000_000
 PROPOSALS_MAX = 20
 GAIN_MIN_FRACTION = 0.02
-"""A proposal that saves a smaller part of the bytes is not listed."""
+"""The minimum share of the bytes that a listed proposal saves."""
 _CELL_FILES_FACTOR = 1.25
-"""A file of a clustering by several columns ends between two cells of the curve, mostly before the target size."""
+"""The factor for the number of files of a clustering by several columns.
+
+A file ends between two cells of the curve, in most cases before it has the target size.
+"""
 _INDEX_BYTES_PER_ROW = {"bloom": 1.5, "bitmap": 1.0}
 _BITMAP_VALUES_MAX = 1000
 _BUCKETS = (16, 64, 256)
@@ -63,7 +66,7 @@ _FEW_VALUES_MAX = 200
 _DAY_UNITS = {"date": 1, "timestamp": 86_400_000_000, "timestamptz": 86_400_000_000}
 _USEFUL_WITHOUT_FEWER_BYTES = ("drop-index", "file-size", "pin")
 _PINNED_READS_PER_DAY_MIN = 10
-"""A table is worth pinning in the gateway's cache if statements read its bytes at least this number of times a day."""
+"""The minimum number of times a day that statements read the bytes of a table for which pinning is proposed."""
 _CACHE_PINNED = "seamark.cache.pinned"
 CUBE = "cube"
 FALSE_SHARES = {"bloom": FALSE_POSITIVE_PROBABILITY, "bitmap": 0.0, "record": 0.0}
@@ -78,10 +81,10 @@ class Reads(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class ProposedChange(msgspec.Struct, frozen=True, rename="kebab"):
-    """The change that a client makes to apply a proposal.
+    """A change that a client makes to apply a proposal.
 
     Attributes:
-        kind: `cluster`, `add-index`, `add-cube`, `drop-index`, `compact`, or `none` for a change that is made by hand.
+        kind: `cluster`, `add-index`, `add-cube`, `drop-index`, `compact`, or `none` if the user makes the change.
         columns: The columns of the clustering, the index, the cube or the sort order.
         curve: The curve of the clustering.
         target_file_bytes: The new target size of files, or None to keep the present target.
@@ -103,19 +106,21 @@ class Proposal(msgspec.Struct, frozen=True, rename="kebab"):
     """A change of a table, with its predicted gain.
 
     Attributes:
-        id: A digest of the change, the same as long as the change is proposed.
-        kind: cluster, index, drop-index, cube, partition, bucket, sort-order, file-size, pin.
+        id: A digest of the change. It stays the same as long as the change is proposed.
+        kind: `cluster`, `index`, `drop-index`, `cube`, `partition`, `bucket`, `sort-order`, `file-size` or `pin`.
         title: The change in words.
         commands: The commands or statements that make the change.
         change: The change that a client makes to apply the proposal.
-        before: The files, bytes and seconds that an average statement reads now, by the replay.
+        before: The files, bytes and seconds that an average statement reads now, as the replay predicts.
         predicted: The files, bytes and seconds that this statement would read after the change.
-        cost_bytes: The bytes that are written once.
+        cost_bytes: The bytes that the change reads and writes once.
         cost_seconds: The time that the change takes.
-        saved_bytes_per_day: The predicted gain of all recorded statements of a day.
-        pays_after_days: The days after which the saved bytes exceed the cost, or None if they never do.
-        correction: The factor by which the predicted bytes were multiplied, because earlier proposals were measured.
-        time_correction: The factor by which the predicted seconds were multiplied in the same way.
+        saved_bytes_per_day: The bytes that all recorded statements of a day are predicted to save.
+        pays_after_days: The number of days after which the saved bytes exceed the cost. None if they never exceed it.
+        correction: The factor by which the predicted bytes were multiplied. It comes from measurements of earlier
+            proposals.
+        time_correction: The factor by which the predicted seconds were multiplied. It comes from times that
+            engines reported after earlier proposals.
     """
 
     id: str
@@ -142,15 +147,15 @@ class AdvisedTable:
     """The state of a table from which the advisor makes proposals.
 
     Attributes:
-        name: The name with dots, for commands.
-        metadata: The metadata.
+        name: The dotted name of the table, as commands take it.
+        metadata: The metadata of the table.
         files: The data files of the snapshot.
-        total_bytes: Their bytes.
-        rows: Their rows.
+        total_bytes: The total size of the data files.
+        rows: The total number of rows of the data files.
         sample: The sampled rows.
-        statements: The drawn statements.
-        statements_per_day: The number of recorded statements of a day.
-        unused_indexes: The names of indexes that plans have probed without leaving out a file.
+        statements: The statements that are drawn from the history and replayed.
+        statements_per_day: The average number of recorded statements in a day.
+        unused_indexes: The names of indexes that plans have probed, but that left out no file.
         corrections: The factor by which the predicted bytes of each kind of proposal are multiplied, because earlier
             proposals of this kind were measured.
         time_corrections: The factor by which the predicted seconds of each kind of proposal are multiplied, because
@@ -181,17 +186,26 @@ class AdvisedTable:
 
 
 def make_proposals(state: AdvisedTable) -> tuple[Reads, list[Proposal]]:
-    """Return the present reads of an average statement, and the proposals, the best first."""
+    """Return the present reads of an average statement, and the ranked proposals, with the best proposal first."""
     advisor = _Advisor(state)
     return advisor.before, advisor.rank_proposals()
 
 
 def measure(state: AdvisedTable) -> Reads:
-    """Return the present reads of an average statement, by a replay over the bounds and indexes of the table."""
+    """Return the files, bytes and seconds that an average statement reads at present.
+
+    The reads are predicted by a replay over the bounds and indexes of the table.
+    """
     return _Advisor(state).before
 
 
 class _Advisor:
+    """Computes the proposals for one table.
+
+    Attributes:
+        before: The present reads of an average statement.
+    """
+
     def __init__(self, state: AdvisedTable) -> None:
         self._state = state
         self._indexes = [index for index in read_definitions(state.metadata).enabled if index.kind in FALSE_SHARES]
@@ -205,6 +219,7 @@ class _Advisor:
         self.before = self._reads(self._current * shares, self._current_files * shares, state.files.files)
 
     def rank_proposals(self) -> list[Proposal]:
+        """Return the useful proposals, sorted by the net bytes that they save, or no proposal if none pays."""
         proposals = [
             *self._propose_clusterings(),
             *self._propose_indexes(),
@@ -226,6 +241,7 @@ class _Advisor:
         return _drop_weaker(useful)[:PROPOSALS_MAX] if useful and useful[0].pays else []
 
     def _is_useful(self, proposal: Proposal) -> bool:
+        """Return whether the proposal saves at least the minimum share of the bytes."""
         return proposal.predicted.bytes < (1 - GAIN_MIN_FRACTION) * self.before.bytes
 
     def _sum_weights(self, column_id: int, accepts: Callable[[int], bool]) -> float:
@@ -244,27 +260,29 @@ class _Advisor:
         )
 
     def _rank_compared_columns(self) -> list[int]:
+        """Return the ids of the most frequently compared columns, at most `COLUMNS_MAX`."""
         weights = {column_id: self._sum_weights(column_id, lambda _: True) for column_id in self._state.sample.columns}
-        used = [column_id for column_id, weight in weights.items() if weight > 0]
-        return sorted(used, key=lambda column_id: (-weights[column_id], column_id))[:COLUMNS_MAX]
+        compared = [column_id for column_id, weight in weights.items() if weight > 0]
+        return sorted(compared, key=lambda column_id: (-weights[column_id], column_id))[:COLUMNS_MAX]
 
     # Candidates
 
     def _propose_clusterings(self) -> Iterator[Proposal]:
+        """Propose clusterings by combinations of the most compared columns, and one with smaller files."""
         # The property separates names by commas, and a dot refers to a joined table.
         columns = [
             column_id for column_id in self._rank_compared_columns() if not set(self._name(column_id)) & set(",.")
         ]
         try:
-            own = ClusteringLayout.of(self._state.metadata.properties)
+            current_layout = ClusteringLayout.of(self._state.metadata.properties)
         except BadRequest:
-            own = None
+            current_layout = None
         for count in range(1, CLUSTERED_MAX + 1):
-            for chosen in combinations(columns, count):
-                names = [self._name(column_id) for column_id in chosen]
-                if own is not None and sorted(own.columns) == sorted(names):
+            for combination in combinations(columns, count):
+                names = [self._name(column_id) for column_id in combination]
+                if current_layout is not None and sorted(current_layout.columns) == sorted(names):
                     continue
-                yield self._propose_clustering(chosen, names, None)
+                yield self._propose_clustering(combination, names, None)
         if columns:
             smaller = self._state.target_bytes // 4
             names = [self._name(column_id) for column_id in columns[:2]]
@@ -272,6 +290,7 @@ class _Advisor:
                 yield self._propose_clustering(tuple(columns[:2]), names, smaller)
 
     def _propose_clustering(self, columns: tuple[int, ...], names: list[str], smaller_bytes: int | None) -> Proposal:
+        """Propose a clustering by these columns. `smaller_bytes` replaces the present target size of files."""
         curve = HILBERT if len(columns) > 1 else LINEAR
         table, sample = self._state.name, self._state.sample
         files = math.ceil(self._state.total_bytes / (smaller_bytes or self._state.target_bytes))
@@ -297,6 +316,7 @@ class _Advisor:
     def _rewrite(
         self, kind: str, title: str, commands: list[str], change: ProposedChange, layout: SimulatedLayout, files: int
     ) -> Proposal:
+        """Make a proposal that rewrites the whole table in a simulated layout."""
         sizes, file_shares = compute_read_shares(layout, self._state.statements)
         shares = self._buckets * self._indexed
         predicted = self._reads(sizes * shares, file_shares * shares, max(files, 1))
@@ -304,6 +324,7 @@ class _Advisor:
         return self._propose(kind, title, commands, change, predicted, 2 * self._state.total_bytes)
 
     def _propose_indexes(self) -> Iterator[Proposal]:
+        """Propose a bitmap or bloom index on each compared column that has no index."""
         indexed = {term.column_id for index in self._indexes for term in index.terms}
         for column_id in self._rank_compared_columns():
             column = self._state.sample.columns[column_id]
@@ -316,11 +337,11 @@ class _Advisor:
                 define(index_name, kind, [name], self._state.metadata.current_schema)
             except BadRequest:  # The name of the index may not have such characters, or the column needs quotes.
                 continue
-            extra = self._index_shares([*self._indexes, (kind, (column_id,))])
-            shares = self._buckets * extra
+            index_shares = self._index_shares([*self._indexes, (kind, (column_id,))])
+            shares = self._buckets * index_shares
             predicted = self._reads(self._current * shares, self._current_files * shares, self._state.files.files)
-            written = int(self._state.rows * _INDEX_BYTES_PER_ROW[kind])
-            read = int(self._state.total_bytes / max(1, len(self._state.metadata.current_schema.fields)))
+            written_bytes = int(self._state.rows * _INDEX_BYTES_PER_ROW[kind])
+            read_bytes = int(self._state.total_bytes / max(1, len(self._state.metadata.current_schema.fields)))
             table, options = self._state.name, ["--columns", name, "--name", index_name]
             yield self._propose(
                 "index",
@@ -331,7 +352,7 @@ class _Advisor:
                 ],
                 ProposedChange("add-index", [name], index_kind=kind, index_name=index_name),
                 predicted,
-                written + read,
+                written_bytes + read_bytes,
             )
 
     def _choose_index_name(self, column: str) -> str:
@@ -342,6 +363,7 @@ class _Advisor:
         return next(name for name in names if name not in defined.by_name and name not in defined.problems)
 
     def _propose_index_drops(self) -> Iterator[Proposal]:
+        """Propose to drop the indexes that plans have probed, but that left out no file."""
         for name in sorted(self._state.unused_indexes):
             yield self._propose(
                 "drop-index",
@@ -353,6 +375,7 @@ class _Advisor:
             )
 
     def _propose_partitions(self) -> Iterator[Proposal]:
+        """Propose a partition by day or by value for each compared column of an unpartitioned table."""
         sample, rows = self._state.sample, self._state.sample.rows
         if any(spec.fields for spec in self._state.metadata.partition_specs):
             return
@@ -362,13 +385,13 @@ class _Advisor:
             if groups is None:
                 continue
             transform, numbers = groups
-            of_rows = np.concatenate([[-1], numbers])[column.codes]
-            order = np.argsort(of_rows, kind="stable")
-            wanted = math.ceil(self._state.total_bytes / self._state.target_bytes)
-            count = len(np.unique(of_rows))
-            if count > rows // 24 or count > 4 * max(wanted, self._state.files.files):
+            partition_of_rows = np.concatenate([[-1], numbers])[column.codes]
+            order = np.argsort(partition_of_rows, kind="stable")
+            target_files = math.ceil(self._state.total_bytes / self._state.target_bytes)
+            count = len(np.unique(partition_of_rows))
+            if count > rows // 24 or count > 4 * max(target_files, self._state.files.files):
                 continue  # The partitions would be smaller than files are now.
-            layout = cut_layout(sample, order, wanted, of_rows[order])
+            layout = cut_layout(sample, order, target_files, partition_of_rows[order])
             name = self._name(column_id)
             field = name if transform == "identity" else f"{transform}({name})"
             yield self._rewrite(
@@ -377,22 +400,23 @@ class _Advisor:
                 self._partition_commands("{}" if transform == "identity" else f"{transform}({{}})", name),
                 ProposedChange(),
                 layout,
-                max(wanted, count),
+                max(target_files, count),
             )
 
     def _propose_buckets(self) -> Iterator[Proposal]:
+        """Propose buckets of each column that statements compare with values, for an unpartitioned table."""
         if any(spec.fields for spec in self._state.metadata.partition_specs):
             return
-        wanted = math.ceil(self._state.total_bytes / self._state.target_bytes)
-        buckets = max((count for count in _BUCKETS if count <= max(_BUCKETS[0], wanted)), default=_BUCKETS[0])
+        target_files = math.ceil(self._state.total_bytes / self._state.target_bytes)
+        buckets = max((count for count in _BUCKETS if count <= max(_BUCKETS[0], target_files)), default=_BUCKETS[0])
         for column_id in self._rank_compared_columns():
             column = self._state.sample.columns[column_id]
-            equal = self._sum_weights(column_id, lambda values: values > 0)
-            if not equal or len(column.values) < 10 * buckets or column.values.dtype == np.float64:
+            weight = self._sum_weights(column_id, lambda values: values > 0)
+            if not weight or len(column.values) < 10 * buckets or column.values.dtype == np.float64:
                 continue
             shares = self._estimate_bucket_shares({column_id: buckets}) * self._indexed
             name = self._name(column_id)
-            predicted = self._reads(self._current * shares, self._current_files * shares, max(wanted, buckets))
+            predicted = self._reads(self._current * shares, self._current_files * shares, max(target_files, buckets))
             yield self._propose(
                 "bucket",
                 f"Partition into {buckets} buckets of {name}",
@@ -403,14 +427,14 @@ class _Advisor:
             )
 
     def _propose_sort_orders(self) -> Iterator[Proposal]:
-        """Propose Iceberg's sort order by two columns. By one column, it is the same as a clustering."""
+        """Propose an Iceberg sort order by two columns. A sort order by one column is the same as a clustering."""
         if self._state.metadata.default_sort_order_id:
             return
         columns = self._rank_compared_columns()[:_SORTED_MAX]
         files = math.ceil(self._state.total_bytes / self._state.target_bytes)
-        for chosen in permutations(columns, 2):
-            names = [self._name(column_id) for column_id in chosen]
-            order = compute_curve_order(self._state.sample, chosen, LINEAR)
+        for pair in permutations(columns, 2):
+            names = [self._name(column_id) for column_id in pair]
+            order = compute_curve_order(self._state.sample, pair, LINEAR)
             fields = ", ".join(_quote_path(name) for name in names)
             table = _quote_path(self._state.name)
             literal = self._state.name.replace("'", "''")
@@ -428,6 +452,7 @@ class _Advisor:
             )
 
     def _propose_cubes(self) -> Iterator[Proposal]:
+        """Propose the cubes that would answer recorded shapes which no existing cube answers."""
         files = max(1, self._state.files.files)
         rows_per_file = max(1, self._state.rows // files)
         schema = self._state.metadata.current_schema
@@ -450,6 +475,7 @@ class _Advisor:
     def _propose_cube(
         self, candidate: CubeCandidate, dimensions: list[str], measures: list[str], index_name: str, files: int
     ) -> Proposal:
+        """Propose a cube. The statements that it answers read its groups and no data file."""
         is_answered = np.array(
             [statement.fingerprint in candidate.fingerprints for statement in self._state.statements]
         )
@@ -474,7 +500,7 @@ class _Advisor:
         )
 
     def _propose_pin(self) -> Iterator[Proposal]:
-        """Propose to pin the table in the gateway's cache. Statements read as much, but from the cache."""
+        """Propose to pin the table in the gateway's cache. Statements read as many bytes, but from the cache."""
         total = self._state.total_bytes
         if _CACHE_PINNED in self._state.metadata.properties or not 0 < total <= self._state.pinnable_bytes:
             return
@@ -490,20 +516,21 @@ class _Advisor:
             )
 
     def _propose_file_size(self) -> Iterator[Proposal]:
+        """Propose to merge small files, if statements would be faster after the merge."""
         files, total = self._state.files.files, self._state.total_bytes
-        wanted = math.ceil(total / self._state.target_bytes)
-        if files < 8 or files < 4 * wanted:
+        target_files = math.ceil(total / self._state.target_bytes)
+        if files < 8 or files < 4 * target_files:
             return
         # A merged file covers the ranges of all files that it replaces, so statements read more of its bytes.
         order = np.arange(self._state.sample.rows)
-        layout = cut_layout(self._state.sample, order, wanted)
+        layout = cut_layout(self._state.sample, order, target_files)
         sizes, file_shares = compute_read_shares(layout, self._state.statements)
         shares = self._buckets * self._indexed
-        predicted = self._reads(sizes * shares, file_shares * shares, wanted)
+        predicted = self._reads(sizes * shares, file_shares * shares, target_files)
         if predicted.seconds < self.before.seconds:
             yield self._propose(
                 "file-size",
-                f"Merge {files:,} files into {wanted:,} of {self._state.target_bytes >> 20} MiB",
+                f"Merge {files:,} files into {target_files:,} of {self._state.target_bytes >> 20} MiB",
                 [shlex.join(["seamark", "run", "compact", self._state.name])],
                 ProposedChange("compact"),
                 predicted,
@@ -511,7 +538,7 @@ class _Advisor:
             )
 
     def _partition_commands(self, transform: str, name: str) -> list[str]:
-        """Return statements of Spark, because the partition spec of a table is changed by an engine.
+        """Return the Spark statements that add a partition field and rewrite the table.
 
         Args:
             transform: The transform as Spark writes it, with `{}` for the column.
@@ -526,6 +553,7 @@ class _Advisor:
     # Shares
 
     def _index_shares(self, indexes: Sequence[IndexDefinition | tuple[str, tuple[int, ...]]]) -> Shares:
+        """Return the share of the files that each statement reads with these indexes, float64[statements]."""
         by_kind: defaultdict[str, set[int]] = defaultdict(set)
         for index in indexes:
             kind, columns = index if isinstance(index, tuple) else (index.kind, tuple(t.column_id for t in index.terms))
@@ -542,9 +570,12 @@ class _Advisor:
         shares[[statement.fingerprint in self._answered for statement in self._state.statements]] = 0.0
         return shares
 
-    def _estimate_bucket_shares(self, more: dict[int, int]) -> Shares:
-        """Return the share of the buckets that each statement reads, by the bucket fields of the current spec."""
-        buckets = dict(more)
+    def _estimate_bucket_shares(self, added_buckets: dict[int, int]) -> Shares:
+        """Return the share of the buckets that each statement reads, float64[statements].
+
+        `added_buckets` are numbers of buckets by column id, in addition to those of the current partition spec.
+        """
+        buckets = dict(added_buckets)
         for partition_field in self._state.metadata.default_spec.fields:
             if partition_field.transform.startswith("bucket[") and partition_field.source_id is not None:
                 buckets[partition_field.source_id] = int(partition_field.transform[7:-1])
@@ -560,6 +591,10 @@ class _Advisor:
     # Proposals
 
     def _reads(self, size_shares: Shares, file_shares: Shares, files: int) -> Reads:
+        """Return the reads of an average statement.
+
+        The shares, float64[statements], are the parts of the table's bytes and files that each statement reads.
+        """
         statements, times = self._state.statements, self._state.times
         sizes, counts = size_shares * self._state.total_bytes, file_shares * files
         estimates = [
@@ -578,10 +613,11 @@ class _Advisor:
         predicted: Reads,
         cost_bytes: int,
     ) -> Proposal:
+        """Make a proposal. Correct its prediction, and compute its cost and the bytes that it saves."""
         uncorrected, predicted = predicted, self._correct(kind, predicted)
         saved = (self.before.bytes - predicted.bytes) * self._state.statements_per_day
         if kind == "file-size":
-            # A merge of small files saves time. The time counts as the number of bytes that a scan reads in it.
+            # A merge of small files saves time. Count the saved time as the bytes that a scan reads in this time.
             saved = (self.before.seconds - predicted.seconds) * SCAN_BYTES_PER_S * self._state.statements_per_day
         pays_after = cost_bytes / saved if saved > 0 else 0.0 if cost_bytes == 0 else None
         return Proposal(
@@ -601,9 +637,9 @@ class _Advisor:
         )
 
     def _correct(self, kind: str, predicted: Reads) -> Reads:
-        """Return a prediction that is corrected by the measurements of earlier proposals of the kind.
+        """Correct a prediction by the measurements of earlier proposals of the same kind.
 
-        A correction does not turn a gain into a loss, nor a loss into a gain.
+        A correction turns no gain into a loss, and no loss into a gain.
         """
         before, files, size, seconds = self.before, predicted.files, float(predicted.bytes), predicted.seconds
         factor = self._state.corrections.get(kind, 1.0)
@@ -624,7 +660,7 @@ class _Advisor:
 
 
 def _quote(name: str) -> str:
-    """Return a name for a statement of Spark. A name that is not an identifier is in backticks."""
+    """Quote a name for a Spark statement with backticks, if it is not an identifier."""
     return name if name.isascii() and name.isidentifier() else "`" + name.replace("`", "``") + "`"
 
 
@@ -639,7 +675,7 @@ def _compute_net_bytes(proposal: Proposal) -> int:
 
 
 def _drop_weaker(proposals: Sequence[Proposal]) -> list[Proposal]:
-    """Keep the best three proposals of a kind, so that the first proposals are not variants of one layout."""
+    """Return the best three proposals of each kind, so that the first proposals are not variants of one layout."""
     counts: defaultdict[str, int] = defaultdict(int)
     best = []
     for proposal in proposals:
@@ -650,7 +686,7 @@ def _drop_weaker(proposals: Sequence[Proposal]) -> list[Proposal]:
 
 
 def _partition_codes(column: SampledColumn) -> tuple[str, npt.NDArray[np.int64]] | None:
-    """Return a partition transform of the column, and the partition of each distinct value, int64[values]."""
+    """Return a partition transform of the column, and the partition number of each distinct value, int64[values]."""
     if column.kind in _DAY_UNITS:
         return "day", np.asarray(column.values, dtype=np.int64) // _DAY_UNITS[column.kind]
     if len(column.values) <= _FEW_VALUES_MAX:

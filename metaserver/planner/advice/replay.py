@@ -1,9 +1,9 @@
 """Replays recorded statements over layouts of a table, without writing a file.
 
-A statement is drawn from its shape. The history has dropped the literals, so a condition gets a value of the sampled
-rows, and a range gets the recorded width. Conditions become masks over the distinct values of a column. A layout is the
-smallest and the largest value of each column in each file. A file is read if each condition has a matching value
-between the two.
+A statement is drawn from its shape. The history does not contain the literals, so a condition gets a value of the
+sampled rows, and a range gets the recorded width. Conditions become masks over the distinct values of a column. A
+layout consists of the smallest and the largest value of each column in each file. A statement reads a file if each
+condition has a matching value between the smallest and the largest value.
 
     statements = draw_statements(shapes, sample, seed=…)
     layout = sorted_layout(sample, ranks, files)
@@ -29,14 +29,14 @@ from seamark.metaserver.planner.advice.row_samples import RowSample, SampledColu
 DRAWN_STATEMENTS_PER_SHAPE_MAX = 24
 """The maximum number of statements that are drawn from one shape."""
 _MASK_BYTES_EACH = 8 << 20
-"""The memory for the conditions of the statements that are drawn from one shape. At least one statement is drawn."""
+"""The maximum memory for the conditions of all statements drawn from one shape. At least one statement is drawn."""
 ROWS_PER_FILE_MIN = 24
-"""A simulated file has at least this many sampled rows, so that its bounds are close to the bounds of a real file."""
+"""The minimum number of sampled rows in a simulated file, so that its bounds are close to those of a real file."""
 _WIDTH, _PREFIX_WIDTH = 0.1, 0.02
-"""The assumed widths of a range without a recorded width, and of a prefix."""
+"""The assumed share of the values in a range without a recorded width, and in a range of a prefix."""
 _RANK_BITS = 16
 _EXPONENT_STEPS = 12
-"""The steps of the search for an exponent; each halves its error."""
+"""The number of steps of the search for an exponent. Each step halves the error."""
 
 Mask = npt.NDArray[np.bool_]
 Shares = npt.NDArray[np.float64]
@@ -45,7 +45,7 @@ _RANGES = {Op.LT.value: 1, Op.LT_EQ.value: 1, Op.GT.value: 0, Op.GT_EQ.value: 0}
 
 @dataclass(frozen=True)
 class RecordedShape:
-    """A shape of the history.
+    """A statement shape from the query history.
 
     Attributes:
         fingerprint: The digest of the shape.
@@ -68,7 +68,7 @@ class DrawnCondition:
 
     Attributes:
         column_id: The compared column.
-        matching: bool[values + 1]: the codes of the column that match; the code 0 is null.
+        matching: bool[values + 1]: whether each code of the column matches. The code 0 is null.
         values: The number of values that the condition names, or 0 for a range.
     """
 
@@ -79,12 +79,12 @@ class DrawnCondition:
 
 @dataclass(frozen=True)
 class DrawnStatement:
-    """A statement with values.
+    """A statement whose conditions have values drawn from the sample.
 
     Attributes:
-        fingerprint: The shape.
+        fingerprint: The fingerprint of the shape.
         weight: The number of recorded statements that the drawn statement represents.
-        conditions: The conditions that all rows must satisfy. Each has alternatives.
+        conditions: The conjuncts of the filter. A row satisfies a conjunct if it matches one of its alternatives.
     """
 
     fingerprint: str
@@ -94,12 +94,12 @@ class DrawnStatement:
 
 @dataclass(frozen=True)
 class SimulatedLayout:
-    """The files of a layout.
+    """The files of a simulated layout.
 
     Attributes:
-        lower: int32[files] by column: the smallest code of the column in each file, without nulls.
-        upper: int32[files] by column.
-        has_nulls: bool[files] by column.
+        lower: int32[files] by column id: the smallest code of the column in each file, without nulls.
+        upper: int32[files] by column id: the largest code of the column in each file.
+        has_nulls: bool[files] by column id: whether each file has a null in the column.
         weights: float64[files]: the share of the table's bytes in each file.
     """
 
@@ -117,13 +117,7 @@ class SimulatedLayout:
 
 
 def draw_statements(shapes: Sequence[RecordedShape], sample: RowSample, *, seed: int) -> list[DrawnStatement]:
-    """Draw statements from shapes. The same arguments always give the same statements.
-
-    Args:
-        shapes: The shapes.
-        sample: The sampled rows.
-        seed: The seed of the random numbers.
-    """
+    """Draw statements from shapes. The same arguments always give the same statements."""
     statements = []
     for number, recorded in enumerate(shapes):
         rng = np.random.default_rng([seed, number])
@@ -147,11 +141,11 @@ def draw_statements(shapes: Sequence[RecordedShape], sample: RowSample, *, seed:
 def _draw_compared_codes(
     recorded: RecordedShape, sample: RowSample, draws: int, rng: np.random.Generator
 ) -> npt.NDArray[np.int64] | None:
-    """Draw the values of an equality that is the only condition, as skewed as the recorded statements are.
+    """Draw the compared values for a shape whose only condition is an equality.
 
-    Statements that compare a frequent value often repeat their literals, and statements that compare each value equally
-    often rarely do. The probability of a value is a power of its frequency among the rows, with the exponent from 0 to
-    1 that gives the recorded share of repeats.
+    The drawn values repeat as often as the literals of the recorded statements. For this, the probability of a value is
+    a power of its frequency among the rows. The exponent, from 0 to 1, is chosen so that the recorded share of values
+    repeats.
 
     Returns:
         The codes, or None if the shape has other conditions, or if the share of repeats is unknown.
@@ -165,16 +159,16 @@ def _draw_compared_codes(
     if column is None or term.op != Op.EQ.value or term.transform != "identity":
         return None
     counts = np.bincount(column.codes, minlength=len(column.values) + 1)[1:].astype(np.float64)
-    used = np.flatnonzero(counts)
-    if not len(used):
+    occurring = np.flatnonzero(counts)
+    if not len(occurring):
         return None
     target = float(np.mean(repeats))
     low, high = 0.0, 1.0
     for _ in range(_EXPONENT_STEPS):
         middle = (low + high) / 2
-        low, high = (low, middle) if _compute_repeat_share(counts[used], middle) > target else (middle, high)
-    weights = counts[used] ** low
-    return np.asarray(rng.choice(used + 1, size=draws, p=weights / weights.sum()), dtype=np.int64)
+        low, high = (low, middle) if _compute_repeat_share(counts[occurring], middle) > target else (middle, high)
+    weights = counts[occurring] ** low
+    return np.asarray(rng.choice(occurring + 1, size=draws, p=weights / weights.sum()), dtype=np.int64)
 
 
 def _compute_repeat_share(counts: Shares, exponent: float) -> float:
@@ -184,15 +178,16 @@ def _compute_repeat_share(counts: Shares, exponent: float) -> float:
 
 
 def _match_code(column_id: int, code: int, sample: RowSample) -> tuple[tuple[DrawnCondition, ...], ...]:
+    """Return the conditions of a filter that requires a single value of a column."""
     matching = np.zeros(len(sample.columns[column_id].values) + 1, dtype=np.bool_)
     matching[code] = True
     return ((DrawnCondition(column_id, matching, 1),),)
 
 
 def _count_draws(shape: QueryShape, sample: RowSample) -> int:
-    """Return the number of statements to draw from a shape, so that their conditions fit in the memory."""
-    compared = [sample.columns.get(term.column_id) for conjunct in shape.conjuncts for term in conjunct]
-    mask_bytes = sum(len(column.values) + 1 for column in compared if column is not None)
+    """Return the number of statements to draw from a shape. The memory for their conditions limits it."""
+    columns = [sample.columns.get(term.column_id) for conjunct in shape.conjuncts for term in conjunct]
+    mask_bytes = sum(len(column.values) + 1 for column in columns if column is not None)
     return min(DRAWN_STATEMENTS_PER_SHAPE_MAX, max(1, _MASK_BYTES_EACH // max(1, mask_bytes)))
 
 
@@ -211,39 +206,41 @@ def _build_filter_conditions(bound: Expression, sample: RowSample) -> tuple[tupl
 
 
 def _build_condition(predicate: Bound, sample: RowSample) -> DrawnCondition | None:
+    """Convert a predicate to a condition, or return None if the sample cannot evaluate it."""
     column = sample.columns.get(predicate.column_id)
     if column is None or predicate.transform != "identity":
         return None
     values: list[Any] = [value.encode() if isinstance(value, str) else value for value in predicate.values]
-    own: Any = column.values
+    column_values: Any = column.values
     matching = np.zeros(len(column.values) + 1, dtype=np.bool_)
-    named = 0
+    values_count = 0
     match predicate.op:
         case Op.EQ | Op.IN:
             matching[1:] = np.isin(column.values, np.array(values, dtype=column.values.dtype))
-            named = len(values)
+            values_count = len(values)
         case Op.LT:
-            matching[1:] = own < values[0]
+            matching[1:] = column_values < values[0]
         case Op.LT_EQ:
-            matching[1:] = own <= values[0]
+            matching[1:] = column_values <= values[0]
         case Op.GT:
-            matching[1:] = own > values[0]
+            matching[1:] = column_values > values[0]
         case Op.GT_EQ:
-            matching[1:] = own >= values[0]
+            matching[1:] = column_values >= values[0]
         case Op.STARTS_WITH:
             matching[1:] = [value.startswith(values[0]) for value in column.values]
         case Op.IS_NULL:
             matching[0] = True
         case Op.IS_NAN if column.values.dtype == np.float64:
-            matching[1:] = np.isnan(own)
+            matching[1:] = np.isnan(column_values)
         case _:
             return None
-    return DrawnCondition(predicate.column_id, matching, named)
+    return DrawnCondition(predicate.column_id, matching, values_count)
 
 
 def _draw_conditions(
     shape: QueryShape, filter_sample: FilterSample, sample: RowSample, rng: np.random.Generator
 ) -> tuple[tuple[DrawnCondition, ...], ...]:
+    """Draw the conditions of one statement. All values are from the same row, so the statement matches a row."""
     row = int(rng.integers(sample.rows))
     widths = {width.column_id: width for width in filter_sample.widths}
     conditions: list[tuple[DrawnCondition, ...]] = []
@@ -282,6 +279,7 @@ def _draw_alternatives(
 def _draw_condition(
     term: ShapeTerm, column: SampledColumn, row: int, rng: np.random.Generator
 ) -> DrawnCondition | None:
+    """Draw the values of one term, or return None if the operator may match rows in all files."""
     matching = np.zeros(len(column.values) + 1, dtype=np.bool_)
     values = 0
     match term.op:
@@ -308,17 +306,17 @@ def _draw_condition(
 
 
 def _draw_code(column: SampledColumn, row: int, rng: np.random.Generator) -> int:
-    """Return the code of the drawn row.
-
-    If its value is null, return another code. With the same row for all columns, all conditions match at least this
-    row.
-    """
+    """Return the code of the row's value, or a random code if the value is null."""
     code = int(column.codes[row])
     return code if code else int(rng.integers(1, len(column.values) + 1))
 
 
 def _draw_range(column: SampledColumn, side: str, share: float, row: int, rng: np.random.Generator) -> Mask:
-    """Return the codes in a range whose width is a share of the column's values."""
+    """Return the codes in a range that contains `share` of the span of the column's values, bool[values + 1].
+
+    Args:
+        side: LOW or HIGH for a range at this end of the values, or BOTH for a range around the value of the row.
+    """
     matching = np.zeros(len(column.values) + 1, dtype=np.bool_)
     axis = column.values.astype(np.float64) if column.is_numeric else np.arange(len(column.values), dtype=np.float64)
     finite = axis[np.isfinite(axis)]
@@ -355,7 +353,7 @@ def cut_layout(
         sample: The sampled rows.
         order: The order of the rows.
         files: The number of files.
-        groups: The partition of each ordered row, ascending. A file has rows of one partition.
+        groups: int64[rows]: the partition of each ordered row, ascending. A file has rows of one partition.
     """
     rows = len(order)
     count = max(1, min(files, rows // ROWS_PER_FILE_MIN))
@@ -393,7 +391,7 @@ def compute_read_shares(layout: SimulatedLayout, statements: Sequence[DrawnState
 
 
 def _find_files_with(layout: SimulatedLayout, condition: DrawnCondition) -> Mask:
-    """Return the files whose bounds allow a matching row, bool[files]."""
+    """Return the files whose bounds include a value that matches the condition, bool[files]."""
     column_id = condition.column_id
     if condition.matching[0]:
         return layout.has_nulls[column_id]
@@ -409,24 +407,31 @@ def compute_index_shares(
 ) -> float:
     """Return the share of the files in which indexes on the columns find a matching value.
 
-    The files of the sample represent all files. A value that was drawn from a file certainly occurs in this file, so
-    this file does not count.
+    The files of the sample represent all files. A drawn value certainly occurs in the file from which it was drawn, so
+    the estimate for the other files excludes this file.
+
+    Args:
+        statement: The statement.
+        sample: The sampled rows.
+        column_ids: The indexed columns.
+        files: The number of files of the table.
+        false_share: The share of the files without a matching value that the index keeps, because of false positives.
     """
     share = 1.0
     for alternatives in statement.conditions:
         if not all(condition.column_id in column_ids and condition.values for condition in alternatives):
             continue
-        missing = 1.0
+        miss_probability = 1.0
         for condition in alternatives:
             counts = sample.columns[condition.column_id].file_counts[condition.matching]
             other_shares = np.maximum(counts - 1, 0) / max(1, sample.files - 1)
-            missing *= float(np.prod(1 - np.minimum(1.0, (1 + other_shares * (files - 1)) / max(1, files))))
-        hit_probability = 1 - missing
+            miss_probability *= float(np.prod(1 - np.minimum(1.0, (1 + other_shares * (files - 1)) / max(1, files))))
+        hit_probability = 1 - miss_probability
         share = min(share, hit_probability + false_share * (1 - hit_probability))
     return share
 
 
 def compute_weighted_mean(values: Shares, statements: Sequence[DrawnStatement]) -> float:
-    """Return the mean over the recorded statements."""
+    """Return the mean over the recorded statements. A drawn statement represents `weight` recorded statements."""
     weights = np.array([statement.weight for statement in statements])
     return float(values @ weights / max(1e-9, float(weights.sum())))

@@ -1,8 +1,8 @@
 """Samples of rows, from which the advisor simulates layouts.
 
 A sample has all columns that the recorded statements compare, so that layouts by several columns can be simulated. It
-is read from a few files of the snapshot, within limits of files, rows, bytes and time. Deleted rows of these files
-count, because they also widen the bounds of a file.
+is read from a few files of the snapshot. The numbers of files, rows and bytes, and the time, are limited. The sample
+includes deleted rows, because they also widen the bounds of a file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from seamark.metaserver.planner.rows.data_columns import DataRows
 from seamark.metaserver.runtime.gathering import gather
 
 FILES_MAX, ROWS_MAX, LAYOUT_ROWS_MAX = 48, 2_000_000, 60_000
-"""The files and rows that are read, and the rows of which layouts are simulated."""
+"""The maximum numbers of files and rows that are read, and of rows from which layouts are simulated."""
 SAMPLE_S = 8.0
 _CONCURRENT_FILES_MAX = 4
 _INTEGERS = frozenset({"int", "long", "date", "time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
@@ -50,7 +50,7 @@ class SampledColumn:
         column_id: The field id.
         kind: The Iceberg type.
         values: The distinct values in ascending order, in the units of Iceberg's bounds; strings as UTF-8.
-        codes: int32[rows]: 0 for null, otherwise the number of the value, from 1.
+        codes: int32[rows]: the code of each row's value. The code of null is 0, and the code of `values[i]` is i + 1.
         file_counts: int64[values + 1]: the number of sampled files in which each code occurs.
     """
 
@@ -60,9 +60,9 @@ class SampledColumn:
     codes: npt.NDArray[np.int32]
     file_counts: Longs
 
-    def with_values(self, more: Values) -> SampledColumn:
-        """Return the column with further values, which occur in no sampled row."""
-        values: Values = np.unique(np.concatenate([self.values, more]))
+    def with_values(self, added_values: Values) -> SampledColumn:
+        """Return a copy of the column with further values that occur in no sampled row."""
+        values: Values = np.unique(np.concatenate([self.values, added_values]))
         places = np.searchsorted(values, self.values) + 1
         code_of = np.concatenate([[0], places]).astype(np.int32)
         counts = np.zeros(len(values) + 1, dtype=np.int64)
@@ -89,7 +89,7 @@ class RowSample:
     """Sampled rows.
 
     Attributes:
-        columns: The columns by id. A column without an order, or of a type that is not supported, is missing.
+        columns: The columns by id. Columns whose type has no order or is not supported are missing.
         files: The number of sampled files.
         rows: The number of rows in `SampledColumn.codes`.
     """
@@ -110,7 +110,7 @@ def is_sampled(kind: str) -> bool:
 async def sample_rows(
     objects: ObjectStore, metadata: TableMetadata, files: Sequence[ListedFile], columns: dict[int, str]
 ) -> RowSample | str:
-    """Read a sample of rows.
+    """Read a sample of rows from the data files of a snapshot.
 
     Args:
         objects: The storage.
@@ -119,10 +119,10 @@ async def sample_rows(
         columns: The types of the columns to read, by id.
 
     Returns:
-        The sample, or a text with the reason why there is no sample.
+        The sample, or a text that says why there is no sample.
     """
-    chosen = _choose_files(files)
-    if not chosen:
+    sample_files = _choose_files(files)
+    if not sample_files:
         return "the files have too many rows for a sample, or no rows"
     mapping = read_name_mapping(metadata.properties)
     rows = DataRows(objects, asyncio.get_running_loop(), mapping, READ_BYTES, DECODED_BYTES)
@@ -132,7 +132,7 @@ async def sample_rows(
 
     try:
         async with asyncio.timeout(SAMPLE_S):
-            parts = await gather([partial(read, file) for file in chosen], _CONCURRENT_FILES_MAX)
+            parts = await gather([partial(read, file) for file in sample_files], _CONCURRENT_FILES_MAX)
         return await asyncio.to_thread(_combine, parts, columns)
     except TimeoutError:
         return f"the rows could not be read within {SAMPLE_S:g} s"
@@ -143,17 +143,20 @@ async def sample_rows(
 
 
 def _choose_files(files: Sequence[ListedFile]) -> list[ListedFile]:
-    """Choose some files, independently of any period in their order. The same files always give the same choice."""
-    drawn = np.random.default_rng(len(files)).permutation(len(files))[:FILES_MAX].tolist()
-    chosen: list[ListedFile] = []
+    """Choose files at random, so that a periodic order of the files does not bias the sample.
+
+    The same files always give the same choice.
+    """
+    drawn_numbers = np.random.default_rng(len(files)).permutation(len(files))[:FILES_MAX].tolist()
+    sample_files: list[ListedFile] = []
     rows = 0
-    for number in drawn:
+    for number in drawn_numbers:
         rows += max(0, files[number].records)
-        if rows > ROWS_MAX and chosen:
+        if rows > ROWS_MAX and sample_files:
             break
         if files[number].format == "parquet" and 0 < files[number].records <= ROWS_MAX:
-            chosen.append(files[number])
-    return chosen
+            sample_files.append(files[number])
+    return sample_files
 
 
 def _read_file(rows: DataRows, file: ListedFile, column_ids: Sequence[int]) -> dict[int, pa.Array]:
@@ -162,6 +165,7 @@ def _read_file(rows: DataRows, file: ListedFile, column_ids: Sequence[int]) -> d
 
 
 def _to_array(column: pa.ChunkedArray | None, rows: int) -> pa.Array:
+    """Return the column as one array of plain values. The array has nulls if the file lacks the column."""
     if column is None:  # The column was added after the file was written.
         return pa.nulls(rows)
     if pa.types.is_dictionary(column.type):
@@ -171,12 +175,18 @@ def _to_array(column: pa.ChunkedArray | None, rows: int) -> pa.Array:
 
 
 def _combine(parts: Sequence[dict[int, pa.Array]], columns: dict[int, str]) -> RowSample:
+    """Combine the columns of the files, and keep at most `LAYOUT_ROWS_MAX` rows.
+
+    Args:
+        parts: The columns of each sampled file, by column id.
+        columns: The types of the columns, by id.
+    """
     lengths = [len(next(iter(part.values()))) for part in parts]
     file_numbers = np.repeat(np.arange(len(parts)), lengths)
     total = int(sum(lengths))
-    picked = np.arange(total)
+    kept_rows = np.arange(total)
     if total > LAYOUT_ROWS_MAX:
-        picked = np.sort(np.random.default_rng(total).choice(total, LAYOUT_ROWS_MAX, replace=False))
+        kept_rows = np.sort(np.random.default_rng(total).choice(total, LAYOUT_ROWS_MAX, replace=False))
     sampled = {}
     for column_id, kind in columns.items():
         encoded = _encode([part[column_id] for part in parts], kind)
@@ -184,28 +194,31 @@ def _combine(parts: Sequence[dict[int, pa.Array]], columns: dict[int, str]) -> R
             values, codes = encoded
             pairs = np.unique(file_numbers.astype(np.int64) * (len(values) + 1) + codes)
             counts = np.bincount(pairs % (len(values) + 1), minlength=len(values) + 1)
-            sampled[column_id] = _keep_codes(SampledColumn(column_id, kind, values, codes[picked], counts))
-    return RowSample(sampled, len(parts), len(picked))
+            sampled[column_id] = _keep_codes(SampledColumn(column_id, kind, values, codes[kept_rows], counts))
+    return RowSample(sampled, len(parts), len(kept_rows))
 
 
 def _keep_codes(column: SampledColumn) -> SampledColumn:
-    """Return the column without values that occur in no row, so that the number of rows limits the number of values."""
-    used, codes = np.unique(np.append(column.codes, 0), return_inverse=True)
+    """Return the column without the values that occur in no row.
+
+    So the number of rows limits the number of values.
+    """
+    occurring_codes, codes = np.unique(np.append(column.codes, 0), return_inverse=True)
     return SampledColumn(
         column.column_id,
         column.kind,
-        column.values[used[1:] - 1],
+        column.values[occurring_codes[1:] - 1],
         codes[:-1].astype(np.int32),
-        column.file_counts[used],
+        column.file_counts[occurring_codes],
     )
 
 
 def _encode(arrays: Sequence[pa.Array], kind: str) -> tuple[Values, npt.NDArray[np.int32]] | None:
-    """Return the sorted distinct values, and the code of each row."""
-    typed = [array.type for array in arrays if not pa.types.is_null(array.type)]
-    if not typed:
+    """Return the sorted distinct values of all arrays, and the code of each row. None if no array has a value."""
+    types = [array.type for array in arrays if not pa.types.is_null(array.type)]
+    if not types:
         return None
-    widest = max(typed, key=lambda type: getattr(type, "bit_width", 0) if pa.types.is_primitive(type) else 0)
+    widest = max(types, key=lambda type: getattr(type, "bit_width", 0) if pa.types.is_primitive(type) else 0)
     encoded = pa.concat_arrays([array.cast(widest) for array in arrays]).dictionary_encode()
     values = _to_values(encoded.dictionary, kind)
     order = np.argsort(values, kind="stable")
@@ -217,7 +230,7 @@ def _encode(arrays: Sequence[pa.Array], kind: str) -> tuple[Values, npt.NDArray[
 
 
 def _to_values(values: pa.Array, kind: str) -> Values:
-    """Return values in the units of Iceberg's bounds."""
+    """Convert values to the units of Iceberg's bounds."""
     name = get_base_name(kind)
     if name == "decimal":
         scale = get_decimal_scale(kind)

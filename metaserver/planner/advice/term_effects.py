@@ -1,9 +1,7 @@
-"""The effect of each conjunct of a filter.
+"""The number of files that each conjunct of a filter leaves out, and the index that would help.
 
-If partitions and bounds leave out few files, also the index that would help.
-
-An index is proposed unless a sample of the column shows that most files have a matching row. The explanation of a plan
-shows these texts. Planning does not use them.
+If partitions and bounds leave out few files, an index is proposed, unless a sample of the column shows that most files
+have a matching row. The explanation of a plan shows these effects. Planning does not use them.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import FileSelection, return_false
 
 _TERMS_MAX = 16
-"""The maximum number of conjuncts that are reported. Each of them reads the bounds of all files once."""
+"""The maximum number of reported conjuncts. For each conjunct, the bounds of all files are read once."""
 _HELPED_MAX_FRACTION = 0.5
 """A conjunct that keeps less than this share of the files needs no index."""
 _UNINDEXED = ("struct", "list", "map", "variant", "boolean")
@@ -36,7 +34,7 @@ class TermEffect(NamedTuple):
 
     Attributes:
         files_left: The number of files of the view that remain after pruning by partition values and bounds.
-        has_bounds: Whether any file has bounds of the column. It is True for types that need no bounds.
+        has_bounds: Whether any file has bounds of the column. For types that need no bounds, the value is True.
         index_name: The name of an enabled index on the column.
         index_kind: The kind of index that would help.
         index_files: The estimated number of files that a plan would keep with an index, or None if there is
@@ -63,23 +61,24 @@ def compute_term_effects(scan: ScanPlan, samples: Samples) -> list[TermEffect]:
 
 
 def _measure_effect(scan: ScanPlan, part: Bound, definitions: Definitions, samples: Samples) -> TermEffect:
+    """Return the effect of one conjunct, and the index that would help if the conjunct leaves out few files."""
     selection = FileSelection.select_all(scan.view)
     files_in = selection.count()
     specs = [spec for spec in scan.metadata.partition_specs if spec.spec_id in scan.view.specs]
     narrow_by_partition(selection, {spec.spec_id: project(part, spec).possible for spec in specs}, return_false)
     narrow_by_stats(selection, part, return_false)
-    left = selection.count()
-    index = next((one.name for one in _find_indexes_on_column(definitions, part)), None)
-    kind = _choose_kind(part) if index is None and left > max(1, _HELPED_MAX_FRACTION * files_in) else None
+    files_left = selection.count()
+    index = next((definition.name for definition in _find_indexes_on_column(definitions, part)), None)
+    kind = _choose_kind(part) if index is None and files_left > max(1, _HELPED_MAX_FRACTION * files_in) else None
     sample = samples.get(part.column_id) if part.transform == IDENTITY else FUNCTION_NOT_SAMPLED
-    files, note = (None, None) if kind is None else _estimate_with_index(part, kind, left, sample)
-    if files is not None and files > _HELPED_MAX_FRACTION * left:
+    files, note = (None, None) if kind is None else _estimate_with_index(part, kind, files_left, sample)
+    if files is not None and files > _HELPED_MAX_FRACTION * files_left:
         kind, note = None, "most files have a matching row, so an index would leave out few files"
     return TermEffect(
         expression=part,
         column=part.name,
         files_in=files_in,
-        files_left=left,
+        files_left=files_left,
         has_bounds=part.kind in _UNINDEXED or _has_bounds(scan, part),
         index_name=index,
         index_kind=kind,
@@ -89,11 +88,12 @@ def _measure_effect(scan: ScanPlan, part: Bound, definitions: Definitions, sampl
 
 
 def _estimate_with_index(
-    part: Bound, kind: str, left: int, sample: ColumnSample | str | None
+    part: Bound, kind: str, files_left: int, sample: ColumnSample | str | None
 ) -> tuple[int | None, str | None]:
-    """Estimate how many of the `left` files a plan keeps if an index of this kind exists.
+    """Estimate how many of `files_left` files a plan keeps if an index of this kind exists.
 
-    If there is no estimate, the first item is None and the second item is the reason.
+    Returns:
+        The number of files and None, or None and the reason why there is no estimate.
     """
     if not isinstance(sample, ColumnSample):
         # The layout estimates already report the reason for a plain column.
@@ -102,11 +102,11 @@ def _estimate_with_index(
     hits = sample.estimate_files(part, values)
     if hits is None:
         return None, "too few files of the sample have a matching row"
-    # The sample is from the files that all conditions on the column keep. `left` counts the files that a
+    # The sample is from the files that all conditions on the column keep. `files_left` counts the files that a
     # single condition keeps.
-    hits = min(left, round(hits * left / max(1, sample.files_left)))
+    hits = min(files_left, round(hits * files_left / max(1, sample.files_left)))
     false_share = min(1.0, FALSE_POSITIVE_PROBABILITY * (values or 1)) if kind == "bloom" else 0.0
-    return hits + math.ceil(false_share * (left - hits)), None
+    return hits + math.ceil(false_share * (files_left - hits)), None
 
 
 def _has_bounds(scan: ScanPlan, part: Bound) -> bool:
@@ -115,6 +115,7 @@ def _has_bounds(scan: ScanPlan, part: Bound) -> bool:
 
 
 def _find_indexes_on_column(definitions: Definitions, part: Bound) -> Iterator[IndexDefinition]:
+    """Yield the enabled indexes that serve a predicate."""
     for definition in definitions.enabled:
         if KINDS[definition.kind].aggregates:
             continue
@@ -130,6 +131,7 @@ def _serves(transform: str, part: Bound) -> bool:
 
 
 def _choose_kind(part: Bound) -> str | None:
+    """Return the kind of index that serves the predicate, or None if no kind does."""
     if part.kind in _UNINDEXED or not (part.transform == IDENTITY or is_function(part.transform)):
         return None
     if part.op in (Op.EQ, Op.IN):

@@ -3,9 +3,9 @@
 A trial changes only properties that the table does not have, or that an earlier trial has set. So it never replaces or
 removes anything that a user has defined. The functions are pure; `api/admin/auto_advice.py` stores the trials.
 
-A trial begins in the state `applying`, and continues in the state `measuring`. It is `waiting` while another job
-rewrites the table. After each measurement it is `kept` or `undone`. It ends also if another clustering replaces it, if
-a user withdraws it, or if it cannot be applied.
+A trial begins in the state `applying`, and continues in the state `measuring`. While another job rewrites the table,
+the state is `waiting`. A measurement sets the state `kept` or `undone`. Three further states end a trial: `replaced` if
+another clustering replaces it, `withdrawn` if a user withdraws it, and `failed` if it cannot be applied.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ WAITING, APPLYING, MEASURING, KEPT = "waiting", "applying", "measuring", "kept"
 UNDONE, REPLACED, WITHDRAWN, FAILED = "undone", "replaced", "withdrawn", "failed"
 _IN_EFFECT = (WAITING, APPLYING, MEASURING, KEPT)
 STATEMENTS_MIN = 20
-"""A trial is judged only if the history has at least this many statements since the change."""
+"""The minimum number of statements since the change that are necessary to judge a trial."""
 SHAPES_MAX = 40
-"""The number of shapes, the most frequent, whose reads before the change are stored."""
+"""The maximum number of shapes whose reads before the change are stored; the most frequent shapes are stored."""
 _DAY_MS = 86_400_000
 _CORRECTION_MAX = math.log(3)
-"""A measurement corrects later predictions at most by a factor of 3."""
+"""The logarithm of the maximum factor by which measurements correct later predictions."""
 _PAUSE_PERIODS = 7
 """A change that was undone or failed is not applied again for this number of measuring periods."""
 
@@ -93,9 +93,9 @@ class AppliedProposal(msgspec.Struct, frozen=True, rename="kebab"):
         applied_ms: The time when it was applied.
         measured: The files and bytes that an average statement of the same shapes reads now, by a replay over the
             changed table. Null if the table cannot be sampled.
-        recorded: The files and bytes that an average statement has read since then, by the history.
-            Null if there were none. The seconds are a mean of the reported times if there are any.
-        timed: The number of statements since then whose engine has reported its time.
+        recorded: The files and bytes that an average statement has read since then, as the history records them.
+            Null if there were no statements. The seconds are the mean of the reported times, or an estimate.
+        timed: The number of statements since then for which the engine has reported a time.
         trial: The decisions of the policy `auto`. Null if a user has applied the proposal.
     """
 
@@ -119,7 +119,7 @@ class Verdict:
     Attributes:
         pays: Whether the change saves enough, or None if there are too few statements to judge.
         saved_fraction: The share of the bytes that the change saves.
-        reads: What an average statement has read, or None without statements.
+        reads: The files, bytes and seconds that an average statement has read, or None if there are too few statements.
         reason: The result in words.
     """
 
@@ -130,16 +130,16 @@ class Verdict:
 
 
 def record_shapes(shapes: Sequence[QueryShapeSums]) -> list[ShapeReads]:
-    """Return the reads of the most frequent shapes, which a later measurement is compared with."""
+    """Return the reads of the most frequent shapes. Later measurements are compared with them."""
     return [ShapeReads(sums.fingerprint, round(_compute_fraction(sums.sums), 6)) for sums in shapes[:SHAPES_MAX]]
 
 
 def judge(trial: Trial, shapes: Sequence[QueryShapeSums]) -> Verdict:
-    """Compare what statements read since a change with what statements of the same shapes read before.
+    """Decide whether a change pays, from the bytes that statements of each shape read before and after the change.
 
-    The comparison uses shares of the table, so a table that grows does not matter. A shape that was not there before is
-    compared with a read of the whole table if it compares a column of the change. Otherwise the change does not affect
-    the shape.
+    The comparison uses shares of the table's bytes, so the growth of the table does not matter. If a shape is new and
+    compares a column of the change, it is assumed to have read the whole table before. Other new shapes are assumed to
+    be unaffected by the change.
 
     Args:
         trial: The trial.
@@ -179,19 +179,24 @@ def make_reads(files: float, size_bytes: int, sums: Sequence[QuerySums]) -> Read
 
     The seconds are the mean of the times that engines have reported. Without a reported time, they are an estimate.
     """
-    timed = sum(each.timed for each in sums)
-    seconds = sum(each.run_us for each in sums) / 1e6 / timed if timed else EngineCosts().estimate(files, size_bytes)
+    timed = sum(shape_sums.timed for shape_sums in sums)
+    seconds = (
+        sum(shape_sums.run_us for shape_sums in sums) / 1e6 / timed
+        if timed
+        else EngineCosts().estimate(files, size_bytes)
+    )
     return Reads(round(files, 2), size_bytes, round(seconds, 4))
 
 
 def _compute_fraction(sums: QuerySums) -> float:
-    """Return the share of the table's bytes that the statements read, or the share of the files."""
+    """Return the share of the table's bytes that the statements read, or of its files if the bytes are unknown."""
     if sums.sized and sums.bytes_in:
         return min(1.0, sums.bytes_left / sums.bytes_in)
     return min(1.0, sums.files_left / sums.files_in) if sums.files_in else 1.0
 
 
 def _compares(shape_text: str, column_ids: Sequence[int]) -> bool:
+    """Return whether statements of the shape compare one of the columns."""
     shape = QueryShape.parse(shape_text) if shape_text else None
     return shape is not None and not shape.compared_columns.isdisjoint(column_ids)
 
@@ -236,22 +241,22 @@ def refuse(
 
     Args:
         proposal: The proposal.
-        properties: The properties that it sets, see `find_properties`.
+        properties: The properties that the proposal sets; see `find_properties`.
         effective: The metadata of the table, with the properties of its namespaces.
         applied: The earlier proposals with trials.
         policy: The policy of the table.
         now_ms: The time.
-        clusters_by_default: Whether clustering runs on tables without its switch.
+        clusters_by_default: Whether the server clusters tables that do not enable clustering themselves.
         indexes_max: The maximum number of indexes of a table.
     """
     if not proposal.pays:
         return "the proposal does not pay within the horizon"
     if properties is None:
         return "a job cannot apply it"
-    own = list_own_properties(applied)
+    present = list_own_properties(applied)
     for name in properties:
         current = effective.properties.get(name)
-        if current is not None and own.get(name) != current:
+        if current is not None and present.get(name) != current:
             return f"a user has defined the property {name}"
     if proposal.change.kind == "cluster":
         switch = CLUSTERING.switch
@@ -273,9 +278,10 @@ def _refuse_again(
     policy: AutoAdvicePolicy,
     now_ms: int,
 ) -> str | None:
-    """Return the reason if an earlier trial of the same kind of change on the same columns speaks against it.
+    """Return the reason why an earlier trial prevents the proposal, or None.
 
-    The ids of columns are compared, because columns and indexes get other names.
+    Only trials of the same kind of change on the same columns count. Columns are compared by id, because columns and
+    indexes can be renamed.
     """
     for earlier in applied:
         trial = earlier.trial
@@ -292,7 +298,7 @@ def _refuse_again(
 def _refuse_cost(
     proposal: Proposal, applied: Sequence[AppliedProposal], policy: AutoAdvicePolicy, now_ms: int
 ) -> str | None:
-    """Return the reason if the rest of the budget is too small."""
+    """Return the reason why the remaining budget is too small for the proposal, or None."""
     spent_bytes, spent_seconds = sum_budget(applied, now_ms)
     if spent_bytes + proposal.cost_bytes > policy.bytes_per_day:
         return (
@@ -310,7 +316,7 @@ def _refuse_cost(
 
 
 def list_own_properties(applied: Iterable[AppliedProposal]) -> dict[str, str]:
-    """Return the properties that trials in effect have set."""
+    """Return the properties that the trials in effect have set."""
     properties: dict[str, str] = {}
     for proposal in applied:
         if proposal.trial is not None and proposal.trial.is_in_effect:
@@ -319,7 +325,7 @@ def list_own_properties(applied: Iterable[AppliedProposal]) -> dict[str, str]:
 
 
 def sum_budget(applied: Iterable[AppliedProposal], now_ms: int) -> tuple[int, float]:
-    """Return the bytes and seconds that the trials of the last 24 hours have spent."""
+    """Return the bytes and seconds of the budget that the trials of the last 24 hours have used."""
     trials = [
         proposal.trial for proposal in applied if proposal.trial is not None and now_ms - proposal.applied_ms < _DAY_MS
     ]
@@ -356,7 +362,10 @@ def compute_time_corrections(applied: Iterable[AppliedProposal]) -> dict[str, fl
 
 
 def _average_ratios(ratios: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Return the median of the ratios of each kind, within limits, and close to 1 for few ratios."""
+    """Return the median of the ratios of each kind, limited to a factor of 3.
+
+    With few ratios, the result is close to 1.
+    """
     factors = {}
     for kind, values in ratios.items():
         logarithms = [min(_CORRECTION_MAX, max(-_CORRECTION_MAX, math.log(value))) for value in values]

@@ -1,13 +1,13 @@
-"""Encodes a plan as JSON: `file-scan-tasks` and `delete-files` (REST spec, schema `ScanTasks`).
+"""Encoder of plans as JSON: `file-scan-tasks` and `delete-files` (REST spec, schema `ScanTasks`).
 
 The text is written file by file from the columns of the blocks. Text that many files share (residual, partition,
 format) is encoded once and copied; no object is built per file. The JSON is produced in pieces of a few hundred files,
 so that the sender can yield to the event loop between pieces.
 
-Clients require more than the specification: Java's executors fail without `residual-filter`, and its client rejects
-`delete-files` without tasks. `content_files.py` describes PyIceberg's requirements for partitions. Seamark's own
-client computes residuals itself, so it requests none. It requests sequence numbers, which the specification lacks
-(`TaskForm`).
+Clients require more than the specification: Java's executors fail if `residual-filter` is missing, and its client
+rejects `delete-files` if there are no tasks. `content_files.py` describes PyIceberg's requirements for partitions.
+Seamark's own client computes residuals itself, so it does not request residuals. It requests sequence numbers, which
+the specification does not define (`TaskForm`).
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ from seamark.metaserver.planner.deletes.delete_index import assign_first_row_ids
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
 FILES_PER_PIECE = 125
-"""The number of files in one piece, which takes about 0.25 ms."""
+"""The number of files in one piece. Encoding a piece takes about 0.25 ms."""
 STATS_PER_PIECE = 500
-"""The maximum size of one piece if statistics are requested: the number of its files times the number of columns."""
+"""The maximum product of the files and the requested columns of one piece, if statistics are requested."""
 RESIDUAL_VALUES_MAX = 200_000
 """The maximum number of literals and predicates that are evaluated to compute the residuals of one answer.
 
@@ -63,30 +63,30 @@ Partitions beyond this limit have the whole filter as their residual.
 """
 _RESIDUALS_MAX = 10_000
 _RESIDUAL_BYTES_MIN = 1024
-"""The size up to which a residual is always written."""
+"""The size in bytes up to which a residual is always written, even if the limit for all residuals is exhausted."""
 _KEY = b',"residual-filter":'
 _FALSE_RESIDUAL = _KEY + b"false"
 
 
 class TaskForm(NamedTuple):
-    """The differences of scan tasks from the standard form."""
+    """The options by which scan tasks differ from the form in the specification."""
 
     residuals: bool = True
     """Whether tasks have residuals.
 
-    False avoids that a filter with thousands of values is repeated for each file.
+    If it is False, a filter with thousands of values is not repeated for each file.
     """
     residual_bytes: int = 4 << 20
     """The maximum size of all residuals of one answer; see `_Residuals`."""
     exact_residuals: bool = False
     """Whether the client may filter rows by the residual alone.
 
-    Then no residual is weakened, and `ScanTaskWriter.files_max` limits the answer.
+    If it is True, no residual is weakened, and `ScanTaskWriter.files_max` limits the number of files in an answer.
     """
     sequence_numbers: bool = False
     """Whether to write `data-sequence-number` of each data file."""
     whole_files: bool = False
-    """Whether the client may write all rows of a file again. If it may, no residual lets its reader skip rows."""
+    """Whether the client may rewrite whole files. If it may, no residual lets its reader skip rows."""
 
 
 FULL = TaskForm()
@@ -95,7 +95,7 @@ FULL = TaskForm()
 class ScanTaskWriter:
     """Writes the scan tasks of one answer.
 
-    `tasks` must be exhausted before `delete_files` is called.
+    The iterator of `write_tasks` must be exhausted before `delete_files` is called.
     """
 
     def __init__(
@@ -126,9 +126,9 @@ class ScanTaskWriter:
 
     @computed_once
     def files_max(self) -> int | None:
-        """The maximum number of files of one answer in which exact residuals fit for any partitions; at least 1.
+        """The maximum number of files in one answer whose exact residuals fit into it; at least 1.
 
-        None if residuals do not limit the answer, because they are short or may be weakened.
+        The value is None if residuals do not limit the answer, because they are short or may be weakened.
         """
         if self._residuals is None or not self._form.exact_residuals:
             return None
@@ -164,9 +164,9 @@ class ScanTaskWriter:
                 comma = b","
 
     def _encode_inherited(self, block: Block, first: int, rows: Longs) -> list[bytes] | None:
-        """Return the JSON of the fields that rows of a block inherit, or None if they inherit no field.
+        """Return the JSON of the fields that rows of a block inherit from the manifest, or None for no fields.
 
-        In format version 2, files inherit no such field.
+        In format version 2, files inherit no field that the answer contains.
         """
         manifest = self._scan.view.find_manifest(first)
         fields = []
@@ -193,6 +193,7 @@ class ScanTaskWriter:
                 comma = b","
 
     def _encode_references(self, deletes: Sequence[int]) -> bytes:
+        """Return the JSON field with the numbers of these delete rows, and number new delete rows."""
         if not deletes:
             return b""
         index = self._deletes
@@ -242,7 +243,7 @@ class _Files:
         numbers: list[bytes] | None = None,
         residuals: Part | None = None,
     ) -> bytes:
-        """Return JSON objects separated by commas: scan tasks if `references` are given, otherwise files.
+        """Return JSON objects separated by commas: scan tasks if there are `references`, otherwise files.
 
         Raises:
             Corrupt: A file is invalid; the message names the manifest.
@@ -271,7 +272,7 @@ class _Files:
 
 
 class _Form(NamedTuple):
-    """The facts about one file that decide how its residual can be simplified."""
+    """The properties of one file that decide how its residual can be simplified."""
 
     nan_free: bool
     """Whether the file has no NaN in the columns that the filter tests for NaN."""
@@ -283,12 +284,12 @@ _PLAIN = _Form(nan_free=False, read_whole=False)
 
 
 class _Residuals:
-    """Residuals as JSON. Files with the same residual share one encoded text.
+    """Encodes residuals as JSON. Files with the same residual share one encoded text.
 
     The total size of the residuals in one answer is limited. If a long residual would be repeated for too many files,
     it is omitted, and the client uses its filter, as the specification defines. A client that requires residuals gets
     a weaker, short residual (`iceberg.residuals.weakened`), because Spark and PyIceberg also apply their own filter.
-    A client that may filter rows by the residual alone gets every residual in full, and fewer files in one answer.
+    A client that may use the residual as its only filter gets every residual in full, and fewer files in one answer.
 
     Files of one partition may have different forms of the partition's residual. A file without NaN in the tested
     columns needs no test for NaN, which would prevent Java's reader from skipping row groups. If the client may write
@@ -318,7 +319,7 @@ class _Residuals:
         self._to_stored: dict[tuple[int, _Form], tuple[Expression, bytes]] = {}
 
     def set_file_count(self, files: int) -> None:
-        """Set the number of files in the answer, which share the size limit of residuals."""
+        """Divide the size limit of residuals by the number of files in the answer."""
         longest = max(_RESIDUAL_BYTES_MIN, self._limit_bytes // max(1, files))
         if longest != self._longest:
             self._longest = longest
@@ -338,9 +339,9 @@ class _Residuals:
             if forms is None:
                 return rows, (CONSTANT, self._encode_residual(self._scan.bound, _PLAIN))
             return rows, (CHOICE, [self._encode_residual(self._scan.bound, form) for form in forms])
-        stored = block.partition_fields
-        fields = [position for position, (field_id, _) in enumerate(stored) if field_id in deciding]
-        kind = (block.spec_id, stored)
+        partition_fields = block.partition_fields
+        fields = [position for position, (field_id, _) in enumerate(partition_fields) if field_id in deciding]
+        kind = (block.spec_id, partition_fields)
         texts = []
         partitions = encode_keys(block, columns, fields, rows)
         for row, key, form in zip(rows.tolist(), partitions, forms or repeat(_PLAIN), strict=False):
@@ -359,18 +360,19 @@ class _Residuals:
         """Return the form of each file's residual, or None if all files have the plain form."""
         if not (self._nan_columns or self._whole_files):
             return None
-        nan_free = np.full(len(rows), bool(self._nan_columns))
+        is_nan_free = np.full(len(rows), bool(self._nan_columns))
         for column_id in self._nan_columns:
             counts = block.count_column("nan_value_counts", column_id)
-            nan_free &= False if counts is None else read_longs_at(counts, rows) == 0
+            is_nan_free &= False if counts is None else read_longs_at(counts, rows) == 0
         read_whole = np.zeros(len(rows), dtype=np.bool_)
         if self._whole_files:
             read_whole |= [b"orc" in text for text in encode_formats(block, rows)]
-        if not (nan_free.any() or read_whole.any()):
+        if not (is_nan_free.any() or read_whole.any()):
             return None
-        return list(map(_Form, nan_free.tolist(), read_whole.tolist()))
+        return list(map(_Form, is_nan_free.tolist(), read_whole.tolist()))
 
     def _encode_partition(self, block: Block, row: int, form: _Form) -> bytes:
+        """Return the residual of the row's partition with its JSON key."""
         fields, partition = block.partition_fields, block.partition(row)
         if self._work < self._size:
             may_match = self._scan.may_match(block.spec_id, fields, partition)
@@ -379,16 +381,21 @@ class _Residuals:
         return self._encode_residual(self._scan.compute_partition_residual(block.spec_id, fields, partition), form)
 
     def _encode_residual(self, residual: Expression, form: _Form) -> bytes:
+        """Return the residual with its JSON key. Equal residuals are encoded once."""
         # The key is the identity of the expression. Partitions share residuals, and comparing or hashing a long
         # list of values is slow.
-        written = self._to_stored.get((id(residual), form))
-        if written is None:
+        cached = self._to_stored.get((id(residual), form))
+        if cached is None:
             if len(self._to_stored) >= _RESIDUALS_MAX:
                 self._to_stored.clear()
-            written = self._to_stored[id(residual), form] = (residual, self._encode_bounded(residual, form))
-        return written[1]
+            cached = self._to_stored[id(residual), form] = (residual, self._encode_bounded(residual, form))
+        return cached[1]
 
     def _encode_bounded(self, residual: Expression, form: _Form) -> bytes:
+        """Encode a residual in at most `_longest` bytes, as the client requires.
+
+        The residual is weakened if it is longer and the client needs it. It is omitted if the client does not need it.
+        """
         if form.nan_free:
             residual = remove_nan(residual)
         if self._is_java:

@@ -1,4 +1,4 @@
-"""Encodes content files of one block as JSON: fields, partition tuples and statistics (REST spec, `ContentFile`).
+"""Encoder of one block's content files as JSON: fields, partition tuples and statistics (REST spec, `ContentFile`).
 
 The layout of a block's columns is in the form that `_answer.write` reads. The layout does not depend on the request. It
 is built once and cached as long as the block exists.
@@ -32,7 +32,7 @@ from seamark.metaserver.planner.answer._answer import CHOICE, CONSTANT, HEX, ITE
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
 _CONTENTS = {MISSING: b"data", 0: b"data", 1: b"position-deletes", 2: b"equality-deletes"}
-"""Version 1 manifests do not have this field."""
+"""The JSON value of each content type of a manifest. Version 1 manifests do not have this field."""
 _DELETE_NUMBERS = ("content_offset", "content_size_in_bytes")
 
 Part = tuple[object, ...]
@@ -40,7 +40,7 @@ Part = tuple[object, ...]
 
 
 class error_context:  # noqa: N801  a context manager; each answer enters several, and a generator costs thrice as much
-    """Convert errors into `Corrupt` with the path of the block's manifest."""
+    """A context manager that converts errors into `Corrupt` with the path of the block's manifest."""
 
     __slots__ = ("_block",)
 
@@ -63,19 +63,19 @@ class BlockLayout(NamedTuple):
 
     opening: bytes
     content: Part | None
-    """The content type of the block's files, or None if the files differ."""
+    """The content type of the block's files, or None if the files have different types."""
     path: Part
     format: Part | None
-    """The format of the block's files, or None if the files differ."""
+    """The format of the block's files, or None if the files have different formats."""
     optional: tuple[Part, ...]
     """The optional fields of the block's files.
 
     Inherited fields are not included, because they depend on the snapshot.
     """
     partition: tuple[Part | None, ...]
-    """For each partition field, parts that distinguish its values.
+    """For each partition field, a part whose text is different for different values.
 
-    None for floats, which `write` does not support.
+    The part is None for floats, which `_answer.write` does not support.
     """
 
     @property
@@ -97,10 +97,16 @@ def get_layout(block: Block) -> BlockLayout:
 
 
 def _measure_part(part: object) -> int:
+    """Return the size of a part in bytes, including nested parts."""
     return sys.getsizeof(part) + (sum(map(_measure_part, part)) if isinstance(part, tuple) else 0)
 
 
 def _build_layout(block: Block) -> BlockLayout:
+    """Build the layout of a block.
+
+    Raises:
+        ValueError: A required column is missing.
+    """
     path, format_, content = (
         block.find_text_column("file_path"),
         block.find_text_column("file_format"),
@@ -121,6 +127,7 @@ def _build_layout(block: Block) -> BlockLayout:
 
 
 def _find_uniform_content(block: Block) -> bytes | None:
+    """Return the text for the content of all files of a block, or None if the files differ."""
     column = block.find_long_column("content")
     if column is None:
         return _CONTENTS[MISSING]
@@ -147,6 +154,7 @@ def encode_formats(block: Block, rows: Longs) -> list[bytes]:
 
 
 def _list_optional_parts(block: Block) -> Iterator[Part]:
+    """Yield the optional fields that the block has: numbers, lists, encryption key metadata and the referenced file."""
     is_data = block.content == 0
     for name in ("file_size_in_bytes", "record_count", "sort_order_id", *(() if is_data else _DELETE_NUMBERS)):
         if (column := block.find_long_column(name)) is not None:
@@ -180,6 +188,7 @@ def _encode_format(name: object) -> bytes:
 
 
 def encode_strings(block: Block, column: PackedColumn) -> Part:
+    """Return a packed column of strings in the form that the compiled writer reads."""
     packed = column.packed
     offsets = (
         _view_at(block, packed.lengths),
@@ -200,6 +209,7 @@ def _view_at(block: Block, offset: int) -> int:
 
 
 def _make_partition_key_part(block: Block, column: PackedColumn | None) -> Part | None:
+    """Return a part of the key of a partition tuple, or None for a column of floats."""
     if column is None:
         return CONSTANT, b""
     if column.packed.form == Form.FLOATS:
@@ -247,26 +257,26 @@ _DTYPES = {
 """Single-value serialisation of types with a fixed size (Iceberg spec, appendix D)."""
 
 Texts = Callable[[Longs], list[str | None]]
-"""A function that reads many rows at once and returns None for rows without a value."""
+"""A function that returns the text of each row, or None for rows without a value."""
 
 
 class FileStats:
     """Encodes column statistics of one block's files."""
 
     def __init__(self, block: Block, columns: tuple[int, ...]) -> None:
-        stored = [column for column in columns if column in block.columns]
+        stored_columns = [column for column in columns if column in block.columns]
         self._maps: list[tuple[str, list[tuple[str, Texts]]]] = [
-            (wire, [(str(column), _read_counts(block.count_column(name, column))) for column in stored])
+            (wire, [(str(column), _read_counts(block.count_column(name, column))) for column in stored_columns])
             for wire, name in _COUNTS.items()
         ]
         for side in ("lower", "upper"):
-            bounds = [(str(column), _make_bound_reader(block, side, column)) for column in stored]
+            bounds = [(str(column), _make_bound_reader(block, side, column)) for column in stored_columns]
             self._maps.append((f"{side}-bounds", [(key, read) for key, read in bounds if read is not None]))
 
     def write(self, rows: Longs) -> list[bytes]:
         """Return `,"value-counts":{…},…` for each row; maps without keys are omitted."""
-        written = [_write_maps(name, columns, rows) for name, columns in self._maps if columns]
-        return [text.encode() for text in map("".join, zip(*written, strict=True))] if written else [b""] * len(rows)
+        maps = [_write_maps(name, columns, rows) for name, columns in self._maps if columns]
+        return [text.encode() for text in map("".join, zip(*maps, strict=True))] if maps else [b""] * len(rows)
 
 
 def _write_maps(name: str, columns: list[tuple[str, Texts]], rows: Longs) -> list[str]:
@@ -276,6 +286,7 @@ def _write_maps(name: str, columns: list[tuple[str, Texts]], rows: Longs) -> lis
 
 
 def _write_map(name: str, keys: list[str], texts: tuple[str | None, ...]) -> str:
+    """Return the JSON of a map without its null values, or an empty text if all are null."""
     present = [text for text in texts if text is not None]
     if not present:
         return ""
@@ -348,7 +359,7 @@ class ClientDialect:
     The specification says that a client uses its filter if a task has no residual.
     """
     filters_by_residual: bool = False
-    """Whether some programs that use this client filter rows by the residual alone.
+    """Whether some programs that use this client have the residual as their only filter.
 
     With a weaker residual, these programs would return rows that do not match.
     """
@@ -357,7 +368,7 @@ class ClientDialect:
     orders_nan_above: bool = True
     """Whether the client may order NaN above every number."""
     changes_files: bool = False
-    """Whether the client may rewrite or delete planned files although its request does not show it.
+    """Whether the client may rewrite or delete planned files, although the request does not state it.
 
     See `api/plans/scan_requests.py`.
     """
@@ -379,6 +390,7 @@ def choose_dialect(user_agent: str, client_version: str = "") -> ClientDialect:
     """Return the dialect of a client.
 
     Args:
+        user_agent: The header User-Agent.
         client_version: The header X-Client-Version, which Iceberg's Java client sends.
     """
     if user_agent.startswith("PyIceberg/"):
@@ -414,7 +426,7 @@ class PartitionTexts:
     """
 
     def __init__(self, metadata: TableMetadata, dialect: ClientDialect) -> None:
-        # The object does not reference the metadata. Metadata list all snapshots, and would stay in memory as long
+        # Do not reference the metadata. They list all snapshots, and would stay in memory as long
         # as the view.
         self._schemas, self._specs = metadata.schemas, metadata.partition_specs
         self._schema_id, self._schema = metadata.current_schema_id, metadata.current_schema
@@ -450,6 +462,7 @@ class PartitionTexts:
         return texts
 
     def _list_fields(self, block: Block) -> Fields:
+        """Return the partition fields of a block."""
         kind = (block.spec_id, block.partition_fields)
         fields_of_kind = self._kinds.get(kind)
         if fields_of_kind is None:
@@ -459,16 +472,21 @@ class PartitionTexts:
         return fields_of_kind
 
     def _read_fields(self, block: Block) -> Fields:
+        """Return the fields of the current spec, with their positions in the tuples of the block.
+
+        Raises:
+            Corrupt: The metadata do not contain the partition spec of the block's manifest.
+        """
         spec = next((spec for spec in self._specs if spec.spec_id == block.spec_id), None)
         if spec is None:
             raise Corrupt(
                 f"The manifest {block.location} has the partition spec {block.spec_id}, which the table's metadata lack"
             )
         schema = self._schema
-        stored = {field_id: (position, kind) for position, (field_id, kind) in enumerate(block.partition_fields)}
+        stored_fields = {field_id: (position, kind) for position, (field_id, kind) in enumerate(block.partition_fields)}
         fields = []
         for field in spec.fields:
-            position, kind = stored.get(field.field_id or 0, (-1, ""))
+            position, kind = stored_fields.get(field.field_id or 0, (-1, ""))
             source = schema.column(field.sources[0]) if len(field.sources) == 1 else None
             if source is None or not isinstance(source.type, str):
                 # Java assigns the type `unknown`, whose only value is null, to the field of a dropped column.
@@ -480,7 +498,7 @@ class PartitionTexts:
 
 
 class _TextsOfView:
-    """The partition texts that plans of a view share. Nearly all plans of a view have the same metadata."""
+    """The partition texts that the plans of a view share. Nearly all plans of a view have the same metadata."""
 
     def __init__(self) -> None:
         self.by_dialect: dict[ClientDialect, PartitionTexts] = {}
@@ -491,7 +509,7 @@ class _TextsOfView:
 
 
 def partition_texts(scan: ScanPlan, dialect: ClientDialect) -> PartitionTexts:
-    """Return the partition texts for plans of the plan's view and with its metadata; such plans share one object."""
+    """Return the partition texts for a plan. Plans with the same view and metadata share one object."""
     derived = scan.view.derived
     by_dialect = (derived.get(_TextsOfView) or derived.keep(_TextsOfView())).by_dialect
     texts = by_dialect.get(dialect)
@@ -525,6 +543,7 @@ UNCACHED = PartitionTextCache(0)
 
 
 def _encode_partition(fields: Fields, values: tuple[Value | None, ...], dialect: ClientDialect) -> str:
+    """Return the JSON of a partition tuple, or an empty text if the client cannot read a value."""
     texts = []
     for field in fields:
         value = None if field.position < 0 else values[field.position]
@@ -535,6 +554,7 @@ def _encode_partition(fields: Fields, values: tuple[Value | None, ...], dialect:
 
 
 def _encode_value(kind: str, target: str, value: Value, dialect: ClientDialect) -> str:
+    """Return the JSON of a partition value in its current type."""
     if isinstance(value, float):
         return _encode_float(target, value)
     value = promote_value(kind, target, value)

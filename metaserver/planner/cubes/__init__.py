@@ -1,1 +1,1 @@
-"""Groups of cubes, merged over the data files of a snapshot, and aggregates of them."""
+"""Groups of cubes, merged over the data files of a snapshot, and aggregates of these groups."""

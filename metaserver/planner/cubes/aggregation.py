@@ -1,10 +1,16 @@
-"""Answers an aggregate request from merged groups of a cube, with Arrow.
+"""Computation of the answer to an aggregate request from the merged groups of a cube, with Arrow.
 
-The request follows from the cube if its dimensions, its condition and its measures follow from the cube's dimensions
-and partial aggregates. Types and values are those of the statement that reads the rows (`connector/sql/`): integers are
-summed to bigint, decimals to 38 digits, an average of decimals is rounded half up, NaN is the least and the greatest
-only if there is no other value, and null is a group. If this module cannot be sure of it, it raises `NotFromGroups`,
-and the caller runs the statement. The module is pure.
+A cube can answer a request if the dimensions, the condition and the measures of the request can be computed from the
+dimensions and the partial aggregates of the cube. The answer has the types and values of a statement that reads the
+rows (`connector/sql/`):
+
+- Sums of integers are bigint, and sums of decimals have 38 digits.
+- An average of decimals is rounded half up.
+- NaN is a minimum or a maximum only if there is no other value.
+- Null is a group.
+
+If the module cannot guarantee this, it raises `NotFromGroups`, and the caller runs the statement. The functions are
+pure.
 """
 
 from __future__ import annotations
@@ -52,7 +58,7 @@ _TYPE_NAMES = {
     "timestamp": "timestamp",
     "timestamptz": "timestamp with time zone",
 }
-"""The names of types in the SQL dialect. Columns of other types are left to the statement."""
+"""The names of types in the SQL dialect. If a request uses a column of another type, the caller runs the statement."""
 _INTEGERS = ("int", "long")
 _FLOATS = ("float", "double")
 _FINEST_FIRST = (IDENTITY, *reversed(TIME_UNITS))
@@ -60,12 +66,12 @@ _NULLITY = (Op.IS_NULL, Op.NOT_NULL)
 
 
 class NotFromGroups(Exception):
-    """Raised if the request does not follow from the groups. The message is the reason."""
+    """Raised if the groups cannot answer the request. The message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class SortKey:
-    """A column of the answer by which it is sorted."""
+    """A column by which the answer is sorted. `column` is the position of the column in the answer."""
 
     column: int
     descending: bool
@@ -76,7 +82,7 @@ class GroupQuery:
     """An aggregate request.
 
     Attributes:
-        names: The names of the columns of the answer: dimensions, and then measures.
+        names: The names of the columns of the answer: first the dimensions, then the measures.
         where: A condition in SQL.
         floats: Whether sums of floats, and averages of floats or integers, may be computed from groups.
     """
@@ -114,8 +120,8 @@ class _GroupedDimension:
     """A dimension of a request.
 
     Attributes:
-        column: The column of the groups from which it follows.
-        unit: The unit to which the column is truncated, or None if the column is the dimension.
+        column: The column of the groups from which the dimension is computed.
+        unit: The unit of time to which the column is truncated, or None if the column is the dimension itself.
     """
 
     column: str
@@ -125,12 +131,14 @@ class _GroupedDimension:
 
 @dataclass(frozen=True, slots=True)
 class CubeAnswer:
-    """The derivation of a request's answer from a cube.
+    """The columns of a cube from which the answer to a request is computed.
 
     Attributes:
         condition: The condition of the request, over the columns of `filtered`.
-        filtered: The columns of the groups by the id of the table's column.
-        partials: For each measure, the columns with its partial aggregates.
+        filtered: The columns of the groups that the condition compares, by the id of the table's column.
+        dimensions: The dimensions of the answer.
+        partials: For each measure, the columns of the groups with its partial aggregates.
+        functions: The function that combines each column of partial aggregates, by the name of the column.
     """
 
     query: GroupQuery
@@ -143,8 +151,8 @@ class CubeAnswer:
     @property
     def kept_dimensions(self) -> tuple[str, ...]:
         """The dimensions of the cube that the request uses, in their order in the cube."""
-        used = {*self.filtered.values(), *(dimension.column for dimension in self.dimensions)}
-        return tuple(sorted(used, key=lambda column: int(column[1:])))
+        used_columns = {*self.filtered.values(), *(dimension.column for dimension in self.dimensions)}
+        return tuple(sorted(used_columns, key=lambda column: int(column[1:])))
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -154,7 +162,7 @@ class CubeAnswer:
 
 
 def find_answer(query: GroupQuery, condition: Expression, cube: IndexDefinition) -> CubeAnswer:
-    """Return how a request follows from a cube.
+    """Return the columns of a cube from which the answer to a request is computed.
 
     Args:
         query: The request.
@@ -162,7 +170,7 @@ def find_answer(query: GroupQuery, condition: Expression, cube: IndexDefinition)
         cube: The definition of the cube.
 
     Raises:
-        NotFromGroups: The request does not follow from the cube.
+        NotFromGroups: The cube cannot answer the request.
     """
     finest = _find_dimensions(query.schema, cube)
     dimensions = tuple(_find_dimension(term, finest) for term in query.dimensions)
@@ -180,7 +188,7 @@ def find_answer(query: GroupQuery, condition: Expression, cube: IndexDefinition)
 
 
 def _find_dimensions(schema: Schema, cube: IndexDefinition) -> dict[int, tuple[str, Term]]:
-    """Return for each column its finest dimension of the cube, as a column of the groups."""
+    """Return, by column id, the finest dimension of each column: (column of the groups, term)."""
     kinds = {field.id: field.type for field in schema.fields}
     finest: dict[int, tuple[str, Term]] = {}
     for number, term in enumerate(cube.terms):
@@ -188,17 +196,23 @@ def _find_dimensions(schema: Schema, cube: IndexDefinition) -> dict[int, tuple[s
             continue
         if kinds.get(term.column_id) != term.source or get_base_name(term.source) not in (*_TYPE_NAMES, "decimal"):
             continue
-        former = finest.get(term.column_id)
-        if former is None or _is_finer(term.transform, former[1].transform):
+        finest_so_far = finest.get(term.column_id)
+        if finest_so_far is None or _is_finer(term.transform, finest_so_far[1].transform):
             finest[term.column_id] = f"d{number}", term
     return finest
 
 
 def _is_finer(transform: str, other: str) -> bool:
+    """Return whether a transform keeps more of a value than another transform."""
     return _FINEST_FIRST.index(transform) < _FINEST_FIRST.index(other)
 
 
 def _find_dimension(term: Term, finest: Mapping[int, tuple[str, Term]]) -> _GroupedDimension:
+    """Return the dimension of the groups from which a dimension of the request is computed.
+
+    Raises:
+        NotFromGroups: The cube has no such dimension, or statements do not truncate the column in this way.
+    """
     column, dimension = finest.get(term.column_id, ("", term))
     if not column or _is_finer(term.transform, dimension.transform):
         raise NotFromGroups(f"{term.text} is not a dimension of the cube")
@@ -209,7 +223,11 @@ def _find_dimension(term: Term, finest: Mapping[int, tuple[str, Term]]) -> _Grou
 
 
 def _find_filtered(predicate: Bound, finest: Mapping[int, tuple[str, Term]]) -> str:
-    """Return the column of the groups that decides a predicate."""
+    """Return the column of the groups with which a predicate can be evaluated.
+
+    Raises:
+        NotFromGroups: The groups do not decide the predicate.
+    """
     column, dimension = finest.get(predicate.column_id, ("", None))
     if dimension is None:
         raise NotFromGroups(f"{predicate.name} is not a dimension of the cube")
@@ -220,12 +238,16 @@ def _find_filtered(predicate: Bound, finest: Mapping[int, tuple[str, Term]]) -> 
     else:
         follows = predicate.transform in TIME_UNITS and not _is_finer(predicate.transform, dimension.transform)
     if not follows:
-        raise NotFromGroups(f"the condition on {predicate.name} does not follow from {dimension.text}")
+        raise NotFromGroups(f"the dimension {dimension.text} does not decide the condition on {predicate.name}")
     return column
 
 
 def _find_partials(schema: Schema, cube: IndexDefinition) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the columns of the groups by the text of their partial aggregate, and the function of each column."""
+    """Return the partial aggregates of the cube.
+
+    Returns:
+        The columns of the groups, by the text of the partial aggregate, and the combining function of each column.
+    """
     kinds = {field.id: field.type for field in schema.fields}
     columns, functions = {}, {}
     for number, partial in enumerate(list_partials(cube.measures)):
@@ -236,18 +258,23 @@ def _find_partials(schema: Schema, cube: IndexDefinition) -> tuple[dict[str, str
 
 
 def _check_measure(measure: Measure, *, floats: bool) -> None:
+    """Check that the measure has the same value whether it is computed from groups or from rows.
+
+    Raises:
+        NotFromGroups: The value may differ.
+    """
     if measure.operand is None or measure.function == COUNT:
         return
     name = get_base_name(measure.operand.kind)
     if name not in (*_TYPE_NAMES, "decimal"):
-        raise NotFromGroups(f"values of the type {measure.operand.kind} are left to the statement")
+        raise NotFromGroups(f"{measure.text} has values of the type {measure.operand.kind}; run the statement")
     if not floats and measure.function in (SUM, AVG) and name in _FLOATS:
         raise NotFromGroups(f"{measure.text} adds floats, which the request excludes")
     if not floats and measure.function == AVG and name in _INTEGERS:
         raise NotFromGroups(f"{measure.text} averages integers as floats, which the request excludes")
     if measure.function != SUM and name == "decimal" and not isinstance(measure.operand, ColumnOperand):
         # The engine may give the expression another precision.
-        raise NotFromGroups(f"{measure.text} is left to the statement")
+        raise NotFromGroups(f"{measure.text} aggregates an expression of decimals; run the statement")
 
 
 def _find_result_kind(measure: Measure) -> str:
@@ -262,13 +289,14 @@ def _find_result_kind(measure: Measure) -> str:
 
 
 def _name_type(kind: str) -> str:
+    """Return the name of an Iceberg type in the SQL dialect."""
     if get_base_name(kind) == "decimal":
         return f"decimal({get_decimal_precision(kind)}, {get_decimal_scale(kind)})"
     return _TYPE_NAMES[get_base_name(kind)]
 
 
 def reduce_groups(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
-    """Return the groups by the dimensions that the request uses, with all partial aggregates.
+    """Combine groups that differ only in dimensions that the request does not use.
 
     Raises:
         NotFromGroups: A sum does not fit its type.
@@ -285,11 +313,11 @@ def reduce_groups(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
 
 
 def aggregate_groups(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
-    """Return the rows of the answer.
+    """Compute the rows of the answer.
 
     Args:
         groups: The result of `reduce_groups`.
-        answer: How the request follows from the groups.
+        answer: The columns of the groups from which the answer is computed.
 
     Raises:
         NotFromGroups: A value does not fit its type, or the order of the rows is not certain.
@@ -299,7 +327,7 @@ def aggregate_groups(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
         columns = [grouped[f"k{number}"] for number in range(len(answer.dimensions))]
         finished: dict[tuple[str, tuple[str, ...]], pa.ChunkedArray] = {}
         for measure, partials in zip(answer.query.measures, answer.partials, strict=True):
-            # A request may name a measure several times, with other spaces.
+            # A request may contain a measure several times, with different spaces.
             key = (measure.function, partials)
             if key not in finished:
                 finished[key] = _finish(measure, [grouped[name] for name in partials])
@@ -314,6 +342,7 @@ def aggregate_groups(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
 
 
 def _filter(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
+    """Return the groups that satisfy the condition of the request."""
     if answer.condition == TRUE:
         return groups
     columns = {column_id: _to_array(groups[name]) for column_id, name in answer.filtered.items()}
@@ -325,14 +354,15 @@ def _filter(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
 
 def _group(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
     """Return the groups of the request: its dimensions `k0`, `k1`, … and its partial aggregates."""
-    used = dict.fromkeys(name for names in answer.partials for name in names)
-    columns = {f"k{number}": _truncate(groups, one) for number, one in enumerate(answer.dimensions)}
-    columns |= {name: groups[name] for name in used}
-    # Without dimensions the result has one row, also if there are no groups.
-    return combine_groups(pa.table(columns), {name: answer.functions[name] for name in used})
+    partial_names = dict.fromkeys(name for names in answer.partials for name in names)
+    columns = {f"k{number}": _truncate(groups, dimension) for number, dimension in enumerate(answer.dimensions)}
+    columns |= {name: groups[name] for name in partial_names}
+    # Without dimensions, the result has exactly one row, even if there are no groups.
+    return combine_groups(pa.table(columns), {name: answer.functions[name] for name in partial_names})
 
 
 def _truncate(groups: pa.Table, dimension: _GroupedDimension) -> pa.ChunkedArray:
+    """Return the column of a dimension, truncated to the unit of the dimension."""
     values = groups[dimension.column]
     if dimension.unit is None:
         return _unify_zeros(values)
@@ -341,7 +371,7 @@ def _truncate(groups: pa.Table, dimension: _GroupedDimension) -> pa.ChunkedArray
 
 
 def _unify_zeros(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the values with one bit pattern for zeros, and one for NaN, because Arrow groups by bits."""
+    """Replace -0.0 by 0.0, and each NaN by the same bit pattern, because Arrow groups floats by their bits."""
     if not pa.types.is_floating(values.type):
         return values
     nan = pa.scalar(float("nan"), values.type)
@@ -349,7 +379,7 @@ def _unify_zeros(values: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _finish(measure: Measure, partials: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
-    """Return the values of a measure from its combined partial aggregates.
+    """Compute the values of a measure from its combined partial aggregates.
 
     Raises:
         ArrowInvalid: A value does not fit the type of the measure.
@@ -378,13 +408,13 @@ def _find_digits(operand: Operand) -> tuple[int, int]:
 
 
 def _to_doubles(sums: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the sums of integers as doubles, each rounded once."""
+    """Convert sums of integers to doubles. Each value is rounded only once."""
     values = [None if value is None else float(int(value)) for value in sums.to_pylist()]
     return pa.chunked_array([pa.array(values, pa.float64())])
 
 
 def _narrow(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return doubles as floats.
+    """Convert doubles to floats.
 
     Raises:
         ArrowInvalid: A finite value is beyond the range of floats.
@@ -396,7 +426,7 @@ def _narrow(values: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _divide_decimals(sums: pa.ChunkedArray, counts: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """Return averages, rounded half away from zero to the scale of the sums."""
+    """Return the averages of decimals, rounded half away from zero to the scale of the sums."""
     averages: list[Decimal | None] = []
     for total, count in zip(sums.to_pylist(), counts.to_pylist(), strict=True):
         if total is None or not count:
@@ -411,7 +441,7 @@ def _divide_decimals(sums: pa.ChunkedArray, counts: pa.ChunkedArray, kind: pa.Da
 
 
 def _sort(rows: pa.Table, sort_keys: Sequence[SortKey]) -> pa.Table:
-    """Return the rows in order; nulls come last, as in Trino.
+    """Sort the rows. Nulls come last, as in Trino.
 
     Raises:
         NotFromGroups: A sorted column has NaN, which is the greatest value.
@@ -424,7 +454,7 @@ def _sort(rows: pa.Table, sort_keys: Sequence[SortKey]) -> pa.Table:
         if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
             raise NotFromGroups("the rows are sorted by NaN")
     first_keys: dict[int, SortKey] = {}
-    for key in sort_keys:  # A second key of a column does not change the order.
+    for key in sort_keys:  # A second sort key on the same column does not change the order.
         first_keys.setdefault(key.column, key)
     keys = [(str(key.column), "descending" if key.descending else "ascending") for key in first_keys.values()]
     return rows.take(pc.sort_indices(rows, sort_keys=keys))

@@ -1,9 +1,9 @@
-"""Selects groups of a cube that meet a condition, from columns in which each distinct value is stored once.
+"""Selection of the groups of a cube that meet a condition, from columns that store each distinct value once.
 
 The dimensions of a cube have few distinct values: an entry with 100,000 groups has some hundred cities. So a condition
 on one dimension is evaluated for its distinct values, and the groups are selected by their codes. The parts of a
-conjunction are applied one after the other, the most selective part first, so the later parts see few groups. The
-module is pure.
+conjunction are applied one after the other. The most selective part is applied first, so few groups remain for the
+other parts. The functions are pure.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from seamark.formats.index.keys.group_conditions import get_group_column_name
 _DISTINCT_VALUES_MAX = 1 << 16
 """The maximum number of distinct values of an encoded column, so that a code has at most two bytes."""
 _ENCODED_GROUPS_MIN = 256
-"""The number of groups from which columns are encoded."""
+"""The minimum number of groups for which columns are encoded."""
 
 _Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _EncodedColumn:
-    """A column of groups.
+    """An encoded column of groups.
 
     Attributes:
         values: The distinct values. Null is one of them if the column has nulls.
-        codes: uint8[groups] or uint16[groups], the number of the value of each group.
+        codes: uint8[groups] or uint16[groups]: the position in `values` of each group's value.
     """
 
     values: pa.Array
@@ -45,6 +45,7 @@ class _EncodedColumn:
         return int(self.values.nbytes) + self.codes.nbytes
 
     def take(self, rows: _Rows | None) -> pa.Array:
+        """Return the values of the groups with these numbers, or of all groups if `rows` is None."""
         return self.values.take(pa.array(self.codes if rows is None else self.codes[rows]))
 
 
@@ -54,7 +55,7 @@ class EncodedGroups:
     Attributes:
         schema: The columns of the groups.
         rows: The number of groups.
-        nbytes: The memory of the groups.
+        nbytes: The memory of the groups in bytes.
     """
 
     def __init__(self, groups: pa.Table) -> None:
@@ -76,7 +77,7 @@ class EncodedGroups:
 
         Args:
             condition: The condition.
-            names: The returned columns.
+            names: The names of the columns to return.
 
         Raises:
             ValueError: A predicate cannot be evaluated.
@@ -127,7 +128,7 @@ class EncodedGroups:
 def _encode(array: pa.Array) -> _EncodedColumn | None:
     """Return an encoded column, or None if its values should not be encoded.
 
-    Floats stay unchanged, because an encoded column would have one of the values 0.0 and -0.0, and one NaN.
+    Floats are not encoded, because the encoding would replace -0.0 by 0.0 or the reverse, and different NaNs by one.
     """
     if len(array) < _ENCODED_GROUPS_MIN or pa.types.is_floating(array.type):
         return None

@@ -1,9 +1,9 @@
-"""Divides a sequence of data files into groups of files, in several levels, like the levels of an LSM tree.
+"""A tree of groups of data files in several levels, like the levels of an LSM tree.
 
-A group of the lowest level ends after a file whose identity ends with some zero bits, and a group of a higher level
-after a file whose identity ends with more of them. So the groups depend on the identities and their order alone: if a
-commit adds or removes a file, only the groups with this file change, one of each level. All snapshots and branches
-share the others. The module is pure.
+A group of the lowest level ends after a file whose identity ends with a certain number of zero bits. For each higher
+level, this number is larger. So the groups depend only on the identities and their order: if a commit adds or removes a
+file, only the groups with this file change, one group in each level. All snapshots and branches share the unchanged
+groups. The functions are pure.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Ids = npt.NDArray[np.uint64]
 """uint64[files, 2]: the identities of data files (`hashing.compute_file_ids`)."""
 
 GROUP_BITS = 5
-"""A group has 32 members on average: a group of a higher level has groups as members."""
+"""The number of zero bits for one level. A group has 2^5 = 32 members on average: files, or groups of a lower level."""
 _LEVELS_MAX = 8
 _DIGEST_BYTES = 16
 
 
 class FileGroup(NamedTuple):
-    """The files from `first` to `end` of a tree. The members of a group of level 1 are files."""
+    """The files of a tree from `first` up to and not including `end`. The members of a group of level 1 are files."""
 
     level: int
     first: int
@@ -33,7 +33,7 @@ class FileGroup(NamedTuple):
 
 
 class FileTree:
-    """The groups of a sequence of data files. Immutable.
+    """The groups of a sequence of data files. An instance is immutable.
 
     Args:
         ids: The identities of the files.
@@ -75,7 +75,7 @@ class FileTree:
 
 
 def _find_ends(ids: Ids) -> list[npt.NDArray[np.int64]]:
-    """Return for each level, from 1, the ends of its groups. The highest level has one group."""
+    """Return the ends of the groups of each level, beginning with level 1. The highest level has one group."""
     levels = []
     for level in range(1, _LEVELS_MAX + 1):
         ends = np.flatnonzero(_ends_group(ids, level)) + 1
@@ -90,6 +90,6 @@ def _find_ends(ids: Ids) -> list[npt.NDArray[np.int64]]:
 
 
 def _ends_group(ids: Ids, level: int) -> npt.NDArray[np.bool_]:
-    """Return for each file whether a group of the level ends after it."""
+    """Return bool[files]: whether a group of the level ends after each file."""
     is_end: npt.NDArray[np.bool_] = (ids[:, 1] & np.uint64((1 << (GROUP_BITS * level)) - 1)) == 0
     return is_end

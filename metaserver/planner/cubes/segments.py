@@ -1,15 +1,15 @@
-"""Merges the groups of a cube over many data files, and stores the results as segments.
+"""Merged groups of a cube over many data files, stored as segments.
 
 An entry of a cube has the groups of one data file. A request for a table of 10,000 files would merge 10,000 entries.
-A segment has the merged groups of several files, which are a group of the `FileTree`. It is read while all of its files
-are requested, in any snapshot and branch: the key has the identities of the files, and the files are
-immutable. After a commit, one group of each level is merged again. The key also has the index files from which the
-segment was made. So a segment of entries that an audit found to be wrong is not read, because their index file is no
-longer live.
+A segment has the merged groups of several files, which form a group of the `FileTree`. A request that includes all of
+these files reads the segment, in any snapshot and branch: its key contains the identities of the files, and the files
+are immutable. After a commit, one group of each level is merged again. The key also contains the index files from which
+the segment was made. So if an audit finds wrong entries, segments with these entries are no longer read, because the
+index file of the entries is no longer live.
 
-Segments are values of a cache, in memory and on the local disk, within limits of bytes. A segment that is missing or
-damaged is merged again from its entries. A reader that selects groups gets parts: segments of many files, or the
-entries of few files. An instance belongs to one event loop.
+Segments are the values of a cache in memory and on the local disk, with a limit of bytes for each. A segment that is
+missing or damaged is merged again from its entries. A reader that selects groups gets parts: segments of many files, or
+the entries of few files. An instance belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -47,29 +47,31 @@ BYTES_MAX = 256 << 20
 """The maximum number of bytes of the groups of a segment, in memory."""
 _COMBINED_BYTES = 64 << 20
 _UNCOMBINED_GROUPS_MAX = 500_000
-"""The number of groups, or of their bytes, from which they are combined before further groups are read."""
+"""Pending groups are combined if their number exceeds this limit, or if their bytes exceed `_COMBINED_BYTES`."""
 _CONCURRENT_OPENS_MAX = 16
 _CONCURRENT_BUILDS_MAX = 2
 _PLACES_BYTES = 32 << 20
-"""The memory for the places of entries."""
+"""The memory for the cached places of entries (`_Places`)."""
 _TOO_LARGE_BYTES = 256 << 10
-"""The memory for the keys of groups that cannot be merged."""
+"""The memory for the keys of groups that exceed the limits, with the reasons."""
 _ENTRY_FILES_MAX = 64
-"""The maximum number of data files whose entries are parts. Segments are parts of larger groups of files."""
+"""The maximum number of data files for which a reader gets entries as parts. For more files, it gets segments."""
 _ATTEMPTS_MAX = 3
-"""The maximum number of attempts to read groups, if index files turn out to be damaged."""
+"""The maximum number of attempts to read groups. After each failed attempt, a damaged index file is excluded."""
 _THREADS = 2
 _WHOLE_SEGMENT = -1
-"""The number of a segment in the cache of entries."""
+"""The value that replaces the entry number in the cache of entries if the value is a segment."""
 _IN_LOOP_FILES_MAX = 50_000
 """The maximum number of files whose identities are hashed in the event loop."""
 
 
 class SegmentTooLarge(Exception):
-    """Raised if the merged groups exceed a limit, or if a sum of them does not fit its type."""
+    """Raised if the merged groups exceed a limit, or if a sum of their values does not fit its type."""
 
 
 class _DamagedIndexFile(Exception):
+    """Raised if an index file cannot be read, or has other columns than its definition."""
+
     def __init__(self, file: RegisteredIndexFile) -> None:
         super().__init__(file.location)
         self.file = file
@@ -81,7 +83,7 @@ class MergedGroups:
 
     Attributes:
         table: All columns of the cube's entries. A group may appear twice if its values differ only in their bits.
-        covered: bool[files], the requested files whose rows are in the groups.
+        covered: bool[files]: whether the rows of each requested file are in the groups.
     """
 
     table: pa.Table
@@ -94,7 +96,7 @@ class GroupPart:
 
     Attributes:
         groups: All columns of the cube's entries.
-        files: int64[n], the numbers of these data files in the request.
+        files: int64[n]: the positions of these data files in the request.
     """
 
     groups: EncodedGroups
@@ -103,7 +105,7 @@ class GroupPart:
 
 @dataclass(slots=True)
 class SegmentStats:
-    """Counts since the start."""
+    """The numbers of read entries and merged segments since the start of the server."""
 
     entries_read: int = 0
     merged: int = 0
@@ -139,16 +141,21 @@ class _Places:
         return bool(self.covered.all())
 
     def add(self, first: int, opened: Sequence[OpenIndex | None]) -> None:
-        """Find the files without a place in index files, whose numbers begin with `first`."""
+        """Find the files without a place in further index files.
+
+        Args:
+            first: The number of the first of these index files.
+            opened: The index files, or None for an index file that cannot be opened.
+        """
         for number, index_file in enumerate(opened, first):
             if index_file is None:
                 continue
-            missing = self._order[self.file_of[self._order] < 0]
-            places = find_ids(self._ids[missing], index_file.files.ids)
+            unplaced_files = self._order[self.file_of[self._order] < 0]
+            places = find_ids(self._ids[unplaced_files], index_file.files.ids)
             entries = np.flatnonzero(places >= 0)
-            # A data file counts once, even if the index file has two entries of it.
+            # Use only one entry of each data file, even if the index file has two.
             entries = entries[np.unique(places[entries], return_index=True)[1]]
-            files = missing[places[entries]]
+            files = unplaced_files[places[entries]]
             self.file_of[files], self.entry_of[files] = number, entries
 
     def make_tree(self) -> FileTree:
@@ -159,7 +166,7 @@ class _Places:
 
 
 class _Merging:
-    """Merges groups as they arrive, so that few of them are in memory."""
+    """Merges groups as they arrive, so that only a limited number of them is in memory."""
 
     def __init__(self, schema: pa.Schema, functions: Mapping[str, str]) -> None:
         self._functions = functions
@@ -172,10 +179,10 @@ class _Merging:
 
         Raises:
             SegmentTooLarge: There are too many groups, or a sum does not fit its type.
-            ValueError: The groups have other columns than the definition.
+            ValueError: The columns of the groups differ from the definition.
         """
         if groups.schema != self._schema:
-            raise ValueError("an entry has other columns than its definition")
+            raise ValueError("the columns of an entry differ from the definition of the cube")
         self._pending.append(groups)
         self._rows += groups.num_rows
         self._bytes += groups.nbytes
@@ -195,6 +202,7 @@ class _Merging:
         return self._pending[0]
 
     def _combine(self) -> None:
+        """Combine the pending groups to one table."""
         groups = pa.concat_tables(self._pending) if self._pending else self._schema.empty_table()
         if groups.num_rows:
             try:
@@ -205,7 +213,7 @@ class _Merging:
 
 
 class Segments:
-    """Reads merged groups of cubes."""
+    """Reads the merged groups of cubes, and stores them."""
 
     def __init__(
         self, indexes: Indexes, registry: Registry, stack: Stack[pa.Table], entries_bytes: int = 1 << 20
@@ -217,10 +225,10 @@ class Segments:
         self._entries: MemoryCache[tuple[str, int], EncodedGroups] = MemoryCache(entries_bytes, "cube-segments")
         """Decoded entries, by the location of their index file and their number in it.
 
-        Segments have their key instead of a location.
+        The cache also has segments. Their key takes the place of the location.
         """
         self._too_large: MemoryCache[str, str] = MemoryCache(_TOO_LARGE_BYTES, "cube-segments")
-        """Why groups cannot be merged, by the key of their segment. The key decides the groups."""
+        """The reasons why groups cannot be merged, by the key of their segment."""
         self._flights: SingleFlight[str, pa.Table] = SingleFlight()
         self._builds = asyncio.Semaphore(_CONCURRENT_BUILDS_MAX)
         self.stats = SegmentStats()
@@ -237,9 +245,9 @@ class Segments:
         Args:
             entry: The entry of the table in the catalog.
             definition: The definition of the cube.
-            ids: The identities of the data files. Files that are neighbours in a snapshot should be neighbours.
-            stores_all: Whether all merged groups are stored. Otherwise, groups at the ends of the sequence are not
-                stored, because other requests may not have the same ends.
+            ids: The identities of the data files. Neighbouring files of a snapshot should be neighbours in this array.
+            stores_all: Whether all merged groups are stored. If it is False, groups at the ends of the sequence are
+                not stored, because other requests may begin and end with other files.
 
         Raises:
             SegmentTooLarge: The groups cannot be merged within the limits, or several index files are damaged.
@@ -262,7 +270,7 @@ class Segments:
     async def read_parts(self, entry: Entry, definition: IndexDefinition, ids: Ids) -> AsyncIterator[GroupPart]:
         """Yield the groups of the files that the cube covers, each file once.
 
-        Entries and segments that cannot be read are left out, and their index files are verified later.
+        Entries and segments that cannot be read are left out, and the verification of their index files is scheduled.
 
         Args:
             entry: The entry of the table in the catalog.
@@ -290,7 +298,7 @@ class Segments:
                 damaged.add(error.file.location)
 
     async def _list_parts(self, merger: _Merger, group: FileGroup) -> AsyncIterator[tuple[int, int, EncodedGroups]]:
-        """Yield (first, end, groups) for parts of a group of files.
+        """Yield (first file, end, groups of the part) for the parts of a group of files.
 
         Raises:
             _DamagedIndexFile: An entry cannot be read.
@@ -313,6 +321,7 @@ class Segments:
         yield group.first, group.end, await self._encode_segment(merger.make_segment_key(group), merged)
 
     async def _encode_segment(self, key: str, segment: pa.Table) -> EncodedGroups:
+        """Return the encoded groups of a segment, from the cache if possible."""
         encoded = self.get_entry(key, _WHOLE_SEGMENT)
         if encoded is None:
             encoded = await asyncio.to_thread(EncodedGroups, segment)
@@ -320,10 +329,15 @@ class Segments:
         return encoded
 
     async def _merge(self, merger: _Merger, group: FileGroup) -> pa.Table:
+        """Return the merged groups of a group of files, from the stored segment if possible.
+
+        Raises:
+            SegmentTooLarge: The groups exceed a limit.
+        """
         key = merger.make_segment_key(group)
-        stored = self._stack.get_cached(key)
-        if stored is not None:
-            return stored
+        stored_segment = self._stack.get_cached(key)
+        if stored_segment is not None:
+            return stored_segment
         reason = self._too_large.get(key)
         if reason is not None:
             raise SegmentTooLarge(reason)
@@ -333,20 +347,24 @@ class Segments:
                 try:
                     return await merger.merge(group)
                 except SegmentTooLarge as error:
-                    # Without this, each request would merge the groups again up to the limit.
+                    # Store the reason. Otherwise, each request would merge the groups again up to the limit.
                     self._too_large.put(key, str(error), len(key) + len(str(error)))
                     raise
 
         return await self._flights.run(f"{key}/{merger.stores_all}", build)
 
     async def _locate(self, entry: Entry, definition: IndexDefinition, ids: Ids, damaged: frozenset[str]) -> _Places:
+        """Return the places of the entries of these data files in live index files.
+
+        The places are cached if all index files were opened and none is damaged.
+        """
         registered = await self._registry.load_files(entry)
         digest = _digest(ids) if len(ids) <= _IN_LOOP_FILES_MAX else await asyncio.to_thread(_digest, ids)
         key = (entry.uuid, definition.id, registered.version, digest)
         places = None if damaged else self._places.get(key)
         if places is not None:
             return places
-        # If two index files have an entry of one data file, the entries are equal, and the newer one is read.
+        # Two index files may have entries of the same data file. These are equal, and the newer entry is read.
         files = [file for file in registered.list_live(definition.id)[::-1] if file.location not in damaged]
         places = await asyncio.to_thread(_Places, ids, files)
         was_opened = True
@@ -361,6 +379,7 @@ class Segments:
         return places
 
     async def open(self, files: Sequence[RegisteredIndexFile]) -> list[OpenIndex | None]:
+        """Open index files. The result has None for each index file that cannot be opened."""
         return list(await asyncio.gather(*(self._indexes.open(file) for file in files)))
 
     def get_entry(self, location: str, number: int) -> EncodedGroups | None:
@@ -371,7 +390,7 @@ class Segments:
         self._entries.put((location, number), groups, groups.nbytes + len(location))
 
     async def find(self, key: str) -> pa.Table | None:
-        """Return a segment if it is stored."""
+        """Return the stored segment with this key, or None."""
         segment = self._stack.get_cached(key)
         if segment is not None or not self._stack.may_have(key):
             return segment
@@ -445,7 +464,7 @@ class _Merger:
         self._segments.stats.entries_read += 1
         try:
             groups = await asyncio.to_thread(_read_entry, opened, entry)
-        except ValueError:  # Arrow raises it for other columns, too.
+        except ValueError:  # The entry is damaged, or Arrow cannot read its columns.
             raise _DamagedIndexFile(file) from None
         if groups.schema != self._schema:
             raise _DamagedIndexFile(file)
@@ -453,7 +472,12 @@ class _Merger:
         return groups
 
     async def _merge_entries(self, group: FileGroup) -> pa.Table:
-        """Return the merged groups of the entries of files."""
+        """Return the groups of the files of a group, merged from their entries.
+
+        Raises:
+            SegmentTooLarge: See `_Merging`.
+            _DamagedIndexFile: An entry cannot be read.
+        """
         file_of, entry_of = (values[group.first : group.end] for values in (self._file_of, self._entry_of))
         merging = _Merging(self._schema, self._functions)
         for number in np.unique(file_of).tolist():
@@ -465,7 +489,7 @@ class _Merger:
             self._segments.stats.entries_read += len(entries)
             try:
                 await asyncio.to_thread(_add_entries, merging, opened, entries)
-            except ValueError:  # Arrow raises it for other columns, too.
+            except ValueError:  # An entry is damaged, or its columns differ from the definition.
                 raise _DamagedIndexFile(file) from None
         return await asyncio.to_thread(merging.finish)
 
@@ -488,7 +512,7 @@ def _read_entry(opened: OpenIndex, number: int) -> EncodedGroups:
 
 
 def _encode(segment: pa.Table) -> memoryview:
-    """Return a segment as a cube with one entry, which has a checksum."""
+    """Encode a segment as a cube with one entry, which has a checksum."""
     batches = segment.combine_chunks().to_batches()
     batch = batches[0] if batches else pa.RecordBatch.from_pylist([], segment.schema)
     return memoryview(b"".join(CUBE.encode([batch])))
@@ -507,7 +531,7 @@ def _decode(data: memoryview) -> pa.Table:
 async def open_segments(settings: Settings, indexes: Indexes, registry: Registry) -> AsyncIterator[Segments]:
     """Open the segments with their memory tier and their folder on the local disk."""
     async with open_stack(
-        # The rest of the memory is for answers.
+        # `api/sql/cube_answers.py` uses the other part of the memory for answers.
         MemoryCache[str, pa.Table](settings.cube_memory_bytes * 3 // 8, "cube-segments"),
         weigh=lambda segment: int(segment.nbytes),
         pending_bytes_max=settings.cube_memory_bytes,

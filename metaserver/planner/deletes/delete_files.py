@@ -1,4 +1,4 @@
-"""Reads delete files from object storage and caches them.
+"""Reader and cache of delete files in object storage.
 
 A delete file is either decoded completely or `Unreadable`, with a reason (`index/keys/delete_files.py`). If it is
 `Unreadable`, the caller reports that rows may be deleted. If the storage does not answer, nothing is cached, and a
@@ -28,14 +28,14 @@ KEPT_BYTES = 128 << 20
 CONCURRENT_DECODES_MAX = 2
 """The maximum number of delete files that all requests together decode concurrently.
 
-Each decoding may use `decoded_limit_bytes`.
+Each decoding may use the memory of `decoded_bytes`.
 """
 FILES_CONCURRENT_MAX = 16
 """The maximum number of delete files that one request reads concurrently."""
 
 
 def delete_files_at(view: TableView, rows: Iterable[int]) -> dict[int, DeleteFile]:
-    """Return the view's delete files at these delete rows, by row."""
+    """Return the view's delete files at these delete rows, by delete row."""
     equality_ids: dict[str, list[list[int] | None]] = {}
     delete_files = {}
     for row in rows:
@@ -84,7 +84,7 @@ class DeleteFiles:
         The memory of the results is charged to the budget.
 
         Args:
-            requests: For each delete file, a number, the file, and the key columns if the file is an equality delete.
+            requests: For each delete file: a number, the file, and its key columns if the file is an equality delete.
             budget: The memory that all results of the request may use.
 
         Returns:
@@ -106,6 +106,11 @@ class DeleteFiles:
         return {number: content for (number, _, _), content in zip(all_requests, contents, strict=True)}
 
     async def _decode_content(self, file: DeleteFile, columns: Columns) -> Content:
+        """Return the content of a delete file from the cache, or read it. Concurrent requests share one read.
+
+        Raises:
+            Unreadable: The file is too large, cannot be read, or is invalid.
+        """
         key = (file.path, file.offset, columns)
         cached = self._kept.get(key)
         if cached is not None:
@@ -116,6 +121,11 @@ class DeleteFiles:
         return await self._reading.run(key, lambda: self._fetch(key, file, columns))
 
     async def _fetch(self, key: tuple[object, ...], file: DeleteFile, columns: Columns) -> Content:
+        """Read and decode a delete file, and cache its content.
+
+        Raises:
+            Unreadable: The file cannot be read, or is invalid.
+        """
         try:
             if file.is_vector:
                 data = await self._objects.read_range(file.path, max(0, file.offset), file.length)

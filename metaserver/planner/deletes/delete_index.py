@@ -1,4 +1,4 @@
-"""Finds the delete files that apply to data files (Iceberg spec, "Scan Planning"). The index is built once per view.
+"""An index of the delete files that apply to data files (Iceberg spec, "Scan Planning"). It is built once per view.
 
 All delete files that the specification requires are returned:
 
@@ -6,8 +6,8 @@ All delete files that the specification requires are returned:
 - All other position deletes, and equality deletes, apply to their partition.
 - An equality delete of an unpartitioned spec applies to all files.
 
-An equality delete is omitted if its statistics and those of the data file prove that no key equals a row, as in Java's
-DeleteFileIndex, but without the faults that `equality.py` lists.
+An equality delete is omitted if its statistics and the statistics of the data file prove that no key equals a row.
+Java's DeleteFileIndex does the same, but with the faults that `equality.py` lists.
 
 If metadata contradict the specification:
 
@@ -16,7 +16,7 @@ If metadata contradict the specification:
 - A deletion vector without a data file, and an entry without a sequence number to inherit, raise `Corrupt`, because
   neither applying nor omitting deletes is safe.
 
-Memory is proportional to the number of delete files. Entries of data files are read at lookup.
+The memory is proportional to the number of delete files. Entries of data files are read during a lookup.
 
 The module also resolves the values that entries inherit from the manifest list: sequence numbers, by which deletes
 apply, and first row ids. They depend on the snapshot's manifest list: a manifest older than its table's row ids has a
@@ -48,7 +48,7 @@ from seamark.metaserver.planner.view.view import TableView
 
 
 def read_sequence_numbers(manifest: ManifestFile, block: Block, rows: Longs) -> Longs:
-    """Return int64[rows], the data sequence numbers of these rows of the block.
+    """Return the data sequence numbers of these rows of the block, int64[rows].
 
     An added file without a sequence number inherits the sequence number of the manifest.
 
@@ -56,23 +56,23 @@ def read_sequence_numbers(manifest: ManifestFile, block: Block, rows: Longs) -> 
         Corrupt: A file has no sequence number and cannot inherit one; the message names the manifest.
     """
     sequences = block.read_longs("sequence_number")[rows]
-    missing = sequences == MISSING
-    if not missing.any():
+    is_missing = sequences == MISSING
+    if not is_missing.any():
         return sequences
     if manifest.sequence_number:
         # Version 1 manifests have the sequence number 0, and so do their entries.
-        invalid = np.flatnonzero(missing & (block.read_longs("status")[rows] != ADDED))
+        invalid = np.flatnonzero(is_missing & (block.read_longs("status")[rows] != ADDED))
         if len(invalid):
             name = block.read_text("file_path", int(rows[invalid[0]]))
             raise Corrupt(
                 f"Manifest {block.location}: the entry of {name} has no sequence number, and its "
                 "status is not ADDED, so it cannot inherit one"
             )
-    return np.where(missing, manifest.sequence_number, sequences)
+    return np.where(is_missing, manifest.sequence_number, sequences)
 
 
 def assign_first_row_ids(manifest: ManifestFile, block: Block, rows: Longs) -> Longs | None:
-    """Return int64[rows], the first row ids of data files.
+    """Return the first row ids of data files, int64[rows].
 
     Files without an id are assigned ids in order, starting at the manifest's first row id.
 
@@ -83,9 +83,9 @@ def assign_first_row_ids(manifest: ManifestFile, block: Block, rows: Longs) -> L
         return None
     end = int(rows.max()) + 1
     stored_ids = block.read_longs("first_row_id")[:end]
-    missing = stored_ids == MISSING
-    counts = np.where(missing, block.read_longs("record_count")[:end], 0)
-    assigned = np.where(missing, manifest.first_row_id + np.cumsum(counts) - counts, stored_ids)
+    is_missing = stored_ids == MISSING
+    counts = np.where(is_missing, block.read_longs("record_count")[:end], 0)
+    assigned = np.where(is_missing, manifest.first_row_id + np.cumsum(counts) - counts, stored_ids)
     return assigned[rows]
 
 
@@ -97,9 +97,7 @@ Partition = tuple[object, ...]
 
 
 class DeleteIndex:
-    """The delete files of a view by data file.
-
-    Immutable.
+    """The delete files that apply to each data file of a view. An instance is immutable.
 
     `specs` and `schemas` are all specs and schemas of the table's metadata. The specs and schemas determine which
     specs are unpartitioned, which columns are required, and which columns were promoted.
@@ -137,7 +135,7 @@ class DeleteIndex:
         return self.find_deletes(np.array([entry_id], dtype=np.int64))[0]
 
     def find_deletes(self, entry_ids: Longs) -> list[tuple[int, ...]]:
-        """Return the delete rows for int64[n] entry ids in any order.
+        """Return the delete rows that apply to each data file. `entry_ids`, int64[n], may have any order.
 
         Files with the same delete files share one tuple.
 
@@ -200,7 +198,7 @@ class DeleteIndex:
                 equality.append(EqualityDelete(first + row, number, row, scope, sequence - 1, ids))
 
     def _number_paths(self, paths: list[bytes | None]) -> Longs:
-        """Return int64[paths], an id for each path; -1 for None.
+        """Return an id for each path, int64[paths]. The id for None is -1.
 
         A path that has no id yet is assigned the next id.
         """
@@ -209,7 +207,7 @@ class DeleteIndex:
         return np.array(ids, dtype=np.int64)
 
     def _number_partitions(self, block: Block, rows: Longs) -> Longs:
-        """Return int64[rows], an id for the partition of each row.
+        """Return an id for the partition of each row, int64[rows].
 
         A partition that has no id yet is assigned the next id.
         """
@@ -226,7 +224,7 @@ class DeleteIndex:
         return np.array(ids, dtype=np.int64)
 
     def _find_partition_ids(self, block: Block, rows: Longs) -> Longs:
-        """Return int64[rows], the ids of the rows' partitions; -1 for partitions without delete files."""
+        """Return the ids of the rows' partitions, int64[rows]. A partition without delete files has the id -1."""
         ids = map(self._partitions[block.spec_id].get, self._read_partitions(block, rows), repeat(-1))
         return np.fromiter(ids, dtype=np.int64, count=len(rows))
 
@@ -254,7 +252,7 @@ class DeleteIndex:
     def _count_units_per_day(self, spec_id: int, field_id: int) -> int:
         """Return the number of a field's units in one day.
 
-        It is 1 unless the field is the identity of a promoted date column.
+        The number is 1, except for the identity of a promoted date column.
         """
         units = self._days.get((spec_id, field_id))
         if units is None:
@@ -270,7 +268,7 @@ class DeleteIndex:
         return units
 
     def _find_path_ids(self, block: Block, rows: Longs) -> Longs:
-        """Return int64[rows], the ids of the paths; -1 for paths that no delete file names."""
+        """Return the ids of the rows' paths, int64[rows]. A path that no delete file names has the id -1."""
         ids = np.full(len(rows), -1, dtype=np.int64)
         column = block.find_text_column("file_path")
         if column is None:
@@ -305,11 +303,14 @@ class DeleteIndex:
     def _add_positions(
         self, applying: list[tuple[int, ...]], sequences: Longs, paths: Longs, partitions: Longs
     ) -> None:
-        """Add to `applying` the deletion vectors, and the position deletes of data files without a deletion vector."""
+        """Add the position deletes of each data file to `applying`.
+
+        If a data file has a deletion vector, only the deletion vector is added.
+        """
         vectors = self._vectors.find_first_position(paths, sequences)
-        without = vectors < 0
-        by_path = self._by_path.find_first_position(np.where(without, paths, -1), sequences)
-        by_partition = self._by_partition.find_first_position(np.where(without, partitions, -1), sequences)
+        has_no_vector = vectors < 0
+        by_path = self._by_path.find_first_position(np.where(has_no_vector, paths, -1), sequences)
+        by_partition = self._by_partition.find_first_position(np.where(has_no_vector, partitions, -1), sequences)
         positions = np.flatnonzero((vectors >= 0) | (by_path >= 0) | (by_partition >= 0))
         if not len(positions):
             return
@@ -322,7 +323,7 @@ class DeleteIndex:
             )
             if (first >= 0).any()
         ]
-        # The start positions in all groups determine which deletes apply, so these are computed once for files with
+        # The start positions in all groups determine which deletes apply. Compute the deletes once for all files with
         # equal start positions.
         groups = np.zeros(len(positions), dtype=np.int64)
         examples = positions
@@ -342,26 +343,26 @@ class DeleteIndex:
         sequences: Longs,
         partitions: Longs,
     ) -> None:
-        """Add the equality deletes to `iter_applicable_pairs`. Files with equal results share one tuple."""
+        """Add the equality deletes of each data file to `applying`. Files with equal results share one tuple."""
         deletes_of: dict[int, list[int]] = {}
         blocks = [
             (self._view.blocks[number], positions, local) for number, positions, local in self._group_by_block(rows)
         ]
-        everywhere = np.full(len(rows), _GLOBAL, dtype=np.int64)
-        for positions, deletes in equality.iter_applicable_pairs(blocks, sequences, (everywhere, partitions)):
+        global_scopes = np.full(len(rows), _GLOBAL, dtype=np.int64)
+        for positions, deletes in equality.iter_applicable_pairs(blocks, sequences, (global_scopes, partitions)):
             order = np.argsort(positions, kind="stable")
             sorted_positions, sorted_deletes = positions[order], deletes[order].tolist()
             starts = [0, *(np.flatnonzero(np.diff(sorted_positions)) + 1).tolist()]
             for start, end in pairwise((*starts, len(sorted_deletes))):
                 deletes_of.setdefault(int(sorted_positions[start]), []).extend(sorted_deletes[start:end])
         shared: dict[tuple[int, ...], tuple[int, ...]] = {}
-        for position, more in deletes_of.items():
-            merged = tuple(sorted((*applying[position], *more)))
+        for position, equality_deletes in deletes_of.items():
+            merged = tuple(sorted((*applying[position], *equality_deletes)))
             applying[position] = shared.setdefault(merged, merged)
 
 
 class _Collected:
-    """Delete files with the group and the sequence number of each."""
+    """Collects delete files with their groups and sequence numbers."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[Longs, Longs, Longs]] = []
@@ -387,9 +388,9 @@ class _Groups:
         groups, sequences, deletes = collected.collect_columns()
         order = np.lexsort((deletes, sequences, groups))
         self._groups: Longs = groups[order]
-        # np.unique imports modules for empty input, which costs tens of milliseconds in the first plan of a process.
+        # For empty input, np.unique imports modules, which takes tens of milliseconds in the first plan of a process.
         self._distinct: Longs = np.unique(sequences) if len(sequences) else sequences
-        # Sequence numbers are replaced by ranks, so that the group and the rank fit into one integer key.
+        # Replace sequence numbers by ranks, so that the group and the rank fit into one integer key.
         self._keys: Longs = self._combine_key(self._groups, np.searchsorted(self._distinct, sequences[order]))
         self.deletes: list[int] = deletes[order].tolist()
         self.ends: Longs = np.searchsorted(self._groups, self._groups, side="right")
@@ -401,7 +402,7 @@ class _Groups:
     def find_first_position(self, groups: Longs, sequences: Longs) -> Longs:
         """Return, for each group, the position of its first delete file with an equal or higher sequence number.
 
-        The position is -1 if no delete file of the group has such a number, and for the group -1.
+        The position is -1 if no delete file of the group has such a number, or if the group is -1.
         """
         if not len(self._groups):
             return np.full(len(groups), -1, dtype=np.int64)
@@ -411,7 +412,12 @@ class _Groups:
 
 
 def _join_delete_files(parts: Sequence[tuple[_Groups, Longs]]) -> list[tuple[int, ...]]:
-    """Return, for each example, the delete files from its position in each group to the group's end, ascending."""
+    """Return the sorted delete files of each example data file.
+
+    Args:
+        parts: Groups of delete files, and int64[examples], the position of the first delete file of each example in
+            the group; -1 if the example has none. Its last delete file is at the end of the group.
+    """
     counts = sum(np.where(first >= 0, group.ends[first] - first, 0) for group, first in parts)
     if len(parts) == 1 and np.all(counts == 1):
         group, first = parts[0]
@@ -430,7 +436,7 @@ def _is_unpartitioned(spec: PartitionSpec) -> bool:
 
 
 def _are_vectors(block: Block, rows: Longs) -> npt.NDArray[np.bool_]:
-    """Return bool[rows]: whether each position delete is a deletion vector."""
+    """Return whether each position delete is a deletion vector, bool[rows]."""
     formats = read_strings(block.find_text_column("file_format"), rows)
     vectors = {name for name in set(formats) if name is not None and name.lower() == b"puffin"}
     return np.array([name in vectors for name in formats], dtype=np.bool_)

@@ -1,9 +1,9 @@
-"""Finds the equality deletes that can match rows of a data file, according to the statistics of both.
+"""Finds equality deletes that can match rows of a data file, according to the statistics of both files.
 
 An equality delete applies to older data files in its scope. The scope is the delete's partition, or all files if
 its spec is unpartitioned (Iceberg spec, "Scan Planning"). The delete is omitted only if one of its columns proves
-that no key equals a row: the ranges are disjoint, and not both files may have nulls, and not both may have NaNs.
-Unknown or incomparable statistics prove nothing.
+that no key equals a row: the ranges are disjoint, and the two files cannot both have nulls or both have NaNs. Unknown
+or incomparable statistics prove nothing.
 
 Java's DeleteFileIndex does the same, but has three faults that this module avoids:
 
@@ -35,11 +35,9 @@ _CHILDREN_PER_NODE_BITS = 3
 _CHILDREN_PER_NODE = 1 << _CHILDREN_PER_NODE_BITS
 """The number of children of a node in the tree."""
 _PAIRS_MAX = 1 << 21
-"""The maximum number of pairs of a data file and a node in memory.
+"""The maximum number of pairs (data file, node) in memory, of about 60 bytes each.
 
-The pairs of a single data file may exceed it.
-
-A pair takes about 60 bytes.
+The pairs of a single data file may exceed the limit.
 """
 _NULL, _NAN = 1, 2
 _UNBOUNDED = 1 << 62
@@ -51,6 +49,11 @@ Values = npt.NDArray[Any]
 
 
 class EqualityDelete(NamedTuple):
+    """An equality delete of a view.
+
+    The block and the row are positions in the view's delete blocks.
+    """
+
     delete: int
     """The position of the delete file among the view's delete rows."""
     block: int
@@ -64,9 +67,9 @@ class EqualityDelete(NamedTuple):
 
 
 class EqualityDeletes:
-    """The equality deletes of a view.
+    """The equality deletes of a view. An instance is immutable.
 
-    Immutable. `blocks` are the view's delete blocks, `schemas` all schemas of the table.
+    `blocks` are the view's delete blocks, and `schemas` are all schemas of the table.
     """
 
     def __init__(self, blocks: Sequence[Block], deletes: Iterable[EqualityDelete], schemas: Sequence[Schema]) -> None:
@@ -81,8 +84,9 @@ class EqualityDeletes:
         """Yield (positions, delete rows) of all applicable pairs, unordered, in batches of limited size.
 
         Args:
-            sequences: The sequence number of each data file, int64[n].
-            scopes: Arrays of int64[n]. Each array has one scope for each data file.
+            pieces: The requested data files, as rows of blocks.
+            sequences: int64[n]: the sequence number of each data file.
+            scopes: Arrays of int64[n]. Each array has one scope id for each data file.
         """
         for family in self._families:
             yield from family.iter_applicable_pairs(pieces, sequences, scopes)
@@ -150,6 +154,7 @@ class _ColumnGroup:
     def iter_applicable_pairs(
         self, pieces: Sequence[Piece], sequences: Longs, scopes: Sequence[Longs]
     ) -> Iterator[tuple[Longs, Longs]]:
+        """Yield (positions, delete rows) of the applicable pairs; see `EqualityDeletes.iter_applicable_pairs`."""
         spans = [self._find_span(scope, sequences) for scope in scopes]
         in_scope = np.logical_or.reduce([first < last for first, last in spans])
         if not in_scope.any():
@@ -167,9 +172,9 @@ class _ColumnGroup:
                     yield pairs[0], self._deletes[pairs[1]]
 
     def _find_span(self, scopes: Longs, sequences: Longs) -> tuple[Longs, Longs]:
-        """Return (first, last) leaf of each file's scope.
+        """Return the first leaf of each file's scope, and the end of its leaves.
 
-        The two leaves are equal if the scope is empty or all of its deletes are too old.
+        Both numbers are equal if the scope is empty or if all of its deletes are too old.
         """
         at = np.minimum(np.searchsorted(self._scopes, scopes), len(self._scopes) - 1)
         applicable = (self._scopes[at] == scopes) & (self._newest[at] >= sequences)
@@ -178,6 +183,10 @@ class _ColumnGroup:
     def _rank_values(
         self, pieces: Sequence[Piece], in_scope: npt.NDArray[np.bool_]
     ) -> tuple[tuple[Longs, ...], tuple[Longs, ...], tuple[npt.NDArray[np.uint8], ...]]:
+        """Return `above`, `below` and the flags of the data files in a scope; see `_DataFiles`.
+
+        Each is a tuple with an array for each column.
+        """
         above = tuple(np.zeros(len(in_scope), dtype=np.int64) for _ in self._columns)
         below = tuple(np.zeros(len(in_scope), dtype=np.int64) for _ in self._columns)
         flags = tuple(np.zeros(len(in_scope), dtype=np.uint8) for _ in self._columns)
@@ -198,14 +207,14 @@ class _ColumnGroup:
             None if there are more pairs than `_PAIRS_MAX` and `rows` can be split.
         """
         first, last = data_files.first[rows], data_files.last[rows]
-        # Each file enters the tree at the level where few nodes cover the scope of the file.
+        # Each file starts at the level of the tree where few nodes cover the scope of the file.
         entry = np.searchsorted(_CHILDREN_PER_NODE ** np.arange(1, len(self._levels)), last - first)
         row = node = np.empty(0, dtype=np.int64)
         for depth in reversed(range(len(self._levels))):
             shift = _CHILDREN_PER_NODE_BITS * depth
-            new = np.flatnonzero(entry == depth)
-            ranges, nodes = _spread_ranges(first[new] >> shift, ((last[new] - 1) >> shift) + 1)
-            row, node = np.concatenate([row, rows[new][ranges]]), np.concatenate([node, nodes])
+            new_rows = np.flatnonzero(entry == depth)
+            ranges, nodes = _spread_ranges(first[new_rows] >> shift, ((last[new_rows] - 1) >> shift) + 1)
+            row, node = np.concatenate([row, rows[new_rows][ranges]]), np.concatenate([node, nodes])
             keep = (node << shift < data_files.last[row]) & ((node + 1) << shift > data_files.first[row])
             keep &= _may_meet(self._levels[depth], node, data_files, row)
             row, node = row[keep], node[keep]
@@ -221,6 +230,7 @@ class _ColumnGroup:
 
 
 def _may_meet(level: _Level, node: Longs, data_files: _DataFiles, row: Longs) -> npt.NDArray[np.bool_]:
+    """Return bool[pairs]: whether a delete below each node may match rows of the data file."""
     keep = level.sequence[node] >= data_files.sequence[row]
     for lower, upper, flags, above, below, own in zip(
         level.lower, level.upper, level.flags, data_files.above, data_files.below, data_files.flags, strict=True
@@ -231,6 +241,7 @@ def _may_meet(level: _Level, node: Longs, data_files: _DataFiles, row: Longs) ->
 
 
 def _summarize_level(level: _Level) -> _Level:
+    """Return the level above a level of the tree."""
     starts = np.arange(0, len(level.sequence), _CHILDREN_PER_NODE)
     return _Level(
         np.maximum.reduceat(level.sequence, starts),
@@ -241,11 +252,11 @@ def _summarize_level(level: _Level) -> _Level:
 
 
 def _spread_ranges(first: Longs, last: Longs) -> tuple[Longs, Longs]:
-    """Return all numbers of the ranges [first, last), and the index of the range of each number."""
+    """Return the index of the range of each number, and all numbers of the ranges [first, last)."""
     counts = np.maximum(last - first, 0)
     ranges = np.repeat(np.arange(len(first)), counts)
-    before = np.cumsum(counts) - counts
-    return ranges, np.arange(len(ranges)) - np.repeat(before - first, counts)
+    starts = np.cumsum(counts) - counts
+    return ranges, np.arange(len(ranges)) - np.repeat(starts - first, counts)
 
 
 class _Column:
@@ -256,14 +267,15 @@ class _Column:
         self._order = order
         self._required = required
         self._lowers = lowers
-        """The distinct lower bounds, ascending. `_uppers` are the distinct upper bounds, ascending."""
+        """The distinct lower bounds of the delete files, ascending."""
         self._uppers = uppers
+        """The distinct upper bounds of the delete files, ascending."""
 
     @staticmethod
     def from_pieces(
         column_id: int, pieces: Sequence[tuple[Block, Longs]], schemas: Sequence[Schema]
     ) -> tuple[_Column, tuple[Longs, Longs, npt.NDArray[np.uint8]]] | None:
-        """Return (column, ranks and flags of each delete file).
+        """Create the column, and return it with the ranks and flags of each delete file.
 
         Returns:
             None if no delete file has statistics of the column.
@@ -300,18 +312,26 @@ class _Column:
 
 
 class _Statistics(NamedTuple):
+    """The statistics of one column in the files of a block."""
+
     lower: Values | None
     """The lower bounds, or None if the block has no comparable bounds."""
     lower_known: npt.NDArray[np.bool_]
     upper: Values | None
     upper_known: npt.NDArray[np.bool_]
     flags: npt.NDArray[np.uint8]
-    """Whether the file may contain nulls, and whether it may contain NaNs. Bounds exclude both."""
+    """The flags `_NULL` and `_NAN`: whether each file may contain nulls or NaNs. Bounds exclude both."""
     empty: npt.NDArray[np.bool_]
-    """Whether all values of the file are null."""
+    """Whether all values of each file are null."""
 
 
 def _read_statistics(block: Block, column_id: int, rows: Longs, order: str, required: bool) -> _Statistics:
+    """Read the statistics of a column for some rows of a block.
+
+    Args:
+        order: The comparison order of the type; see `_order`.
+        required: Whether the column has a value in every row.
+    """
     nulls = block.count("null_value_counts", column_id)[rows]
     is_known = nulls != MISSING
     empty = is_known & (nulls == block.count("value_counts", column_id)[rows])
@@ -330,7 +350,10 @@ def _read_statistics(block: Block, column_id: int, rows: Longs, order: str, requ
 def _read_bounds(
     block: Block, side: str, column_id: int, rows: Longs, order: str
 ) -> tuple[Values | None, npt.NDArray[np.bool_]]:
-    """Return (values, whether each value is known). The values are int64, float64, or comparable objects."""
+    """Return the bounds, and bool[rows], whether each bound is known.
+
+    The bounds are int64, float64 or comparable objects, or None if the block has no comparable bounds.
+    """
     column, kind = block.get_bound_column(side, column_id), block.find_kind(column_id)
     if column is None or kind is None or _order(kind) != order:
         return None, np.zeros(len(rows), dtype=np.bool_)
@@ -339,13 +362,14 @@ def _read_bounds(
         return column.read_longs()[rows], is_known
     if column.packed.form == Form.FLOATS:
         return column.doubles()[rows], is_known
-    read = _choose_reader(kind)
+    decode = _choose_reader(kind)
     values = np.empty(len(rows), dtype=object)
-    values[:] = [read(text or b"") for text in read_strings(column, rows)]
+    values[:] = [decode(text or b"") for text in read_strings(column, rows)]
     return values, is_known
 
 
 def _choose_reader(kind: str) -> Callable[[bytes], object]:
+    """Return the function that decodes a bound of a type to a comparable object."""
     if kind == "uuid":
         return lambda text: text[:_UUID_HALF_BYTES]
     if kind.startswith("decimal"):
@@ -354,9 +378,9 @@ def _choose_reader(kind: str) -> Callable[[bytes], object]:
 
 
 def _order(kind: str) -> str:
-    """Return the comparison order of a type.
+    """Return a name for the comparison order of a type.
 
-    Types that Iceberg promotes to each other without changing the meaning of values share an order.
+    Types that Iceberg promotes to each other without changing the meaning of values have the same order.
     """
     if kind.startswith("decimal"):
         return "decimal " + kind.rpartition(",")[2]
@@ -372,13 +396,13 @@ def _compute_ranks(
     empty: npt.NDArray[np.bool_],
     nowhere: int,
 ) -> Longs:
-    """Return, for each of `values`, the number of values in `among` that are less.
+    """Return the rank of each value: the number of items of `among` that are less than the value.
 
     Args:
         among: The values among which to rank, ascending.
         values: The values to rank, or None if none of them is known.
         is_known: Whether each value is known.
-        side: "right" to count equal values of `among`, too.
+        side: "left" to count smaller items, "right" to count smaller and equal items.
         unknown_rank: The rank of unknown values.
         empty: Whether each file has no values.
         nowhere: The rank of files without values.
@@ -391,6 +415,7 @@ def _compute_ranks(
 
 
 def _find_distinct(parts: list[Values]) -> Values:
+    """Return the distinct values of all arrays, ascending."""
     return np.unique(np.concatenate(parts)) if parts else np.empty(0)
 
 

@@ -2,9 +2,9 @@
 
 A file's identity is a hash of path, size and record count (`hashing.compute_file_ids`), so an entry is valid for every
 snapshot that contains the file. The identities in index files are matched with the identities of the view's files. The
-latter are computed once per block, which snapshots share, and sorted once per view. They are kept as long as the block
-and the view. Plans and lookups share a view's coverage. If a view lists a file twice, only one of its positions is
-matched.
+identities of the view's files are computed once per block, which snapshots share, and sorted once per view. They stay
+in memory as long as the block and the view. Plans and lookups share a view's coverage. If a view lists a file twice,
+only one of its positions is matched.
 
 A file without a known size or record count (Spark writes -1 for imported Avro files) has no identity, so no index
 covers it.
@@ -31,7 +31,7 @@ Words: TypeAlias = npt.NDArray[np.uint64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 _COUNTS_BYTES = 16
-"""The number of bytes after the path in the hash input: size and record count."""
+"""The number of bytes after the path in the hash input: the size and the record count of the file."""
 
 
 class FileIds:
@@ -61,7 +61,11 @@ class FileIds:
         return mask
 
     def find(self, ids: Words) -> Longs:
-        """Return int64[n], the position of each identity in `ids`, uint64[n, 2]; -1 if the view lacks the file."""
+        """Return the position in the view of each file in `ids`, int64[n]; -1 if the view does not contain it.
+
+        Args:
+            ids: uint64[n, 2]: the identities of the files.
+        """
         sorted_positions = find_ids(self._ids, ids)
         positions = np.full(len(ids), -1, dtype=np.int64)
         present = sorted_positions >= 0
@@ -69,16 +73,16 @@ class FileIds:
         return positions
 
     def read_identities(self, positions: Longs) -> tuple[Words, Mask]:
-        """Return uint64[n, 2], the identities of the files at some positions, and bool[n], which files have one."""
+        """Return the identities of the files at these positions, uint64[n, 2], and which files have one, bool[n]."""
         places = np.full(self.count, -1, dtype=np.int64)
         places[self._order] = np.arange(len(self._order))
-        chosen = places[positions]
+        chosen_places = places[positions]
         ids = np.zeros((len(positions), 2), dtype=np.uint64)
-        ids[chosen >= 0] = self._ids[chosen[chosen >= 0]]
-        return ids, chosen >= 0
+        ids[chosen_places >= 0] = self._ids[chosen_places[chosen_places >= 0]]
+        return ids, chosen_places >= 0
 
     def are_covered_by(self, ids: Words) -> Mask:
-        """Return bool[count]: whether the identity of each file is in `ids`, uint64[n, 2].
+        """Return whether the identity of each file of the view is in `ids`, uint64[n, 2], as bool[count].
 
         If a view lists a file twice, the result is True for both positions.
         """
@@ -89,7 +93,11 @@ class FileIds:
 
 
 def list_file_ids(view: TableView) -> tuple[Words, Mask]:
-    """Return the identities of the view's files, uint64[n, 2], in the order of the view, and which are known."""
+    """Return the identities of the view's files in the order of the view.
+
+    Returns:
+        uint64[n, 2], the identities, and bool[n], whether each file has an identity.
+    """
     parts = [_load_ids(view, number) for number in range(len(view.blocks))]
     ids = np.concatenate([ids for ids, _ in parts]) if parts else np.empty((0, 2), dtype=np.uint64)
     is_known = np.concatenate([is_known for _, is_known in parts]) if parts else np.empty(0, dtype=np.bool_)
@@ -97,7 +105,7 @@ def list_file_ids(view: TableView) -> tuple[Words, Mask]:
 
 
 def compute_view_file_ids(view: TableView) -> FileIds:
-    """Return the identities of the view's files.
+    """Return the identities of the view's files, sorted for searches.
 
     They are computed on first use, possibly in a thread, and cached as long as the view exists.
     """
@@ -107,7 +115,7 @@ def compute_view_file_ids(view: TableView) -> FileIds:
 class CoveredFiles(NamedTuple):
     """The data files of an index file that are in the view.
 
-    `positions`, int64[files], has the position of each data file in the view; -1 if the file is not in the view.
+    `positions`, int64[files], contains the position of each data file in the view; -1 if it is not in the view.
     """
 
     location: str
@@ -125,10 +133,7 @@ class IndexFileRef(Protocol):
 
 
 class Coverage:
-    """The files of a view that are covered by the index files of one definition.
-
-    Immutable.
-    """
+    """The files of a view that the index files of one definition cover. An instance is immutable."""
 
     def __init__(self, ids: FileIds, files: Iterable[IndexFileRef]) -> None:
         self.uncovered: Flags = np.ones(ids.count, dtype=np.uint8)
@@ -154,7 +159,7 @@ class Coverage:
 
     @property
     def by_position(self) -> tuple[Longs, Longs]:
-        """The number of the index file, and of the data file in it, by position in the view.
+        """For each file of the view, the number of its index file, and the number of its entry in the index file.
 
         Both are int64[files of the view]; -1 for files that are not covered.
         """
@@ -169,9 +174,10 @@ class Coverage:
         return self._by_position
 
     def find_index_file(self, position: int) -> tuple[str, int] | None:
-        """Return (location of the index file, index of the data file in it) for a position in the view.
+        """Return (location of the index file, number of the entry in it) for the file at a position in the view.
 
-        None if the file is not covered.
+        Returns:
+            None if the file is not covered.
         """
         part_of, file_of = self.by_position
         return None if part_of[position] < 0 else (self.parts[part_of[position]].location, int(file_of[position]))
@@ -199,7 +205,7 @@ async def compute_coverages(view: TableView, index_files: Mapping[str, Sequence[
 
 
 class _Coverages:
-    """The locations of index files and their coverage, by definition id."""
+    """The cached coverages of a view, with the locations of their index files, by definition id."""
 
     def __init__(self) -> None:
         self.by_definition: dict[str, tuple[tuple[str, ...], Coverage]] = {}
@@ -221,23 +227,29 @@ class _BlockIds(NamedTuple):
 
 
 def find_ids(ordered: Words, ids: Words) -> Longs:
-    """Return int64[n], the position in `ordered` of each identity in `ids`, both uint64[n, 2]; -1 if it is absent."""
+    """Return the position in `ordered` of each identity in `ids`, int64[n]; -1 if the identity is absent.
+
+    Args:
+        ordered: uint64[m, 2]: identities in ascending order.
+        ids: uint64[n, 2]: the identities to find.
+    """
     high, low = np.ascontiguousarray(ordered[:, 0]), ordered[:, 1]
     positions = np.full(len(ids), -1, dtype=np.int64)
     at = np.searchsorted(high, ids[:, 0], side="left")
     end = np.searchsorted(high, ids[:, 0], side="right")
-    left = np.flatnonzero(at < end)
+    remaining = np.flatnonzero(at < end)
     # A second iteration occurs only if two identities share the first word.
-    while len(left):
-        is_same = low[at[left]] == ids[left, 1]
-        positions[left[is_same]] = at[left[is_same]]
-        left = left[~is_same]
-        at[left] += 1
-        left = left[at[left] < end[left]]
+    while len(remaining):
+        is_same = low[at[remaining]] == ids[remaining, 1]
+        positions[remaining[is_same]] = at[remaining[is_same]]
+        remaining = remaining[~is_same]
+        at[remaining] += 1
+        remaining = remaining[at[remaining] < end[remaining]]
     return positions
 
 
 def _load_ids(view: TableView, number: int) -> _BlockIds:
+    """Return the identities of the files of a block. They are cached with the block."""
     block = view.blocks[number]
     cached_ids = block.derived.get(_BlockIds)
     return block.keep(_identify(TableView((view.manifests[number],), (block,)))) if cached_ids is None else cached_ids

@@ -1,8 +1,8 @@
-"""Projects a filter and dynamic filters onto a table's indexes, to decide which index evaluates which predicates.
+"""Projection of filters and dynamic filters onto a table's indexes: which index evaluates which predicates.
 
-The planner treats an index on a term like a partition field: the filter is projected onto it (`projection.py`), so that
-an index on `day(ts)` serves a range of `ts`, and an index on `bucket[16](id)` an equality. Functions that Iceberg does
-not define have their own projections (`formats/index/keys/functions.py`).
+The planner treats an index on a term like a partition field: the filter is projected onto the term (`projection.py`).
+So an index on `day(ts)` serves a range of `ts`, and an index on `bucket[16](id)` serves an equality. Functions that
+Iceberg does not define have their own projections (`formats/index/keys/functions.py`).
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ FIRST_FIELD_ID = 1 << 31
 TRANSFORMED_MAX = 200_000
 """The maximum number of values that a plan transforms for indexed terms.
 
-A predicate with more values than remain does not use the index.
+A predicate whose values exceed the remaining number does not use the index.
 """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeySetPredicate:
-    """A dynamic filter on an indexed column. It requires that the term's value is one of the keys."""
+    """A dynamic filter on an indexed column. It requires that the value of the index's term is one of the keys."""
 
     definition: IndexDefinition
     dynamic_filter: DynamicFilter
@@ -85,9 +85,10 @@ class IndexPredicate(NamedTuple):
 class IndexProjection:
     """A filter projected onto the indexes of a table.
 
-    `expression` has fields instead of columns: one field for each definition with one term. `by_field` maps each
-    field to its definition. `composite` lists the definitions with several terms, each with the equalities on all of
-    its terms that follow from the filter.
+    Attributes:
+        expression: The filter with fields instead of columns: one field for each definition with one term.
+        by_field: The definition of each field, by field id.
+        composite: The definitions with several terms. Each has the equalities on its terms that follow from the filter.
     """
 
     expression: Expression
@@ -121,7 +122,11 @@ class IndexProjection:
 def project(
     bound: Expression, definitions: Sequence[IndexDefinition], dynamic_filters: Sequence[DynamicFilter] = ()
 ) -> IndexProjection | None:
-    """Project the filter onto the indexes. Return None if no index can prune."""
+    """Project the filter onto the indexes.
+
+    Returns:
+        None if no index can prune.
+    """
     by_field = {
         FIRST_FIELD_ID + number: definition
         for number, definition in enumerate(definitions)
@@ -151,18 +156,22 @@ def project(
 
 
 def _matches_term(term: Term, dynamic_filter: DynamicFilter) -> bool:
+    """Return whether the dynamic filter is on the column of the term, with a type of the same family."""
     same_column = (term.column_id, term.transform) == (dynamic_filter.column_id, IDENTITY)
     return same_column and get_family(term.kind) == get_family(dynamic_filter.kind)
 
 
 @dataclass
 class _Budget:
+    """The number of values that a plan may still transform for indexed terms."""
+
     values: int
 
     def allows(self, predicate: Bound, field: PartitionField) -> bool:
-        """Return whether the field's transform may be applied to the predicate's values.
+        """Take the number of the predicate's values from the budget, if the field has a transform.
 
-        If the method returns True, it deducts the number of values from the budget.
+        Returns:
+            False if the budget is too small. In this case, the budget stays unchanged.
         """
         cost = 0 if field.transform == IDENTITY else len(predicate.values)
         if cost > self.values:
@@ -188,18 +197,18 @@ def _project_predicate(
         if _has_valid_values(predicate, by_field[field.field_id or 0].terms[0]) and budget.allows(predicate, field)
     ]
     plain = PartitionSpec(0, tuple(field for field in applicable if field.transform not in INDEXED_FUNCTIONS))
-    of_functions = [
+    function_conditions = [
         _project_function(predicate, by_field[field.field_id or 0].terms[0], field.field_id or 0, field.name)
         for field in applicable
         if field.transform in INDEXED_FUNCTIONS
     ]
-    return join_by_and(project_inclusive(predicate, plain), *of_functions)
+    return join_by_and(project_inclusive(predicate, plain), *function_conditions)
 
 
 def _has_valid_values(predicate: Bound, term: Term) -> bool:
     """Return whether the predicate's values are valid for the term.
 
-    In an older schema the column may have another type, and then the values may mean something else. For example, the
+    In an older schema, the column may have another type, and its values may mean something else. For example, the
     days of a date are not the microseconds of the timestamp to which the date was promoted. Transforms also overflow
     at different values for different types.
     """
@@ -209,7 +218,7 @@ def _has_valid_values(predicate: Bound, term: Term) -> bool:
 
 
 def _project_function(predicate: Bound, term: Term, field_id: int, name: str) -> Expression:
-    """Return a condition on the term's indexed values that every matching row satisfies."""
+    """Return a condition on the indexed values of a function. Every row that matches the predicate satisfies it."""
     values = Bound(predicate.op, field_id, name, term.kind, IDENTITY, term.kind, ())
     return INDEXED_FUNCTIONS[term.transform].project(predicate, values)
 

@@ -1,8 +1,8 @@
-"""Selects and loads the index files that a plan may use, before it prunes.
+"""Selection and loading of the index files that a plan may use, before the plan prunes.
 
 A plan waits at most `wait_s` for index files, and never fails because of an index. Index files that are not in memory
-are fetched; a file that arrives too late serves the next plan. A plan that missed an index file is marked incomplete,
-so that it is not cached.
+are fetched. If a file arrives too late, the next plan uses it. A plan that did not get an index file in time is marked
+incomplete, so that it is not cached.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log = structlog.get_logger()
 
 
 class _RemoteHits(NamedTuple):
-    """The results of an index file that is read remotely: uint8[files] by predicate key."""
+    """The results of an index file that is read remotely: `hits` contains uint8[files], by predicate key."""
 
     remote: RemoteIndexFile
     hits: dict[object, Flags]
@@ -73,8 +73,10 @@ class IndexSelection:
         self._clock = clock
         self._wait_s = wait_s
         self._definitions: OrderedDict[tuple[object, ...], tuple[object, Definitions]] = OrderedDict()
-        """The definitions, with the schemas from which they were read: tables registered from one metadata file share
-        a UUID, but may evolve differently.
+        """The definitions, and the schemas from which they were read.
+
+        The schemas are compared, because tables that are registered from the same metadata file share a UUID, but may
+        evolve differently.
         """
 
     def list_definitions(self, metadata: TableMetadata, entry: Entry | None) -> tuple[IndexDefinition, ...]:
@@ -99,7 +101,7 @@ class IndexSelection:
     async def prepare(
         self, view: TableView, bound_scan: BoundScan, definitions: Sequence[IndexDefinition], entry: Entry
     ) -> Probe | None:
-        """Return the probe of a plan, or None if no index can prune.
+        """Load the index files of a plan, and return its probe, or None if no index can prune.
 
         The method never raises.
         """
@@ -147,11 +149,13 @@ class IndexSelection:
                 self._indexes.schedule_verification([file], probe.damaged[file.location])
 
     async def _project(self, bound_scan: BoundScan, definitions: Sequence[IndexDefinition]) -> IndexProjection | None:
+        """Project the filter onto the indexes, in a thread if it has many values."""
         if bound_scan.is_long:
             return await asyncio.to_thread(project, bound_scan.bound, definitions, bound_scan.dynamic_filters)
         return project(bound_scan.bound, definitions)
 
     async def _list_files(self, entry: Entry) -> IndexFiles | None:
+        """Return the index files of the table, or None if the registry cannot list them."""
         try:
             return await self._indexes.registry.load_files(entry)
         except SeamarkError as error:
@@ -198,7 +202,7 @@ class IndexSelection:
         return opened, {location: hits for location, hits in remote_hits.items() if location not in opened}
 
     async def _read_remotely(self, projection: IndexProjection, file: RegisteredIndexFile) -> _RemoteHits | None:
-        """Return the results of a large index file for all predicates of the plan.
+        """Evaluate all predicates of the plan in a large index file, with range reads.
 
         Returns:
             None if the index file cannot evaluate all of the predicates.
@@ -219,22 +223,22 @@ class IndexSelection:
         return await self._indexes.read_remotely(file, probe_index)
 
     async def load_rows(self, probe: Probe) -> bool:
-        """Load, by range reads, the rows of data files that bitmap indexes have but that are not in memory.
+        """Load the rows of data files that bitmap indexes contain, but that are not in memory, with range reads.
 
         Returns:
-            Whether any rows were loaded.
+            True if some rows were loaded.
         """
-        missing = {location: sorted(files) for location, files in probe.missing_rows.items()}
-        if sum(map(len, missing.values())) > RANGES_MAX:
+        missing_files = {location: sorted(files) for location, files in probe.missing_rows.items()}
+        if sum(map(len, missing_files.values())) > RANGES_MAX:
             return False
         tasks = [
             asyncio.create_task(
                 self._indexes.read_remotely(
-                    file, partial(_load_rows, probe.remote[file.location], missing[file.location])
+                    file, partial(_load_rows, probe.remote[file.location], missing_files[file.location])
                 )
             )
             for file in probe.listed_files
-            if file.location in missing
+            if file.location in missing_files
         ]
         await asyncio.wait(tasks, timeout=max(0.0, probe.until_s - self._clock.monotonic()))
         loaded = [_take_result(task) for task in tasks]
@@ -255,4 +259,5 @@ class IndexAccess(NamedTuple):
     entry: Entry
 
     async def prepare(self, view: TableView, bound_scan: BoundScan) -> Probe | None:
+        """Load the index files of the plan, and return its probe; see `IndexSelection.prepare`."""
         return await self.index_selection.prepare(view, bound_scan, self.definitions, self.entry)

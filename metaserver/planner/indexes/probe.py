@@ -1,4 +1,4 @@
-"""Prunes by indexes: removes files for which bloom filters, bitmaps or record keys prove that no row matches.
+"""Pruning by indexes: removal of files for which bloom filters, bitmaps or record keys prove that no row matches.
 
 A file is removed only if an index that covers the file (by its identity, `hashing.compute_file_ids`) proves that no row
 matches for any client (`semantics.py`). Files without an index stay. All files stay if an index is damaged, if it has
@@ -6,7 +6,7 @@ keys of another type, or if the time budget is exhausted. Indexes ignore deletes
 matching rows. `index_predicates.py` decides which index evaluates which predicate.
 
 Bitmaps identify the matching rows of a file. If each predicate of a conjunction matches some row of a file, but no row
-matches all of them, the file is removed. This step is last, and checks each of the remaining files.
+matches all predicates, the file is removed. This step comes last, and checks each of the remaining files.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ from seamark.metaserver.store.model import RegisteredIndexFile
 
 @dataclass
 class Probe:
-    """Applies indexes to one plan.
+    """Prunes the files of one plan by indexes.
 
-    `coverage` is by definition id, and `opened` is by location. An index file that is not in `opened` is ignored.
-    `damaged` has the index files for which a probe failed, with the reasons.
+    Attributes:
+        coverage: The covered files, by definition id.
+        opened: The index files in memory, by location. The probe ignores other index files.
+        damaged: The reasons why index files are damaged, by location.
     """
 
     view: TableView
@@ -48,7 +50,7 @@ class Probe:
     coverage: Mapping[str, Coverage]
     opened: Mapping[str, OpenIndex]
     remote_hits: Mapping[object, Mapping[str, Flags]] = field(default_factory=dict)
-    """The results of index files that are read remotely, by `IndexPredicate.key` and location."""
+    """The results of index files that are read remotely, by the key of the predicate and the location."""
     remote: Mapping[str, RemoteIndexFile] = field(default_factory=dict)
     """The remote index files, by location."""
     listed_files: Sequence[RegisteredIndexFile] = ()
@@ -59,12 +61,12 @@ class Probe:
     """Whether an index file was not loaded in time."""
     damaged: dict[str, str] = field(default_factory=dict)
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """The number of files before each index, and the number of files that the index removed, by definition id.
+    """For each definition id, the number of files that its index checked and the number that it removed.
 
-    The numbers exclude pruning by rows.
+    The numbers do not include pruning by rows.
     """
     missing_rows: dict[str, set[int]] = field(default_factory=dict)
-    """Data files whose rows are in a bitmap index, but not in memory, by location of the index file."""
+    """The data files whose rows are in a bitmap index but not in memory, by location of the index file."""
     _counted: set[object] = field(default_factory=set)
     _kept_flags: dict[object, Flags | None] = field(default_factory=dict)
     _queries: dict[object, IndexQuery | None] = field(default_factory=dict)
@@ -82,10 +84,10 @@ class Probe:
 
     def list_steps(self, expired: Expired) -> Iterator[tuple[str, Callable[[FileSelection], None]]]:
         """Yield the steps that narrow a selection, with their names, in ascending order of cost."""
-        used = {definition.kind for definition in self.projection.definitions}
+        used_kinds = {definition.kind for definition in self.projection.definitions}
         kinds: frozenset[str] = frozenset()
         for kind in KINDS:
-            if kind in used:
+            if kind in used_kinds:
                 kinds |= {kind}
                 yield kind, partial(self.narrow, kinds=kinds, expired=expired)
         if self.can_prune_by_row:
@@ -93,7 +95,7 @@ class Probe:
 
     @property
     def used(self) -> tuple[IndexUse, ...]:
-        """The use of each index so far."""
+        """The numbers of files that each index has checked and removed until now."""
         by_id = {definition.id: definition for definition in self.projection.definitions}
         return tuple(
             IndexUse(by_id[key].name, by_id[key].kind, files_in, removed)
@@ -116,6 +118,7 @@ class Probe:
     def _narrow(
         self, selection: FileSelection, expression: Expression, kinds: frozenset[str], expired: Expired
     ) -> None:
+        """Narrow the selection by the indexes of these kinds on single terms."""
         match expression:
             case And(children):
                 for child in children:
@@ -131,6 +134,7 @@ class Probe:
                     self._intersect(selection, IndexPredicate(definition, (expression,)), expired)
 
     def _can_prune(self, expression: Expression, kinds: frozenset[str]) -> bool:
+        """Return whether an index of these kinds evaluates a predicate of the expression."""
         return any(
             self.projection.by_field[predicate.column_id].kind in kinds for predicate in collect_predicates(expression)
         )
@@ -138,21 +142,25 @@ class Probe:
     def _intersect(
         self, selection: FileSelection, predicate: IndexPredicate | KeySetPredicate, expired: Expired
     ) -> None:
+        """Keep the files that may match a predicate, and count the checked and removed files.
+
+        The result of each predicate is computed once.
+        """
         definition_id, key = predicate.definition.id, predicate.key
         if key not in self._kept_flags:
             self._kept_flags[key] = self._flag_kept_files(predicate, expired)
         kept_flags = self._kept_flags[key]
-        first = key not in self._counted
+        is_first = key not in self._counted
         self._counted.add(key)
         if kept_flags is not None:
-            before = selection.count()
+            files_before = selection.count()
             selection.intersect(kept_flags)
             files, removed = self.counts.get(definition_id, (0, 0))
             # A later step with more kinds applies the result of this probe again without another probe.
-            self.counts[definition_id] = files + before * first, removed + before - selection.count()
+            self.counts[definition_id] = files + files_before * is_first, removed + files_before - selection.count()
 
     def _flag_kept_files(self, predicate: IndexPredicate | KeySetPredicate, expired: Expired) -> Flags | None:
-        """Return uint8[files of the view]: 1 for files that are kept.
+        """Return the files that the index keeps, uint8[files of the view], or None if it cannot evaluate the predicate.
 
         A file is kept if the index does not cover it, if a row may match, or if the time did not suffice to check it.
         """
@@ -182,7 +190,7 @@ class Probe:
 
     @property
     def can_prune_by_row(self) -> bool:
-        """Whether pruning by rows can remove more files: some conjunction has predicates on two bitmap indexes."""
+        """Whether pruning by rows can remove more files, because a conjunction has predicates on two bitmap indexes."""
         has_bitmap = any(map(self._is_bitmap, collect_predicates(self.projection.expression)))
         return has_bitmap + len(self._bitmap_key_sets) > 1 or _has_conjunction(
             self.projection.expression, self._is_bitmap
@@ -190,6 +198,7 @@ class Probe:
 
     @property
     def _bitmap_key_sets(self) -> list[KeySetPredicate]:
+        """The dynamic filters that a bitmap index evaluates."""
         return [
             predicate
             for predicate in self.projection.key_set_predicates
@@ -200,7 +209,7 @@ class Probe:
         return KINDS[self.projection.by_field[predicate.column_id].kind].answers_rows
 
     def narrow_by_row(self, selection: FileSelection, expired: Expired) -> None:
-        """Remove each file that has no row that all bitmaps contain."""
+        """Remove the files in which no single row satisfies the predicates of all bitmap indexes."""
         kept_flags = np.ones(self.view.file_count, dtype=np.uint8)
         conjuncts, remainder = self._split_conjuncts()
         for position in selection.list_positions().tolist():
@@ -211,7 +220,7 @@ class Probe:
         selection.intersect(kept_flags)
 
     def _split_conjuncts(self) -> tuple[list[Conjunct], Expression]:
-        """Return (conjuncts for bitmaps in memory, the rest of the expression).
+        """Split the expression into conjuncts for bitmaps in memory, and an expression for the remaining parts.
 
         The conjuncts are in ascending order of the share of keys that they match.
         """
@@ -280,11 +289,12 @@ class Probe:
         return None
 
     def _find_predicate_rows(self, predicate: Bound, position: int) -> Bits | None:
-        predicate_of_index = IndexPredicate(self.projection.by_field[predicate.column_id], (predicate,))
-        query = self._make_query(predicate_of_index)
+        """Return the rows that may match a predicate in the file at a position, or None for all rows."""
+        index_predicate = IndexPredicate(self.projection.by_field[predicate.column_id], (predicate,))
+        query = self._make_query(index_predicate)
         if not isinstance(query, BitmapQuery):
             return None
-        located_bitmap = self._find_bitmap(predicate_of_index, position)
+        located_bitmap = self._find_bitmap(index_predicate, position)
         if located_bitmap is None:
             return None
         location, file, bitmap = located_bitmap
@@ -295,10 +305,10 @@ class Probe:
             return None
 
     def _find_bitmap(self, predicate: IndexPredicate, position: int) -> tuple[str, int, Bitmap] | None:
-        """Return (location of the index file that covers the file, index of the file in it, bitmaps of the index file).
+        """Return the index file that covers the file: its location, the file's number in it, and its bitmaps.
 
         Returns:
-            None if no index file covers the file, or if the bitmaps have another number of rows than the file.
+            None if no index file covers the file, or if the number of rows in the bitmaps is not that of the file.
         """
         coverage = self.coverage.get(predicate.definition.id)
         location_and_file = None if coverage is None else coverage.find_index_file(position)

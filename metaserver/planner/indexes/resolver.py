@@ -1,4 +1,4 @@
-"""Resolves index files for lookups: the files of one definition, in memory or remote, and their coverage of a view.
+"""Index files for lookups: the files of one definition, in memory or remote, and their coverage of a view.
 
 A lookup waits until its index files are loaded. The exception is a large file for which a few range reads suffice: it
 is fetched in the background for later lookups.
@@ -32,7 +32,7 @@ class RemoteRows(NamedTuple):
 
 
 class RecordIndex(NamedTuple):
-    """The index files of a record index, by location. `opened` are in memory, and `remote` were read remotely."""
+    """The index files of a record index, by location: `opened` are in memory, and `remote` were read by ranges."""
 
     coverage: Coverage
     opened: Mapping[str, OpenIndex]
@@ -41,7 +41,7 @@ class RecordIndex(NamedTuple):
 
 @dataclass(frozen=True)
 class BitmapIndex:
-    """A bitmap index on one term: its coverage of a view, and its files by location."""
+    """A bitmap index on one term: its coverage of a view, and its usable and registered files by location."""
 
     definition: IndexDefinition
     coverage: Coverage
@@ -59,7 +59,7 @@ class BitmapIndex:
 
 
 class IndexResolver:
-    """Resolves index files.
+    """Opens the index files that a lookup needs.
 
     An instance belongs to one event loop.
     """
@@ -70,11 +70,11 @@ class IndexResolver:
     async def open_records(
         self, view: TableView, definition: IndexDefinition, entry: Entry, hashes: tuple[Hashes, Hashes] | None
     ) -> RecordIndex:
-        """Return the index files in which to look up keys.
+        """Return the index files of a record index.
 
         Args:
             definition: The record index.
-            hashes: The two halves of the keys' hashes if there are few enough keys for remote reads, otherwise None.
+            hashes: The two halves of the keys' hashes, or None if there are too many keys for remote reads.
         """
 
         async def probe_index(index: RemoteIndexFile) -> RemoteRows | None:
@@ -92,7 +92,7 @@ class IndexResolver:
         return RecordIndex(coverage, opened, {rows.location: rows for rows in usable if isinstance(rows, RemoteRows)})
 
     async def open_bitmaps(self, view: TableView, definition: IndexDefinition, entry: Entry) -> BitmapIndex:
-        """Return the bitmap index files. Their rows are loaded by `load`."""
+        """Return the files of a bitmap index. `load` loads their rows."""
 
         async def probe_index(index: RemoteIndexFile) -> RemoteIndexFile:
             return index
@@ -110,14 +110,15 @@ class IndexResolver:
         If an index file cannot be read by range, the method waits until the whole file is loaded. It removes index
         files that cannot be used from `index.files`.
         """
-        missing: dict[str, list[int]] = {}
+        missing_files: dict[str, list[int]] = {}
         for position in positions:
             covered = index.coverage.find_index_file(position)
             if covered is not None and isinstance(index.files.get(covered[0]), RemoteIndexFile):
-                missing.setdefault(covered[0], []).append(covered[1])
-        await asyncio.gather(*(self._load(index, location, files) for location, files in missing.items()))
+                missing_files.setdefault(covered[0], []).append(covered[1])
+        await asyncio.gather(*(self._load(index, location, files) for location, files in missing_files.items()))
 
     async def _load(self, index: BitmapIndex, location: str, files: Sequence[int]) -> None:
+        """Load the rows of files from a remote index file."""
         file, remote = index.listed[location], index.files.pop(location)
         assert isinstance(remote, RemoteIndexFile)
 

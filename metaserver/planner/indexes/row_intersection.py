@@ -1,4 +1,4 @@
-"""Row intersection: decides by bitmap indexes whether a single row of a file satisfies several predicates.
+"""Row intersection: a check by bitmap indexes whether a single row of a file satisfies several predicates.
 
 Data that do not depend on the data file are prepared first: the tables of keys, and the index file that covers each
 data file. Columns that a kernel can read are intersected together (`_rows.pyx`), in ascending order of their share
@@ -24,14 +24,21 @@ if TYPE_CHECKING:
 COLUMNS_MAX = 32
 """The maximum number of columns of `any_row`.
 
-If there are more, the columns with the largest share of keys are not evaluated. Then more files are kept, which
+If there are more columns, the columns with the largest share of keys are not evaluated. This may keep more files, which
 is safe.
 """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """An index file that can evaluate a conjunct."""
+    """An index file that can evaluate a conjunct.
+
+    Attributes:
+        location: The location of the index file.
+        bitmap: The bitmaps of the index file.
+        records: The number of rows of each data file in the index file.
+        share: The approximate share of the index file's keys that the conjunct selects.
+    """
 
     location: str
     bitmap: Bitmap
@@ -55,8 +62,8 @@ class Conjunct:
             keys: The keys that match.
             coverage: The files that the index files cover.
             opened: The index files in memory, by location.
-            damaged: Damaged index files, by location. An index file that turns out to be damaged is added, and not
-                used again.
+            damaged: The reasons why index files are damaged, by location. The conjunct adds the damaged index files
+                that it finds, and does not use them again.
         """
         self._keys = keys
         self._damaged = damaged
@@ -84,6 +91,7 @@ class Conjunct:
 
     @property
     def can_prune(self) -> bool:
+        """Whether any index file can evaluate the conjunct."""
         return any(part is not None for part in self.parts)
 
     def find_index_file(self, position: int) -> tuple[_Part, int] | None:
@@ -99,7 +107,7 @@ class Conjunct:
         """Return the column of a data file, as `Bitmap.find_column` does.
 
         Raises:
-            ValueError: The column is damaged or has another number of rows.
+            ValueError: The column is damaged, or its number of rows is not that of the data file.
         """
         if part.bitmap.open_section(file).rows != part.records[file]:
             raise ValueError(
@@ -109,9 +117,11 @@ class Conjunct:
         return None if table is None else part.bitmap.find_column(file, table)
 
     def find_rows(self, part: _Part, file: int, among: Bits | None) -> Bits:
+        """Return the rows of a data file that satisfy the conjunct, among the rows in `among`."""
         return part.bitmap.find_rows_with_keys(file, self._keys, among)
 
     def mark_damaged(self, part: _Part, reason: str) -> None:
+        """Record that an index file is damaged, and do not use it again."""
         self._damaged[part.location] = reason
         self.parts[self.parts.index(part)] = None
 
@@ -123,7 +133,7 @@ def has_row(conjuncts: Sequence[Conjunct], position: int, find_other_rows: Calla
         find_other_rows: Returns the rows that satisfy the rest of the expression, or None for all rows.
     """
     columns: list[Column] = []
-    used: list[tuple[Conjunct, _Part]] = []
+    used_parts: list[tuple[Conjunct, _Part]] = []
     separate: list[tuple[Conjunct, _Part, int]] = []
     records = 0
     for conjunct in conjuncts:
@@ -140,7 +150,7 @@ def has_row(conjuncts: Sequence[Conjunct], position: int, find_other_rows: Calla
             separate.append((conjunct, part, file))
         else:
             columns.append(column)
-            used.append((conjunct, part))
+            used_parts.append((conjunct, part))
             records = part.records[file]
     among = find_other_rows()
     for conjunct, part, file in separate:
@@ -153,6 +163,6 @@ def has_row(conjuncts: Sequence[Conjunct], position: int, find_other_rows: Calla
     try:
         return any_row(columns[:COLUMNS_MAX], records, among)
     except ValueError as error:  # The kernel does not report which column is damaged.
-        for conjunct, part in used:
+        for conjunct, part in used_parts:
             conjunct.mark_damaged(part, str(error))
         return True

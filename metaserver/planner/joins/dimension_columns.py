@@ -1,4 +1,4 @@
-"""Columns of a dimension table's data files in memory, and the rows that may match a filter.
+"""Columns of a dimension table's data files in memory, and the search for the rows that may match a filter.
 
 A column consists of its sorted distinct keys and the rank of each row's key, as in a bitmap index. So predicates
 have the same semantics as in index pruning (`semantics.py`, POSSIBLE): a row is excluded only if it matches for no
@@ -50,10 +50,7 @@ class DimensionColumn(NamedTuple):
 
 
 class FileColumn:
-    """One column of one data file.
-
-    Immutable.
-    """
+    """One column of one data file. An instance is immutable."""
 
     def __init__(
         self, distinct: Distinct, ranks: Ranks, *, codes: bool, present: Mask | None, nans: Mask | None = None
@@ -63,9 +60,9 @@ class FileColumn:
         Args:
             distinct: The sorted distinct keys.
             ranks: The rank of each row's key; undefined for rows that are null or NaN, where `present` is False.
-            codes: Whether the keys are codes.
-            present: The rows with a key, or None for all rows.
-            nans: The rows that are NaN, or None for no rows.
+            codes: Whether the keys are codes, which are uint64, instead of bytes.
+            present: bool[rows]: whether each row has a key. None if all rows have one.
+            nans: bool[rows]: whether each row is NaN. None if no row is NaN.
         """
         self._form = CODES if codes else BYTES
         self._packed: Bytes = pack(distinct)
@@ -78,10 +75,10 @@ class FileColumn:
 
     @staticmethod
     def from_array(array: pa.ChunkedArray, kind: str) -> FileColumn:
-        """Return the column with the values of an array.
+        """Create the column from the values of an array.
 
         Raises:
-            ValueError: The array has values of another type, or too many values.
+            ValueError: The values do not have the type `kind`, or there are too many values.
         """
         if pa.types.is_dictionary(array.type) and array.num_chunks and not pa.types.is_primitive(array.type.value_type):
             return FileColumn._build_from_dictionary(array.unify_dictionaries(), kind)
@@ -95,7 +92,7 @@ class FileColumn:
 
     @staticmethod
     def _build_from_dictionary(array: pa.ChunkedArray, kind: str) -> FileColumn:
-        """Return a column of strings, with each value stored once.
+        """Create a column of strings that stores each value once.
 
         Some keys may occur in no row.
         """
@@ -118,7 +115,7 @@ class FileColumn:
 
     @staticmethod
     def make_absent(schemas: Sequence[Schema], column_ref: DimensionColumn, rows: int, path: str) -> FileColumn:
-        """Return the column of a file that was written before the column was added: its initial default, or null.
+        """Create the column of a file that lacks it. Each row has the initial default of the column, or null.
 
         Args:
             schemas: The schemas, newest first.
@@ -147,7 +144,7 @@ class FileColumn:
         return self._packed.nbytes + self._ranks.nbytes + sum(mask.nbytes for mask in masks if mask is not None) + 500
 
     def find_rows_within(self, ranges: KeyRanges) -> Mask:
-        """Return bool[rows]: the rows within the ranges, including null and NaN rows if the ranges include them."""
+        """Return whether each row is within the ranges, bool[rows]. The ranges may include null and NaN."""
         selected = np.zeros(self._count, dtype=np.bool_)
         for begin, end in zip(
             *(positions.tolist() for positions in Bounds(ranges, self._form).find_intervals(self._opened)), strict=True
@@ -161,11 +158,15 @@ class FileColumn:
         return mask
 
     def mark_rows_with_keys(self, keys: KeySet) -> Mask:
-        """Return bool[rows]: the rows whose key is in `keys`."""
+        """Return whether the key of each row is in `keys`, bool[rows]."""
         return self._find_rows_with(keys.mark_keys(read_distinct(self._opened)).view(np.bool_))
 
     def mark_matching_rows(self, matching: Callable[[Distinct], Mask]) -> Mask:
-        """Return bool[rows]: the rows with matching keys. `matching` returns bool[keys]."""
+        """Return whether each row has a matching key, bool[rows].
+
+        Args:
+            matching: A function that returns bool[keys]: whether each distinct key matches.
+        """
         return self._find_rows_with(matching(read_distinct(self._opened)))
 
     def collect_keys(self, rows: Mask | None) -> Distinct:
@@ -180,7 +181,9 @@ class FileColumn:
 
     @property
     def codes(self) -> tuple[Codes, Mask]:
-        """The code of each row's key, and bool[rows]: the rows that have one. Only of types whose keys are codes.
+        """The code of each row's key, uint64[rows], and bool[rows], whether the row has a key or NaN.
+
+        The type of the column must have codes as keys.
 
         NaN has the greatest code.
         """
@@ -193,7 +196,7 @@ class FileColumn:
 
     @property
     def ranked(self) -> tuple[Distinct, Ranks, Mask]:
-        """The distinct keys, the rank of each row's key, and bool[rows]: the rows that have a key."""
+        """The distinct keys, the rank of each row's key, and bool[rows], whether each row has a key."""
         if not self._count:
             present = np.zeros(self.rows, dtype=np.bool_)
         else:
@@ -223,7 +226,7 @@ def iterate_filtered_columns(bound: Expression, dynamic_filters: Sequence[Dynami
 
 
 def find_rows_where(bound: Expression, dynamic_filters: Sequence[DynamicFilter], columns: Columns) -> Mask | None:
-    """Return bool[rows]: the rows that may match the expression and every dynamic filter, or None for all rows."""
+    """Return whether each row may match the expression and every dynamic filter, bool[rows]. None means all rows."""
     mask = _find_rows(bound, columns)
     for dynamic_filter in dynamic_filters:
         matching = columns[DimensionColumn(dynamic_filter.column_id, dynamic_filter.kind)].mark_rows_with_keys(
@@ -239,6 +242,7 @@ def intersect_masks(left: Mask | None, right: Mask | None) -> Mask | None:
 
 
 def _find_rows(expression: Expression, columns: Columns) -> Mask | None:
+    """Return whether each row may match the expression, bool[rows], or None for all rows."""
     match expression:
         case And(children):
             parts = [part for child in children if (part := _find_rows(child, columns)) is not None]
@@ -251,10 +255,11 @@ def _find_rows(expression: Expression, columns: Columns) -> Mask | None:
             return None if value else np.zeros(next(iter(columns.values())).rows, dtype=np.bool_)
         case Bound():
             return _filter_rows(expression, columns)
-    raise TypeError(f"not a bound expression: {expression}")
+    raise TypeError(f"the expression is not bound: {expression}")
 
 
 def _filter_rows(predicate: Bound, columns: Columns) -> Mask | None:
+    """Return whether each row may match the predicate, bool[rows], or None if it cannot be evaluated."""
     plain = _to_plain_condition(predicate)
     if plain is None or not isinstance(plain, Bound):
         return None if plain is None else _find_rows(plain, columns)
@@ -277,6 +282,7 @@ def union_keys(parts: Iterable[Distinct], kind: str) -> Distinct:
 
 
 def _select_keys(distinct: Distinct, selected: Mask) -> Distinct:
+    """Return the distinct keys for which `selected`, bool[keys], is True."""
     if distinct.codes is not None:
         return Distinct(distinct.codes[selected])
     assert distinct.starts is not None
@@ -287,6 +293,11 @@ def _select_keys(distinct: Distinct, selected: Mask) -> Distinct:
 
 
 def _read_default(column: Column, kind: str, path: str) -> int | bytes:
+    """Return the key of a column's initial default.
+
+    Raises:
+        Unreadable: The default is invalid.
+    """
     try:
         literal = parse_literal(kind, column.initial_default)
         if isinstance(literal, Above | Below | Between):

@@ -1,11 +1,11 @@
 """Key sets of dimension tables: the values that their columns have in the rows that match a filter.
 
 A key set is always complete, but may have more keys than necessary: deletes are not applied, and a predicate that
-cannot be evaluated counts as true. Caches are keyed by immutable objects. The key of a column is its data file, so
-only new data files are read after a commit. The key of a key set is the manifest list and the filter. The rows,
-bytes and time of one table are limited. The bytes of all tables together are also limited. If a limit is exceeded,
-there are no keys (`DimensionSkipped`), and the plan does not use the join. The result of work that finishes too late
-serves the next plan.
+cannot be evaluated counts as true. The cache keys are immutable objects. The cache key of a column is its data file, so
+only new data files are read after a commit. The cache key of a key set is the manifest list and the filter. The rows,
+the bytes and the time for one table are limited. The bytes for all tables together are also limited. If a limit is
+exceeded, there are no keys (`DimensionSkipped`), and the plan does not use the join. If the work finishes too late for
+a plan, the next plan uses the result.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ T = TypeVar("T")
 _CONCURRENT_FILES_MAX = 4
 """The maximum number of data files of one table that are read concurrently."""
 _CONCURRENT_TABLES_MAX = 2
-"""The maximum number of tables that are read and evaluated concurrently. It limits the memory; other tables wait."""
+"""The maximum number of tables that are read and evaluated concurrently. Further tables wait, to save memory."""
 _KEYS_DIVISOR = 4
-"""Key sets use at most a quarter of the memory."""
+"""Key sets use at most the memory of the dimensions divided by this number."""
 
 
 class DimensionSkipped(Exception):
-    """A dimension table gives no keys. `reason` says why."""
+    """Raised if the keys of a dimension table cannot be used. `reason` says why."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -80,9 +80,9 @@ class DimensionLimits(NamedTuple):
     rows_max: int
     """The maximum number of rows of one table that remain after its plan."""
     read_bytes_max: int
-    """The maximum number of bytes that one request reads of one table's files."""
+    """The maximum number of bytes that one request reads from the files of one table."""
     memory_bytes_max: int
-    """The maximum memory of the kept columns and keys of all tables."""
+    """The maximum memory of the cached columns and keys of all tables."""
     decoded_bytes_max: int
     """The maximum memory of the decoded columns of one table's files."""
 
@@ -101,20 +101,19 @@ class ListedFile(NamedTuple):
     records: int
     format: str
     identity: frozenset[int]
-    """The columns with identity partitioning. The data file may lack these columns."""
+    """The ids of the columns with identity partitioning. The data file may lack these columns."""
 
 
 @dataclass(frozen=True)
 class DimensionRequest:
-    """A request for the values that columns have in the rows that match the scan.
-
-    The values are returned as keys.
+    """A request for the keys of the values that columns have in the rows that match a scan.
 
     Attributes:
-        columns: Each column with the type of its keys.
-        likes: The LIKE predicates. The rows satisfy all of them.
-        operators: If operators are given, the request is for spans (`ranges.py`). Each operator compares a column of
-            the planned table with one of these columns. The keys are the starts and the ends of the spans.
+        columns: The columns, each with the type of its keys.
+        likes: LIKE predicates that the rows must satisfy.
+        operators: Comparison operators. If there are any, the request is for spans (`ranges.py`). Each operator
+            compares a column of the planned table with one of `columns`. The keys are the starts and the ends of the
+            spans.
     """
 
     bound_scan: BoundScan
@@ -125,7 +124,7 @@ class DimensionRequest:
 
     @property
     def read_columns(self) -> tuple[DimensionColumn, ...]:
-        """Return the columns that are read from a data file: columns of the keys, of the filters and of LIKE."""
+        """The columns to read from a data file: the columns of the keys, of the filters and of LIKE."""
         return tuple(
             dict.fromkeys(
                 (
@@ -138,6 +137,7 @@ class DimensionRequest:
 
     @property
     def key(self) -> Hashable:
+        """The key under which the key sets of the request are cached."""
         snapshot = self.bound_scan.snapshot
         at = None if snapshot is None else (snapshot.snapshot_id, snapshot.manifest_list)
         metadata = self.bound_scan.metadata
@@ -148,7 +148,7 @@ class DimensionRequest:
 
 
 class Dimensions:
-    """Reads and caches key sets.
+    """Reads and caches the key sets of dimension tables.
 
     An instance belongs to one event loop.
     """
@@ -193,7 +193,7 @@ class Dimensions:
     async def derive_condition(
         self, bound_scan: BoundScan, entry: Entry, read: Callable[[ScanPlan], Expression], until_s: float
     ) -> Expression:
-        """Return the condition that `read` derives from a plan of the scan. `read` runs in a thread.
+        """Plan the scan, and return the condition that `read` derives from the plan in a thread.
 
         The method waits until `until_s`, in monotonic seconds.
 
@@ -226,6 +226,11 @@ class Dimensions:
             task.exception()
 
     async def _compute_key_sets(self, request: DimensionRequest, key: Hashable) -> tuple[KeySet, ...]:
+        """Read the columns of the request, and return the keys of the rows that may match.
+
+        Raises:
+            DimensionSkipped: A limit is exceeded, or a data file cannot be read.
+        """
         scan = await self._planner.plan(request.bound_scan, request.entry)
         files = await asyncio.to_thread(list_files_at, scan, scan.entry_ids)
         rows = sum(file.records for file in files)
@@ -234,7 +239,7 @@ class Dimensions:
         dynamic_filters, bound = request.bound_scan.dynamic_filters, request.bound_scan.bound
         async with self._concurrency:
             try:
-                read = await self._read(scan.metadata, files, request.read_columns)
+                file_columns = await self._read(scan.metadata, files, request.read_columns)
             except Unreadable as error:
                 raise DimensionSkipped(f"a data file cannot be read: {error}") from None
 
@@ -243,11 +248,11 @@ class Dimensions:
                     intersect_masks(
                         find_rows_where(bound, dynamic_filters, of_file), match_rows(request.likes, of_file)
                     )
-                    for of_file in read
+                    for of_file in file_columns
                 ]
                 if request.operators:
-                    return _collect_spans(request, read, masks)
-                return tuple(_collect_keys(column, kind, read, masks) for column, kind in request.columns)
+                    return _collect_spans(request, file_columns, masks)
+                return tuple(_collect_keys(column, kind, file_columns, masks) for column, kind in request.columns)
 
             key_sets = await asyncio.to_thread(compute)
         if scan.complete:
@@ -257,18 +262,23 @@ class Dimensions:
         return key_sets
 
     async def _read(
-        self, metadata: TableMetadata, files: Sequence[ListedFile], needed: Sequence[DimensionColumn]
+        self, metadata: TableMetadata, files: Sequence[ListedFile], needed_columns: Sequence[DimensionColumn]
     ) -> list[Columns]:
+        """Return the columns of each data file, from the cache if possible.
+
+        Raises:
+            Unreadable: A data file cannot be read within the limits.
+        """
         mapping = read_name_mapping(metadata.properties)
         loop = asyncio.get_running_loop()
         rows = DataRows(self._objects, loop, mapping, self._limits.read_bytes_max, self._limits.decoded_bytes_max)
-        sources = {column: _find_default_and_names(metadata, mapping, column) for column in needed}
+        sources = {column: _find_default_and_names(metadata, mapping, column) for column in needed_columns}
 
         async def read(file: ListedFile) -> Columns:
-            columns = {ref: self._columns.get((file.path, ref, sources[ref])) for ref in needed}
-            missing = [ref for ref, column in columns.items() if column is None]
-            if missing:
-                fresh = await asyncio.to_thread(read_file_columns, rows, metadata, file, missing)
+            columns = {ref: self._columns.get((file.path, ref, sources[ref])) for ref in needed_columns}
+            uncached = [ref for ref, column in columns.items() if column is None]
+            if uncached:
+                fresh = await asyncio.to_thread(read_file_columns, rows, metadata, file, uncached)
                 for ref, column in fresh.items():
                     key = file.path, ref, sources[ref]
                     self._columns.put(key, column, column.size_bytes + len(file.path))
@@ -279,7 +289,7 @@ class Dimensions:
 
 
 def list_files_at(scan: ScanPlan, entry_ids: Longs) -> list[ListedFile]:
-    """Return these data files of a scan's view, in the order of `entry_ids`."""
+    """Return the data files with these entry ids in the view of a scan, in the order of `entry_ids`."""
     columns = find_files_at(scan.view, entry_ids)
     paths, formats = (columns.read_texts(name).list_values() for name in ("file_path", "file_format"))
     sizes, records = (columns.read_longs(name).tolist() for name in ("file_size_in_bytes", "record_count"))
@@ -292,6 +302,7 @@ def list_files_at(scan: ScanPlan, entry_ids: Longs) -> list[ListedFile]:
 
 
 def _find_identity_field(metadata: TableMetadata, spec_id: int) -> frozenset[int]:
+    """Return the source columns of the identity fields of a partition spec."""
     spec = metadata.spec(spec_id)
     fields = () if spec is None else spec.fields
     return frozenset(
@@ -300,7 +311,7 @@ def _find_identity_field(metadata: TableMetadata, spec_id: int) -> frozenset[int
 
 
 def read_file_columns(
-    rows: DataRows, metadata: TableMetadata, file: ListedFile, needed: Sequence[DimensionColumn]
+    rows: DataRows, metadata: TableMetadata, file: ListedFile, needed_columns: Sequence[DimensionColumn]
 ) -> dict[DimensionColumn, FileColumn]:
     """Read columns of a data file. The function is called in a thread.
 
@@ -308,11 +319,11 @@ def read_file_columns(
         Unreadable: The file cannot be read within the budget of `rows`.
     """
     if file.format != "parquet":
-        raise Unreadable(file.path, f"the format is {file.format or 'unknown'}, and only parquet is supported")
+        raise Unreadable(file.path, f"the format is {file.format or 'unknown'}; only parquet is supported")
     schemas = _sort_newest_first(metadata)
     columns = {}
-    with rows.read_all(file.path, file.size, file.records, [ref.column_id for ref in needed]) as arrays:
-        for ref in needed:
+    with rows.read_all(file.path, file.size, file.records, [ref.column_id for ref in needed_columns]) as arrays:
+        for ref in needed_columns:
             array = arrays.get(ref.column_id)
             try:
                 if array is not None:
@@ -333,7 +344,7 @@ def read_file_columns(
 
 
 def _sort_newest_first(metadata: TableMetadata) -> list[Schema]:
-    """Return all schemas, the current one first, then by descending id."""
+    """Return all schemas: first the current schema, then the others by descending id."""
     return sorted(
         metadata.schemas, key=lambda schema: (schema.id == metadata.current_schema_id, schema.id), reverse=True
     )
@@ -344,8 +355,8 @@ def _find_default_and_names(
 ) -> tuple[str, Hashable]:
     """Return the column's value in files that lack it, and its names in files without field ids.
 
-    Both are part of cache keys. Tables registered from one metadata file share files and column ids, but may define
-    different defaults for a new column, and a name mapping can change.
+    Both are part of the keys of cached columns. Tables that are registered from the same metadata file share files and
+    column ids, but may define different defaults for a new column, and a name mapping can change.
     """
     columns = (schema.column(column_ref.column_id) for schema in _sort_newest_first(metadata))
     default = repr(next((column.initial_default for column in columns if column is not None), None))
@@ -353,9 +364,18 @@ def _find_default_and_names(
 
 
 def _collect_keys(
-    column_ref: DimensionColumn, kind: str, read: Sequence[Columns], rows: Sequence[Mask | None]
+    column_ref: DimensionColumn, kind: str, file_columns: Sequence[Columns], rows: Sequence[Mask | None]
 ) -> KeySet:
-    parts = [columns[column_ref].collect_keys(mask) for columns, mask in zip(read, rows, strict=True)]
+    """Return the distinct keys of a column in the selected rows of all files.
+
+    Args:
+        file_columns: The columns of each file.
+        rows: The selected rows of each file, or None for all rows.
+
+    Raises:
+        DimensionSkipped: The keys cannot be converted to the type `kind`.
+    """
+    parts = [columns[column_ref].collect_keys(mask) for columns, mask in zip(file_columns, rows, strict=True)]
     try:
         key_set = KeySet(column_ref.kind, union_keys(parts, column_ref.kind)).convert_to_kind(kind)
     except ValueError as error:
@@ -368,7 +388,7 @@ def _collect_keys(
 def _collect_spans(
     request: DimensionRequest, read: Sequence[Columns], rows: Sequence[Mask | None]
 ) -> tuple[KeySet, KeySet]:
-    """Return the starts and the ends of the spans in which the rows allow the compared column."""
+    """Return the starts and the ends of the spans of the planned table's column that the selected rows allow."""
     kind = request.columns[0][1]
     try:
         return (_collect_code_spans if has_codes(kind) else _collect_ranked_spans)(request, read, rows, kind)
@@ -379,6 +399,7 @@ def _collect_spans(
 def _collect_code_spans(
     request: DimensionRequest, read: Sequence[Columns], rows: Sequence[Mask | None], kind: str
 ) -> tuple[KeySet, KeySet]:
+    """Return the starts and the ends of the spans for a type whose keys are codes."""
     starts, ends = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
     for columns, mask in zip(read, rows, strict=True):
         compared = []
@@ -394,8 +415,11 @@ def _collect_code_spans(
 def _collect_ranked_spans(
     request: DimensionRequest, read: Sequence[Columns], rows: Sequence[Mask | None], kind: str
 ) -> tuple[KeySet, KeySet]:
+    """Return the starts and the ends of the spans for a type whose keys are bytes."""
     files = []
     for columns, mask in zip(read, rows, strict=True):
-        ranked = [RankedColumn(*columns[ref].ranked) for ref, _ in request.columns]
-        files.append([each if mask is None else each._replace(present=each.present & mask) for each in ranked])
+        ranked_columns = [RankedColumn(*columns[ref].ranked) for ref, _ in request.columns]
+        if mask is not None:
+            ranked_columns = [column._replace(present=column.present & mask) for column in ranked_columns]
+        files.append(ranked_columns)
     return find_ranked_spans(files, request.operators, kind)

@@ -2,9 +2,9 @@
 
 The maximum of the rows that satisfy a filter has two limits:
 - The maximum is not greater than the greatest upper bound of the files that may have such a row.
-- A file without deletes whose rows all satisfy the filter, and that has a value other than null, has a value that is
-  not less than the file's lower bound. So the maximum is not less than the greatest of these lower bounds. This is true
-  even if the bounds are wider than the values.
+- Some files have no deletes, have a value other than null, and all of their rows satisfy the filter. Each of these
+  files has a value that is not less than the file's lower bound. So the maximum is not less than the greatest of these
+  lower bounds. This is true even if the bounds are wider than the values.
 
 The limits of the minimum are the same in the other direction. If no file may have a value, the extreme is null. The
 functions have no side effects.
@@ -28,12 +28,12 @@ from seamark.metaserver.planner.view.view import FileSelection, return_false
 
 EXTREMES = (MINIMUM, MAXIMUM)
 FILES_MAX = 10_000
-"""The maximum number of files whose deletes are looked up: the files with the nearest bounds."""
+"""The maximum number of files whose deletes are looked up. They are the files with bounds nearest to the extreme."""
 
 
 @dataclass(frozen=True)
 class RowsOutside:
-    """The rows that do not count for the extreme, because the filter is not true for them.
+    """The rows that the extreme excludes, because the filter is not true for them.
 
     Attributes:
         condition: A condition that is true for at least these rows.
@@ -47,9 +47,9 @@ class RowsOutside:
 
 @dataclass(frozen=True)
 class ExtremeLimits:
-    """The limits of an extreme, or None for a direction without a limit.
+    """The lower and the upper limit of an extreme. A limit that is not known is None.
 
-    If `is_null` is true, no row has a value, so that no comparison with the extreme is true.
+    If `is_null` is True, no row has a value, so no comparison with the extreme is true.
     """
 
     low: int | None = None
@@ -65,8 +65,8 @@ def find_extreme_limits(
     Args:
         extreme: `MINIMUM` or `MAXIMUM`.
         column: The column. Its bounds are integers.
-        scan: A plan of the filter.
-        outside: The rows that do not count, or None if these rows are not known exactly.
+        scan: The plan of a scan with the filter.
+        outside: The rows that the extreme excludes, or None if these rows are not known exactly.
     """
     files = find_files_at(scan.view, scan.entry_ids)
     statistics = files.find_statistics(column)
@@ -79,9 +79,9 @@ def find_extreme_limits(
 
 
 def _find_outermost(extreme: str, files: FoundFiles, statistics: FoundStatistics) -> tuple[int, ...] | None:
-    """Return the bound that no value of the column exceeds.
+    """Return the bound that no value of the column exceeds, as a tuple with one item.
 
-    For the maximum, it is the greatest upper bound, and for the minimum, the least lower bound.
+    For the maximum, it is the greatest upper bound. For the minimum, it is the least lower bound.
 
     Returns:
         An empty tuple if a file that may have a value has no bound, or None if no file has a value.
@@ -99,10 +99,13 @@ def _find_outermost(extreme: str, files: FoundFiles, statistics: FoundStatistics
 def _find_nearest(
     extreme: str, files: FoundFiles, statistics: FoundStatistics, scan: ScanPlan, outside: RowsOutside
 ) -> int | None:
-    """Return the greatest lower bound that some value reaches, or for the minimum, the least upper bound.
+    """Return the limit that the extreme certainly reaches.
+
+    For the maximum, it is the greatest lower bound of the files that have a value. For the minimum, it is the least
+    upper bound.
 
     Returns:
-        None if no file is known to have a value that counts.
+        None if no file is known to have a value in a row that satisfies the filter.
     """
     bounds = _list_bounds(statistics, "lower" if extreme == MAXIMUM else "upper")
     nulls, rows = statistics.counts("null_value_counts"), files.read_longs("record_count")
@@ -122,6 +125,7 @@ def _find_nearest(
 
 
 def _list_bounds(statistics: FoundStatistics, side: str) -> Longs:
+    """Return the lower or upper bounds of the files, int64[files]."""
     bounds = statistics.read_bounds(side)
     assert isinstance(bounds, np.ndarray)
     return bounds.astype(np.int64, copy=False)

@@ -1,4 +1,4 @@
-"""Dynamic filters from joins: the keys that a row needs in order to join with a row of the other table.
+"""Dynamic filters from joins: the keys of the rows that join with a row of the other table.
 
 A row is needed only if each join has a partner for the row. A partner is a row of the other table that may match
 the join's filter, and that has equal, non-null values in all columns of `on`. If `on` has several columns, each
@@ -57,13 +57,13 @@ from seamark.metaserver.runtime.gathering import gather
 from seamark.metaserver.store.model import Entry
 
 IN_LOOP_VALUES_MAX = 200
-"""Filters with more values are bound in a thread."""
+"""The maximum number of values of a filter that is bound in the event loop. Longer filters are bound in a thread."""
 
 
 class Pair(NamedTuple):
     """A column of the planned table that is compared with a column of the other table.
 
-    The types are canonical names.
+    The types are canonical names; see `get_canonical_kind`.
     """
 
     column_id: int
@@ -78,12 +78,12 @@ class RequestedJoin:
     """A join of the planned table with another table.
 
     Attributes:
-        table: The other table's name in the request.
+        table: The name of the other table, as in the request.
         filter: The filter on the other table, bound to its columns.
         operators: For `RANGE`, `MINIMUM` or `MAXIMUM`, the operators between the columns of each pair. All pairs of
             `RANGE` have the same column of the planned table.
-        outside: For `MINIMUM` or `MAXIMUM`, a condition that is bound to the other table's columns. The condition is
-            true for at least the rows that do not count for the extreme. None if there is no such condition.
+        outside: For `MINIMUM` or `MAXIMUM`, a condition on the other table's columns that is true for at least the
+            rows that the extreme excludes. None if there is no such condition.
     """
 
     table: tuple[str, ...]
@@ -95,15 +95,17 @@ class RequestedJoin:
     joins: tuple[RequestedJoin, ...] = ()
     likes: tuple[AnyLike, ...] = ()
     transform: str = IDENTITY
-    """The values with which the column of the planned table is compared.
+    """The way in which the column of the planned table is compared with the column of the other table.
 
-    A period: the other table contains this period of the column (`periods.py`). `MINIMUM` or `MAXIMUM`: the
-    extreme of the other table's column (`extremes.py`). `RANGE`: the other table's column itself (`ranges.py`).
+    - `IDENTITY`: the values are equal.
+    - `day`, `month`, `year` or `hour`: the other table contains this period of the column (`periods.py`).
+    - `MINIMUM` or `MAXIMUM`: the column is compared with the extreme of the other column (`extremes.py`).
+    - `RANGE`: the column is in a range of values of the other table (`ranges.py`).
     """
     any_of: int | None = None
     """The number of a group of alternative joins. A row needs a partner in at least one join of the group."""
     exempt_condition: Expression = FALSE
-    """A condition that is bound to the planned table's columns. Rows that may match it need no partner."""
+    """A condition on the planned table's columns. Rows that may match the condition need no partner."""
     operators: tuple[str, ...] = ()
     outside: Expression | None = None
 
@@ -117,8 +119,12 @@ class JoinOutcome(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=Tru
     """The result of a join.
 
     Attributes:
+        table: The name of the other table.
+        snapshot_id: The snapshot of the other table.
         keys: The number of keys or ranges. For several columns, it is the smallest number. None if the join was
             skipped.
+        used: Whether the plan uses the join.
+        reason: The reason why the plan does not use the join.
     """
 
     table: tuple[str, ...]
@@ -129,6 +135,8 @@ class JoinOutcome(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=Tru
 
 
 class JoinFilters(NamedTuple):
+    """The dynamic filters and the condition that follow from the joins of a table."""
+
     dynamic_filters: tuple[DynamicFilter, ...]
     outcomes: tuple[JoinOutcome, ...]
     """The outcomes in the order of the joins, depth first."""
@@ -136,6 +144,7 @@ class JoinFilters(NamedTuple):
     """A condition on the planned table's columns, from joins that do not give dynamic filters."""
 
     def apply_to(self, bound_scan: BoundScan) -> BoundScan:
+        """Return the scan with these filters and this condition."""
         if not self.dynamic_filters and self.condition == TRUE:
             return bound_scan
         return bound_scan.join_with(self.dynamic_filters, self.condition)
@@ -179,13 +188,14 @@ def _build_condition(alternatives: Sequence[tuple[RequestedJoin, JoinFilters]]) 
 
 
 def _mark_unused(result: JoinFilters) -> JoinFilters:
+    """Return a result without filters, whose outcome says that the join was not used."""
     first, *nested = result.outcomes
     reason = first.reason or "one of its alternatives was not used"
     return JoinFilters((), (msgspec.structs.replace(first, keys=None, used=False, reason=reason), *nested))
 
 
 async def _build_filters(dimensions: Dimensions, join: RequestedJoin, until_s: float) -> JoinFilters:
-    """Return the filters of one join. Their condition limits the column whose period the other table contains."""
+    """Return the dynamic filters or the condition that follow from one join."""
     if join.transform in EXTREMES:
         return await _build_extreme_condition(dimensions, join, until_s)
     nested = await join_filters(dimensions, join.joins, until_s)
@@ -248,7 +258,7 @@ async def _build_extreme_condition(dimensions: Dimensions, join: RequestedJoin, 
 
 
 def _make_outside_condition(join: RequestedJoin) -> RowsOutside | None:
-    """Return the rows of the other table that do not count for the extreme."""
+    """Return the rows of the other table that the extreme excludes, or None if they are not known exactly."""
     outside = join.outside
     if outside is None or not all(map(_is_counted, collect_predicates(outside))):
         return None
@@ -289,7 +299,7 @@ def _make_period_condition(pair: Pair, transform: str, keys: KeySet) -> Expressi
 
 
 def is_comparable(kind: str, other: str) -> bool:
-    """Return whether equal values of the two types have equal keys after `KeySet.convert_to_kind`."""
+    """Return whether equal values of two types have equal keys after `KeySet.convert_to_kind`."""
     names = get_base_name(kind), get_base_name(other)
     if not all(is_primitive(primitive) and has_keys(primitive) for primitive in (kind, other)) or {
         "unknown",

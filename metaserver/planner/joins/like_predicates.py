@@ -3,8 +3,8 @@
 Iceberg expressions support only LIKE patterns that are prefixes. A dimension's columns are in memory, so its rows are
 filtered by whole patterns. The predicate may also convert the column to lower or upper case. The rule of
 `dimension_columns.py` applies: a row is excluded only if it matches for no client. Engines convert non-ASCII characters
-in different ways, so if the predicate converts the case, rows with these characters are kept. Rows with truncated keys
-are kept, too. The functions have no side effects.
+in different ways, so a predicate that converts the case keeps rows with these characters. Rows with truncated keys are
+also kept. The functions have no side effects.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from seamark.metaserver.planner.joins.dimension_columns import Columns, Dimensio
 class LikePredicate(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True, forbid_unknown_fields=True):
     """The predicate `column LIKE pattern ESCAPE escape`, or NOT LIKE.
 
-    A null value satisfies neither of them.
+    A null value satisfies neither LIKE nor NOT LIKE.
     """
 
     column: str
@@ -58,6 +58,8 @@ class LikePredicate(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=T
 
 
 class BoundLike(NamedTuple):
+    """A LIKE predicate with the column that it is bound to."""
+
     column: DimensionColumn
     predicate: LikePredicate
 
@@ -67,22 +69,23 @@ AnyLike = tuple[BoundLike, ...]
 
 
 def like_columns(likes: Sequence[AnyLike]) -> list[DimensionColumn]:
-    return [one.column for either in likes for one in either]
+    """Return the columns that the LIKE predicates compare."""
+    return [like.column for either in likes for like in either]
 
 
 def match_rows(likes: Sequence[AnyLike], columns: Columns) -> Mask | None:
-    """Return bool[rows]: the rows that may match all of `likes`, or None for all rows."""
+    """Return whether each row may match all of `likes`, bool[rows]. None means all rows."""
     mask: Mask | None = None
     for alternatives in likes:
         matching = np.logical_or.reduce(
-            [columns[one.column].mark_matching_rows(partial(_match_keys, one.predicate)) for one in alternatives]
+            [columns[like.column].mark_matching_rows(partial(_match_keys, like.predicate)) for like in alternatives]
         )
         mask = intersect_masks(mask, matching)
     return mask
 
 
 def _match_keys(predicate: LikePredicate, keys: Distinct) -> Mask:
-    """Return bool[keys]: the keys that may match the predicate."""
+    """Return whether each key may match the predicate, bool[keys]."""
     assert keys.starts is not None
     assert keys.heap is not None
     if not len(keys):

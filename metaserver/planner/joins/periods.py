@@ -1,8 +1,8 @@
 """Conditions on the day, month, year or hour of a column, from the values that it must equal in another table.
 
-`CAST(ts AS date) = d.day` requires that the day of `ts` is one of the days of the other table. A value that is not the
-start of a period equals no day. Consecutive days become a range, and if there are many ranges, they become fewer, wider
-ranges. The functions have no side effects.
+`CAST(ts AS date) = d.day` requires that the day of `ts` is one of the days of the other table. A value of the other
+table that is not the start of a period equals no period. Consecutive periods become a range. If there are too many
+ranges, neighbouring ranges are joined. The functions have no side effects.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EPOCH_YEAR, _LAST_YEAR = 1970, 9999
 _DAY_HOURS, _HOUR_MICROS = 24, 3_600_000_000
 _DAY_MICROS = _DAY_HOURS * _HOUR_MICROS
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
-"""The years 1 to 9999. Engines represent infinity by values beyond these."""
+"""The first and the last day of the years 1 to 9999. Engines represent infinity by later or earlier days."""
 _YEAR_KINDS = ("int", "long")
 
 
@@ -45,7 +45,7 @@ def make_period_condition(column_id: int, name: str, kind: str, transform: str, 
     """Return the condition that the transform of the column is the period of one of the keys.
 
     Raises:
-        ValueError: There are too many keys, or times beyond the years 1 to 9999.
+        ValueError: There are too many keys, or a time is not in the years 1 to 9999.
     """
     if len(keys) > KEYS_MAX:
         raise ValueError(
@@ -71,13 +71,13 @@ def make_period_condition(column_id: int, name: str, kind: str, transform: str, 
 
 
 def merge_ordinals(ordinals: Sequence[int]) -> list[tuple[int, int]]:
-    """Return at most `RANGES_MAX` ranges, both ends included, that contain all of the ascending ordinals.
+    """Return at most `RANGES_MAX` ranges that contain all of the ascending ordinals.
 
-    The widest gaps between the ordinals are not in the ranges.
+    A range includes both of its ends. The ranges exclude the widest gaps between the ordinals.
     """
     if not ordinals:
         return []
-    gaps = [(following - one, number) for number, (one, following) in enumerate(pairwise(ordinals), 1)]
+    gaps = [(following - ordinal, number) for number, (ordinal, following) in enumerate(pairwise(ordinals), 1)]
     widest = sorted((gap, number) for gap, number in gaps if gap > 1)[1 - RANGES_MAX :]
     begins = [0, *sorted(number for _, number in widest)]
     return [(ordinals[begin], ordinals[end - 1]) for begin, end in pairwise([*begins, len(ordinals)])]
@@ -92,12 +92,12 @@ def _number_period(value: int, kind: str, transform: str) -> int | None:
     if kind in _YEAR_KINDS:
         # An integer value is a year, not a time.
         if not 1 <= value <= _LAST_YEAR:
-            raise ValueError(f"the key set has years beyond 1 to {_LAST_YEAR}")
+            raise ValueError(f"the key set has a year that is not from 1 to {_LAST_YEAR}")
         return value - _EPOCH_YEAR
     micros = value * _DAY_MICROS if kind == "date" else value
     day, time_of_day = divmod(micros, _DAY_MICROS)
     if not _FIRST_DAY <= day <= _LAST_DAY:
-        raise ValueError("the key set has times beyond the years 1 to 9999")
+        raise ValueError("the key set has a time that is not in the years 1 to 9999")
     if transform == "hour":
         return None if micros % _HOUR_MICROS else micros // _HOUR_MICROS
     number: int = make_monotone_function(transform, "date")(day)

@@ -1,17 +1,17 @@
 """Conditions on a column that is less or greater than values of another table, or between two of them.
 
 `ts BETWEEN d.start AND d.end` requires that `ts` is in one of the ranges of the rows of `d`. Ranges that overlap or
-touch are merged, and many ranges become fewer, wider ranges.
+touch are merged. If there are too many ranges, neighbouring ranges are joined.
 
 The limits of a range are 64-bit integers in the order of the values:
 
 - integers, dates, times and decimals of up to 18 digits: the values themselves;
-- floats: the positions of their codes (`keys.py`). The greatest integer is NaN, which Spark and DuckDB order above all
-  numbers. For Trino, no comparison with NaN is true, so it never needs more rows;
+ - floats: the positions of their codes (`keys.py`). The greatest integer is NaN, which Spark and DuckDB order above all
+  numbers. In Trino, no comparison with NaN is true, so Trino needs no further rows;
 - texts and longer decimals: twice the rank of the value among all values of the other table. An odd number is a place
   between two values.
 
-The module is pure.
+The functions are pure.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ RANGES_MAX = 200
 OPERATORS = ("=", "<", "<=", ">", ">=")
 _INTEGERS = frozenset({"int", "long", "date", "timestamp", "timestamptz"})
 _COMPARABLE = (frozenset({"int", "long"}), frozenset({"date", "timestamp"}))
-"""Pairs of types that engines compare by their exact values."""
+"""Sets of types that engines compare with each other by their exact values."""
 _DAY_US = 86_400_000_000
 _FIRST_DAY, _END_DAY = -719_162, 2_932_897
-"""The years 1 to 9999. Engines represent infinity by values beyond these."""
+"""The first day of the year 1, and the day after the year 9999. Engines represent infinity by earlier or later days."""
 _LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 63) - 1
 _NAN = _LONG_MAX
 _NEGATIVE_ZERO, _ZERO = -1, 0
@@ -50,7 +50,7 @@ _LOWEST, _HIGHEST = b"", b"\xff" * WIDE_DECIMAL_BYTES
 """The limits of a range of texts or long decimals that has no start or no end."""
 _DOUBLE, _WORD = struct.Struct("<d"), struct.Struct("<Q")
 Distance: TypeAlias = Callable[[Longs, Longs], Codes]
-"""Returns how far the starts of spans are from the ends of the spans before them."""
+"""A function of starts and ends that returns the distance of each start from an end, uint64[n]."""
 
 
 class LimitedColumn(NamedTuple):
@@ -62,12 +62,12 @@ class LimitedColumn(NamedTuple):
 
 
 def has_order(kind: str, other: str) -> bool:
-    """Return whether a column of type `kind` may be limited by extremes of values of type `other`."""
+    """Return whether extremes of values of type `other` can limit a column of type `kind`."""
     return kind in _INTEGERS and other in _INTEGERS and (kind == other or {kind, other} in _COMPARABLE)
 
 
 def has_ranges(kind: str, other: str) -> bool:
-    """Return whether a column of type `kind` may be limited by ranges of values of type `other`."""
+    """Return whether ranges of values of type `other` can limit a column of type `kind`."""
     names = {get_base_name(kind), get_base_name(other)}
     if names == {"decimal"}:
         return get_decimal_scale(kind) == get_decimal_scale(other) and has_codes(kind) == has_codes(other)
@@ -75,7 +75,7 @@ def has_ranges(kind: str, other: str) -> bool:
 
 
 def get_kind_limits(kind: str) -> tuple[int, int]:
-    """Return the least and the greatest value of a type; dates are 32-bit integers."""
+    """Return the least and the greatest value of a type. Dates are 32-bit integers."""
     return (INT_MIN, INT_MAX) if kind in ("int", "date") else (_LONG_MIN, _LONG_MAX)
 
 
@@ -83,13 +83,13 @@ def to_inclusive_limits(values: Longs, op: str, kind: str, other: str) -> tuple[
     """Return the inclusive limits of a column that follow from comparisons with values of the other table.
 
     Args:
-        values: The values; of floats, the positions of their codes.
+        values: int64[values]: the values. For floats, the positions of their codes.
         op: An operator other than `=`: `column op value`.
         kind: The type of the column.
         other: The type of the values.
 
     Returns:
-        The limits, and bool[values]: the values with which a comparison may be true. Limits may be beyond the
+        The limits, and bool[values], whether the comparison with each value may be true. Limits may be beyond the
         range of `kind`.
 
     Raises:
@@ -104,7 +104,7 @@ def to_inclusive_limits(values: Longs, op: str, kind: str, other: str) -> tuple[
     else:
         unit = 1 if other == "date" else _DAY_US
         if len(values) and not (_FIRST_DAY * unit <= values.min() and values.max() < _END_DAY * unit):
-            raise ValueError("the key set has times beyond the years 1 to 9999")
+            raise ValueError("the key set has a time that is not in the years 1 to 9999")
         if other == "date":
             limits = values * _DAY_US
         else:
@@ -196,10 +196,10 @@ def _measure_integers(starts: Longs, ends: Longs) -> Codes:
 
 
 def merge_spans(starts: Longs, ends: Longs, distance: Distance = _measure_integers) -> tuple[Longs, Longs]:
-    """Return at most `RANGES_MAX` ascending, disjoint spans, both ends included, with all values of the given spans.
+    """Return at most `RANGES_MAX` ascending, disjoint spans that contain all values of the given spans.
 
-    Both ends of a span are included. Spans that end before they start are empty. The widest gaps between the spans
-    are not in the result.
+    A span includes both of its ends. Spans that end before they start are empty. The result excludes the widest gaps
+    between the spans.
     """
     is_span = starts <= ends
     starts, ends = starts[is_span], ends[is_span]
@@ -218,12 +218,12 @@ def merge_spans(starts: Longs, ends: Longs, distance: Distance = _measure_intege
 def compute_spans(
     columns: Sequence[tuple[Codes, Mask, str]], operators: Sequence[str], kind: str
 ) -> tuple[Longs, Longs]:
-    """Return the merged spans in which rows of the other table allow a column of type `kind`.
+    """Return the merged spans of values for which a row of the other table satisfies all operators.
 
     Args:
-        columns: For each operator, the codes of a column of the other table (`keys.py`), the rows that have a code,
-            and the type of the column.
-        operators: The operators between the limited column and these columns. All of them must be true for a row.
+        columns: For each operator, the codes of a column of the other table (`keys.py`), bool[rows], whether each row
+            has a code, and the type of the column.
+        operators: The operators between the limited column and `columns`. All of them must be true for a row.
         kind: The type of the limited column.
 
     Raises:
@@ -245,9 +245,9 @@ def compute_spans(
 
 
 class RankedColumn(NamedTuple):
-    """A column of texts or long decimals of one file: its distinct keys, and for each row the rank of its key.
+    """A column of texts or long decimals in one file: its distinct keys, and the rank of each row's key.
 
-    `present` are the rows that have a key.
+    `present`, bool[rows], says which rows have a key.
     """
 
     distinct: Distinct
@@ -258,12 +258,12 @@ class RankedColumn(NamedTuple):
 def find_ranked_spans(
     files: Sequence[Sequence[RankedColumn]], operators: Sequence[str], kind: str
 ) -> tuple[KeySet, KeySet]:
-    """Return the starts and the ends of the merged spans that rows of the other table mean for a column.
+    """Return the merged spans of values for which a row of the other table satisfies all operators.
 
     Args:
-        files: For each file the columns of the operators, with the rows that match.
-        operators: The operators between the column and these columns, a row for which all are true.
-        kind: The type of the column, texts or long decimals.
+        files: For each file, the columns that the operators compare. `present` marks the rows that match.
+        operators: The operators between the limited column and these columns. All of them must be true for a row.
+        kind: The type of the limited column, a text or a long decimal.
 
     Raises:
         ValueError: A value is too long to be compared.
@@ -294,7 +294,7 @@ def find_ranked_spans(
 
 
 def _measure_ranks(values: Distinct, starts: Longs, ends: Longs) -> Codes:
-    """Return the distance of values by the eight bytes after the bytes that all values have in common."""
+    """Return the distance of each start from an end, as a difference of the eight bytes after the common prefix."""
     assert values.starts is not None
     assert values.heap is not None
     begins, stops = values.starts[:-1], values.starts[1:]
@@ -330,7 +330,7 @@ def to_key_sets(starts: Longs, ends: Longs, kind: str) -> tuple[KeySet, KeySet]:
 
 
 def make_range_condition(column: LimitedColumn, starts: KeySet, ends: KeySet) -> Expression:
-    """Return the condition that a column is in one of the spans; FALSE without a span.
+    """Return the condition that a column is in one of the spans, or FALSE if there is no span.
 
     Raises:
         ValueError: A limit is not a valid text.
@@ -340,6 +340,7 @@ def make_range_condition(column: LimitedColumn, starts: KeySet, ends: KeySet) ->
 
 
 def _make_key_span_condition(column: LimitedColumn, start: int | bytes, end: int | bytes) -> Expression:
+    """Return the condition that a column is between two keys."""
     if isinstance(start, int) and isinstance(end, int):
         return make_span_condition(column, start - SIGN, end - SIGN)
     assert isinstance(start, bytes)

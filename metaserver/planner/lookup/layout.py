@@ -1,7 +1,7 @@
 """The layout of a column: the distribution of the data files' ranges over the column's values, as a few numbers.
 
-A file's range extends from its lower to its upper bound. Bounds are replaced by their ranks among all bounds, so that
-all types are computed with integers, and every count is exact. The size of the result depends only on the requested
+A file's range extends from its lower to its upper bound. Each bound is replaced by its rank among all bounds. So the
+computation uses integers for all types, and every count is exact. The size of the result depends only on the requested
 numbers, not on the number of files.
 """
 
@@ -25,15 +25,16 @@ class Axis(NamedTuple):
     """The distinct bounds of a column's files in ascending order, each with a position from 0 to 1.
 
     Attributes:
-        by_value: Whether positions are proportional to the values. Otherwise, they are proportional to the ranks.
+        by_value: Whether positions are proportional to the values. If it is False, they are proportional to the ranks.
     """
 
     keys: Any
-    """An array of numbers, or one list of bytes. A list of objects for ten million files would need a gigabyte."""
+    """An array of numbers, or a list of bytes. Ten million numbers as Python objects would need a gigabyte."""
     positions: Positions
     by_value: bool
 
     def get_key(self, rank: int) -> Key:
+        """Return the bound at a rank."""
         key: Key = self.keys[rank] if isinstance(self.keys, list) else self.keys[rank].item()
         return key
 
@@ -57,7 +58,7 @@ class Ranges(NamedTuple):
     upper: Longs
 
     def count_overlaps(self, ranks: Longs) -> Longs:
-        """Return int64[ranks]: the number of files whose range contains each value."""
+        """Return the number of files whose range contains each value, int64[ranks]."""
         started = np.searchsorted(np.sort(self.lower), ranks, side="right")
         return started - np.searchsorted(np.sort(self.upper), ranks, side="left")
 
@@ -70,7 +71,7 @@ class Ranges(NamedTuple):
         if not len(self.lower):
             return None
         between = np.diff(axis.positions)
-        # There are no bounds between two neighbouring values, so the depth is constant there.
+        # No bound is between two neighbouring values, so the depth between them is constant.
         started = np.searchsorted(np.sort(self.lower), np.arange(len(between)), side="right")
         ended = np.searchsorted(np.sort(self.upper), np.arange(len(between)), side="right")
         areas = np.append(0.0, np.cumsum((started - ended) * between))
@@ -104,7 +105,7 @@ class SizeClass(NamedTuple):
 
 
 def read_layouts(snapshots: Sequence[FoundFiles], column: RequestedColumn, by_rank: bool) -> tuple[Axis, list[Ranges]]:
-    """Return an axis, and the ranges of the files in each snapshot on this axis.
+    """Return an axis with the bounds of a column, and the ranges of each snapshot's files on the axis.
 
     The type of `column` must have bounds.
     """
@@ -146,7 +147,7 @@ def count_size_classes(data_files: FoundFiles) -> list[SizeClass]:
 
 
 def _read_keys(stats: FoundStatistics) -> tuple[Any, Any]:
-    """Return (lower bounds, upper bounds) of the files that have both: arrays of numbers, or lists of bytes."""
+    """Return the lower and the upper bounds of the files that have both, as arrays of numbers or lists of bytes."""
     lower, upper = stats.read_bounds("lower"), stats.read_bounds("upper")
     if isinstance(lower, Strings) or isinstance(upper, Strings):
         assert isinstance(lower, Strings)
@@ -181,4 +182,5 @@ def _build_axis(sides: Sequence[Any], by_rank: bool) -> tuple[Axis, list[Longs]]
 
 
 def _place_evenly(count: int) -> Positions:
+    """Return evenly spaced positions from 0 to 1, float64[count]."""
     return np.linspace(0.0, 1.0, count) if count > 1 else np.zeros(count)

@@ -1,11 +1,11 @@
 """Lookups: columns of the files in some partitions, read from the blocks.
 
 A lookup reads only the blocks that contain a file of the partitions, and only the requested columns. It selects
-segments of the blocks' rows. Columns are gathered into arrays when they are read, without an object per row
-(`_lookup.pyx`). Results are exact: the values of the manifest, converted to the current type of the column.
+segments of the blocks' rows. Reading a column gathers its values into an array, without a Python object for each row
+(`_lookup.pyx`). The results are the exact values of the manifest, converted to the current type of the column.
 
-    found = lookup(view, Prefix or EVERYTHING)
-    stats = found.stats(column)          # stats.lower(), stats.counts("null_value_counts"), …
+    files = lookup(view, prefix)                      # `EVERYTHING` is the prefix of all files.
+    statistics = files.find_statistics(column)        # statistics.read_bounds("lower"), …
 """
 
 from __future__ import annotations
@@ -35,20 +35,27 @@ from seamark.metaserver.planner.view.view import (
 
 _NO_PICKS: Longs = np.empty(0, dtype=np.int64)
 _SIDES_MAX = 256
-"""The maximum number of columns whose layouts are cached per view. Each layout takes 150 bytes per block."""
+"""The maximum number of columns whose layouts are cached for a view. A layout takes 150 bytes for each block."""
 _SIDES = frozenset({"lower", "upper"})
 _ABSENT_LONG = MISSING.to_bytes(8, "little", signed=True)
 _ABSENT_DOUBLE = np.full(1, np.nan).tobytes()
 
 
 class Strings(NamedTuple):
-    """Concatenated byte strings: `ends`, int64[rows + 1], starts with 0; `present`, uint8[rows]."""
+    """Concatenated byte strings.
+
+    Attributes:
+        ends: int64[rows + 1]: 0, and the end of each string in `data`.
+        data: uint8[n]: the bytes of all strings.
+        present: uint8[rows]: 1 for rows with a string, 0 for null.
+    """
 
     ends: Longs
     data: npt.NDArray[np.uint8]
     present: npt.NDArray[np.uint8]
 
     def list_values(self) -> list[bytes | None]:
+        """Return the strings, with None for missing strings."""
         data, ends = self.data.tobytes(), self.ends.tolist()
         return [
             data[start:end] if is_present else None
@@ -57,9 +64,9 @@ class Strings(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Rows of one block: the rows in `rows`.
+    """Some rows of one block.
 
-    If `rows` is None, the segment is the `files` rows that start at `first`.
+    The segment contains the rows in `rows`. If `rows` is None, it contains `files` consecutive rows from `first`.
     """
 
     number: int
@@ -69,7 +76,7 @@ class Segment(NamedTuple):
     rows: Longs | None
 
     def compute_local_rows(self) -> Longs:
-        """Return int64[files], the numbers of the rows in the block."""
+        """Return the numbers of the rows in the block, int64[files]."""
         return np.arange(self.first, self.first + self.files) if self.rows is None else self.rows
 
 
@@ -84,7 +91,7 @@ class RequestedColumn:
 class FoundFiles:
     """The files of a view that a lookup has found, in the order of the view.
 
-    `segments` and `picks` are in the format of `_lookup.pyx`; no segment is empty.
+    `segments` and `picks` have the format of `_lookup.pyx`. No segment is empty.
     """
 
     def __init__(self, view: TableView, segments: Longs, picks: Longs = _NO_PICKS) -> None:
@@ -95,6 +102,7 @@ class FoundFiles:
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
+        """The parts of the found files, one for each block."""
         blocks, picks = self.view.blocks, self._picks
         return tuple(
             Segment(number, blocks[number], first, files, None if at < 0 else picks[at : at + files])
@@ -102,13 +110,13 @@ class FoundFiles:
         )
 
     def list_entry_ids(self) -> Longs:
-        """Return int64[files], the entry ids in the view."""
+        """Return the entry ids of the files in the view, int64[files]."""
         return _lookup.rows(self.view.extents, self._table, self._picks)
 
     def read_longs(self, name: str) -> Longs:
-        """Return int64[files], an integer field of manifest entries (see `Block.read_longs`); MISSING for null.
+        """Return an integer field of the manifest entries, int64[files]; MISSING for null. See `Block.read_longs`.
 
-        The array is read-only, like every array of a lookup: a constant column is stored as one value.
+        The array is read-only, like every array of a lookup, because a constant column is stored as one value.
         """
         return self._read_longs(self._layouts.read_longs(self.view, name))
 
@@ -117,18 +125,18 @@ class FoundFiles:
         return self._read_strings(self._layouts.read_texts(self.view, name))
 
     def repeat_by_segment(self, values: Sequence[int]) -> Longs:
-        """Return int64[files]: the value of each segment, repeated for its files."""
+        """Repeat the value of each segment for the files of the segment, and return int64[files]."""
         return np.repeat(np.array(values, dtype=np.int64), self._table[:, 2])
 
     def read_sequence_numbers(self) -> Longs:
-        """Return int64[files], the data sequence numbers.
+        """Return the data sequence numbers of the files, int64[files].
 
         Entries without a sequence number inherit the sequence number of the manifest (spec, "Inheritance").
         """
         return self._inherit_longs("sequence_number", lambda manifest: manifest.sequence_number)
 
     def read_snapshot_ids(self) -> Longs:
-        """Return int64[files], the id of the snapshot that added each file.
+        """Return the id of the snapshot that added each file, int64[files].
 
         Entries without a snapshot id inherit the snapshot id of the manifest.
         """
@@ -154,13 +162,18 @@ class FoundFiles:
         segments[:, 2] = high - low
         return FoundFiles(self.view, segments[high > low], self._picks)
 
-    def _inherit_longs(self, name: str, of_manifest: Callable[[ManifestFile], int | None]) -> Longs:
+    def _inherit_longs(self, name: str, get_inherited_value: Callable[[ManifestFile], int | None]) -> Longs:
+        """Return an integer field of the entries. An entry without a value inherits the value of its manifest.
+
+        Args:
+            get_inherited_value: A function that returns the value of a manifest.
+        """
         stored_values = self.read_longs(name)
-        missing = stored_values == MISSING
-        if missing.any():
-            inherited = [of_manifest(self.view.manifests[number]) for number in self._table[:, 0].tolist()]
+        is_missing = stored_values == MISSING
+        if is_missing.any():
+            inherited = [get_inherited_value(self.view.manifests[number]) for number in self._table[:, 0].tolist()]
             stored_values = np.where(
-                missing,
+                is_missing,
                 self.repeat_by_segment([MISSING if value is None else value for value in inherited]),
                 stored_values,
             )
@@ -179,6 +192,7 @@ class FoundFiles:
         return _lookup.doubles(side.layout, self._table, self._picks)
 
     def _read_strings(self, sides: tuple[BoundColumn, ...]) -> Strings:
+        """Return the bounds of one side as strings."""
         side = _find_side_of_form(sides, Form.STRINGS)
         if side is None:
             files = self.files
@@ -198,7 +212,7 @@ class FoundStatistics:
     def read(self, names: Sequence[str]) -> list[Longs | npt.NDArray[np.float64] | Strings]:
         """Read several columns at once, which is faster than separate calls.
 
-        The names `lower` and `upper` select `bounds`; all other names select `counts`.
+        For the names `lower` and `upper`, the result is that of `read_bounds`. For other names, it is that of `counts`.
         """
         files = self._files
         view, cached, column_id = files.view, files._layouts, self.column.id
@@ -233,7 +247,8 @@ class FoundStatistics:
     def read_integer_bounds(self, side: str) -> IntegerColumn | None:
         """Return the result of `read_bounds` as a lazy column.
 
-        Return None if the bounds are not integers, or need a conversion.
+        Returns:
+            None if the bounds are not integers, or need a conversion.
         """
         if self.form is not Form.INTEGERS or (self.column.kind != "date" and self._may_have_dates()):
             return None
@@ -243,14 +258,14 @@ class FoundStatistics:
         )
 
     def counts(self, name: str) -> Longs:
-        """Return int64[files], the counts with this name; MISSING if a file has no count.
+        """Return the counts with this name, int64[files]; MISSING if a file has no count.
 
         The names are `value_counts`, `null_value_counts`, `nan_value_counts` and `column_sizes`.
         """
         return self._files._read_longs(self._files._layouts.counts(self._files.view, name, self.column.id))
 
     def read_bounds(self, side: str) -> Longs | npt.NDArray[np.float64] | Strings:
-        """Return lower or upper bounds.
+        """Return the lower or the upper bounds of the files.
 
         Depending on `form`, the bounds are int64 (MISSING if absent), float64 (NaN if absent) or bytes. The values are
         those of `Block.bound`: dates in days, times and timestamps in the unit of the type, decimals unscaled. Decimals
@@ -271,7 +286,7 @@ class FoundStatistics:
         return longs
 
     def _may_have_dates(self) -> bool:
-        """Return whether bounds may be dates: the column is a date, or a timestamp that was promoted from a date."""
+        """Return whether bounds may be dates, because the column is a date, or a timestamp promoted from a date."""
         column = self.column
         if column.kind not in UNITS_PER_DAY:
             return False
@@ -297,9 +312,12 @@ class IntegerColumn:
         """True if some rows may have no value."""
 
     def write(self, values: memoryview, width: int, bits: memoryview) -> int:
-        """Fill `values` and `bits` in Arrow's format.
+        """Write the values and the validity bits of the column in Arrow's format.
 
-        `values` has 4 or 8 (`width`) bytes per value. `bits` is empty unless the column is `nullable`.
+        Args:
+            values: The buffer for the values.
+            width: The size of a value in bytes, 4 or 8.
+            bits: The buffer for the validity bits. It is empty if the column is not `nullable`.
 
         Returns:
             The number of absent values.
@@ -321,7 +339,7 @@ def lookup(view: TableView, prefix: Prefix = EVERYTHING) -> FoundFiles:
 
 
 def find_files_at(view: TableView, entry_ids: Longs) -> FoundFiles:
-    """Return the data files of these entry ids, int64[files], ascending."""
+    """Return the data files with these ascending entry ids, int64[files]."""
     if not len(entry_ids):
         return FoundFiles(view, np.empty((0, 4), dtype=np.int64))
     ordinals, local = entry_ids >> ENTRY_BITS, entry_ids & ENTRY_MASK
@@ -335,6 +353,7 @@ def find_files_at(view: TableView, entry_ids: Longs) -> FoundFiles:
 
 
 def _find_side_of_form(sides: tuple[BoundColumn, ...], form: Form) -> BoundColumn | None:
+    """Return the layout whose values have this form, or None."""
     for side in sides:
         if side.form is form:
             return side
@@ -342,9 +361,9 @@ def _find_side_of_form(sides: tuple[BoundColumn, ...], form: Form) -> BoundColum
 
 
 def _widen_decimals(strings: Strings, longs: Longs) -> Strings:
-    """Return all decimals in the 16-byte form.
+    """Convert all decimals to the 16-byte form.
 
-    `longs` has the decimals with at most 18 digits, and `strings` has the longer decimals.
+    `longs` contains the decimals with at most 18 digits, and `strings` contains the longer decimals.
     """
     short_present = longs != MISSING
     rows = len(longs)
@@ -365,8 +384,8 @@ def _widen_decimals(strings: Strings, longs: Longs) -> Strings:
 class _Layouts:
     """The layouts of columns in the blocks of a view.
 
-    The layouts depend only on the view, and are cached as long as it exists. Each column has one layout per form. A
-    decimal column that was widened past 18 digits has two forms.
+    The layouts depend only on the view, and are cached as long as it exists. A column has one layout for each form of
+    its values. A decimal column that was widened to more than 18 digits has two forms.
     """
 
     def __init__(self, view: TableView) -> None:
@@ -382,6 +401,7 @@ class _Layouts:
         return self.whole.nbytes + sum(side.size_bytes for sides in list(self._sides.values()) for side in sides)
 
     def read_longs(self, view: TableView, name: str) -> tuple[BoundColumn, ...]:
+        """Return the layouts of a column of numbers in all blocks."""
         cached = self._sides.get(key := (name, _NUMBER))
         return (
             self._read(view, key, lambda block: _get_packing(block.find_long_column(name)))
@@ -390,6 +410,7 @@ class _Layouts:
         )
 
     def read_texts(self, view: TableView, name: str) -> tuple[BoundColumn, ...]:
+        """Return the layouts of a column of texts in all blocks."""
         cached = self._sides.get(key := (name, _TEXT))
         return (
             self._read(view, key, lambda block: _get_packing(block.find_text_column(name)))
@@ -410,6 +431,7 @@ class _Layouts:
     def _read(
         self, view: TableView, key: tuple[str, int], packed_of: Callable[[Block], Packed | None]
     ) -> tuple[BoundColumn, ...]:
+        """Compute the layouts of a column, and cache them."""
         sides = compute_bound_columns(view, make_object_array([packed_of(block) for block in view.blocks]), None)
         if len(self._sides) >= _SIDES_MAX:
             self._sides.clear()
@@ -418,17 +440,20 @@ class _Layouts:
 
 
 _NUMBER, _TEXT = -1, -2
-"""Keys in place of a column id, for fields of manifest entries."""
+"""The values that replace a column id in the cache keys of manifest fields: number fields and text fields."""
 
 
 def _list_layouts(view: TableView) -> _Layouts:
+    """Return the layouts of a view, which are kept with the view."""
     return view.derived.get(_Layouts) or view.derived.keep(_Layouts(view))
 
 
 def _get_packing(column: PackedColumn | None) -> Packed | None:
+    """Return the packed values of a column, or None if the block lacks the column."""
     return None if column is None else column.packed
 
 
 def _count(block: Block, name: str, column_id: int) -> Packed | None:
+    """Return the packed counts of a column in a block, or None if the block has no counts of the column."""
     entry = block.find_entry(column_id)
     return None if entry is None else entry.counts[COUNTS.index(name)]

@@ -18,7 +18,7 @@ _TIMES_BYTES, _TIME_BYTES = 500, 300
 
 
 def find_oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) -> int | None:
-    """Return the end of the oldest partition of these rows, in milliseconds since the epoch.
+    """Return the end of the oldest time partition of these rows, in milliseconds since the epoch.
 
     Rows without a time are ignored. If no row has a time, the result is far in the future.
 
@@ -47,12 +47,12 @@ def find_oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) ->
 
 
 def group_by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Longs]]:
-    """Return (block number, rows in the block) for each block that has any of the ascending entry ids."""
+    """Return (block number, rows of the block) for each block that contains some of the ascending entry ids."""
     return [(number, of_block & ENTRY_MASK) for number, of_block in _group_ids_by_block(view, entry_ids)]
 
 
 def _group_ids_by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Longs]]:
-    """Return (block number, its entry ids) for each block that has any of the ascending entry ids."""
+    """Return (block number, entry ids in the block) for each block that contains some of the ascending entry ids."""
     if not len(entry_ids):
         return []
     first_id = int(entry_ids[0])
@@ -65,10 +65,10 @@ def _group_ids_by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Lo
 
 
 def find_partition_ends_ms(view: TableView, number: int, local: Longs, metadata: TableMetadata) -> Longs | None:
-    """Return int64[rows], the end of the partition of each row of a block; MISSING for a partition without a time.
+    """Return the end of each row's partition in milliseconds, int64[rows]; MISSING for a partition without a time.
 
     Returns:
-        None if the block's spec has no partition field of a time, or several.
+        None if the block's spec does not have exactly one partition field of a time.
     """
     time_and_column = _find_time_column(view, number, metadata)
     if time_and_column is None:
@@ -83,9 +83,9 @@ def find_partition_ends_ms(view: TableView, number: int, local: Longs, metadata:
 def _find_time_column(
     view: TableView, number: int, metadata: TableMetadata
 ) -> tuple[TimeColumn, PackedColumn | None] | None:
-    """Return the time column by which a block is partitioned, and the column's partition values.
+    """Return the time column by which a block is partitioned, and the partition values of the column.
 
-    The values are None if all of them are null.
+    The second item is None if all values are null.
     """
     block = view.blocks[number]
     derived = view.derived
@@ -117,7 +117,7 @@ class _TimesOfView:
         return _TIMES_BYTES if cached_times is None else _TIMES_BYTES + _TIME_BYTES * len(cached_times[3])
 
     def find_time_column(self, metadata: TableMetadata, spec_id: int) -> TimeColumn | None:
-        """Return the time column by which a spec partitions, or None if there is no such column, or several."""
+        """Return the time column by which a spec partitions, or None if there is not exactly one such column."""
         cached_times = self._known
         if (
             cached_times is None

@@ -1,4 +1,4 @@
-"""Groups found files by partition, without an object per file, and sums values per partition.
+"""Grouping of files by partition, without an object for each file, and sums of values for each partition.
 
 Partitions are distinguished as in Iceberg (spec, "Scan Planning", note 3): by spec and values. Floats are compared by
 their bits, except that all NaNs are equal.
@@ -25,6 +25,8 @@ class PartitionFieldValue(NamedTuple):
 
 
 class PartitionTuple(NamedTuple):
+    """The partition values of a file, with the id of its partition spec."""
+
     spec_id: int
     fields: tuple[PartitionFieldValue, ...]
 
@@ -33,14 +35,14 @@ class FilesByPartition(NamedTuple):
     """The partitions of files, in the order of their first files.
 
     Attributes:
-        numbers: int64[files], the index into `partitions` for each file.
+        numbers: int64[files]: the index of each file's partition in `partitions`.
     """
 
     numbers: Longs
     partitions: tuple[PartitionTuple, ...]
 
     def sum_values(self, values: Longs) -> list[int]:
-        """Return the exact sum of `values` (one value per file) for each partition.
+        """Return the exact sum of the files' values for each partition.
 
         Negative values count as 0.
         """
@@ -49,10 +51,12 @@ class FilesByPartition(NamedTuple):
         return [int(total) for total in totals]
 
     def count_files(self) -> list[int]:
+        """Return the number of files of each partition."""
         return [int(count) for count in np.bincount(self.numbers, minlength=len(self.partitions))]
 
 
 def group_by_partition(data_files: FoundFiles) -> FilesByPartition:
+    """Group files by partition. Partitions are in the order of their first files."""
     number_of: dict[tuple[object, ...], int] = {}
     partitions: list[PartitionTuple] = []
     parts: list[Longs] = []
@@ -71,6 +75,7 @@ def group_by_partition(data_files: FoundFiles) -> FilesByPartition:
 
 
 def _read_partition(segment: Segment, row: int) -> PartitionTuple:
+    """Return the partition tuple of a file."""
     block = segment.block
     values = zip(block.partition_fields, block.partition(row), strict=True)
     return PartitionTuple(
@@ -79,9 +84,9 @@ def _read_partition(segment: Segment, row: int) -> PartitionTuple:
 
 
 def _group_rows(segment: Segment) -> tuple[Longs, Longs]:
-    """Return one row of the block per partition, and the number of each file's partition among these rows.
+    """Return one example row of the block for each partition, and the number of each file's partition.
 
-    The numbers are int64[files]. Partitions are in the order of their first files.
+    The numbers are int64[files], and count the examples. Partitions are in the order of their first files.
     """
     files = segment.files
     group_of = np.zeros(files, dtype=np.int64)
@@ -101,7 +106,7 @@ def _group_rows(segment: Segment) -> tuple[Longs, Longs]:
 
 
 def _read_ordinals(column: PackedColumn, rows: Longs) -> Longs:
-    """Return int64[rows], numbers that are equal if and only if the column's values are equal."""
+    """Return numbers that are equal if and only if the column's values are equal, int64[rows]."""
     if column.packed.form == Form.STRINGS:
         ids: dict[bytes | None, int] = {}
         return np.array([ids.setdefault(text, len(ids)) for text in read_strings(column, rows)], dtype=np.int64)

@@ -8,11 +8,11 @@ A prefix has one of two formats:
 
 Fields may be in any order; all must match.
 
-A field is identified by its name in any partition spec of the table, and by its id in every other spec, so that a
-prefix also selects files of older specs. Files of a spec without one of the fields do not match.
+The name of a field may be from any partition spec of the table. In the other specs, the field with the same id is used,
+so that a prefix also selects files of older specs. Files of a spec without one of the fields do not match.
 
-A prefix selects exactly the files of its partitions. Pruning keeps blocks that it cannot compare. This module
-compares the rows of such blocks one by one.
+A prefix selects exactly the files of its partitions. Pruning keeps blocks whose values it cannot compare. This module
+compares the rows of these blocks one by one.
 
 Caches keep the parsed fields of tables, some parsed prefixes, and for each view, the blocks of each value. Results are
 not cached. A prefix that is not cached takes 10 µs longer than a cached prefix.
@@ -64,7 +64,7 @@ _ORDINAL = {
 
 
 class _Raw(NamedTuple):
-    """A value from the request, which is not parsed yet.
+    """An unparsed value of the request.
 
     Attributes:
         path: Whether the value is from a path, in the format of file locations.
@@ -79,15 +79,15 @@ class Prefix:
     """A partition prefix.
 
     Attributes:
-        by_spec: The condition on the partition values of each spec, or None for the empty prefix.
+        by_spec: The condition on the partition values of each spec, by spec id. None for the empty prefix.
     """
 
     by_spec: Mapping[int, Expression] | None = None
 
     def find_whole_blocks(self, view: TableView) -> Longs | None:
-        """Return the blocks whose files all match, if no other block contains a match.
+        """Return the blocks whose files all match, if no file of another block matches.
 
-        The result is int64[n], ascending. It is None if another block contains a match, or if this is unknown.
+        The result is int64[n], ascending. It is None if a file of another block may match.
         Usually, manifests are written by partition and each block has one value, so a lookup suffices and no kernel
         is needed.
         """
@@ -125,9 +125,10 @@ class Prefix:
 
 
 class _BlockValues:
-    """The values of a partition field in the blocks of one spec that have a single value.
+    """The value of a partition field in each block of one spec whose rows all have the same value.
 
-    `complete` is False if the values of some block are unknown: for floats, and for types that need a conversion.
+    `complete` is False if the values of some block are not known. This happens for floats, and for types that need a
+    conversion.
     """
 
     def __init__(self, view: TableView, spec_id: int, field_id: int, kind: str) -> None:
@@ -156,7 +157,7 @@ class _BlockValues:
         self.size_bytes = longs + _KEY_BYTES * len(by_key) + sum(low.nbytes * 2 for _, low, _ in self._mixed)
 
     def find_blocks_with(self, predicate: Bound) -> Longs | None:
-        """Return int64[n], ascending: the blocks with only this value.
+        """Return the blocks whose rows all have the value of the predicate, int64[n], ascending.
 
         Returns:
             None if a block may contain this value and other values.
@@ -180,13 +181,13 @@ class _BlockValues:
 
 
 _KEY_BYTES = 250
-"""The memory of one value: the key, its array without the block numbers, and their entry in a dict."""
+"""The memory of one value: the key, its array without the block numbers, and the entry in a dict."""
 _NO_BLOCKS: Longs = np.empty(0, dtype=np.int64)
 _Key = int | float | bytes | None
 
 
 class _KnownValues:
-    """The values of blocks by spec, partition field and type.
+    """The cached `_BlockValues` of a view, by spec, partition field and type.
 
     The number of cached fields is limited to the number of fields of the table's specs.
     """
@@ -200,6 +201,7 @@ class _KnownValues:
 
 
 def _list_partition_values(view: TableView, spec_id: int, predicate: Bound) -> _BlockValues:
+    """Return the distinct values of a partition field in each block. They are cached with the view."""
     known_values = view.derived.get(_KnownValues) or view.derived.keep(_KnownValues())
     key = (spec_id, predicate.column_id, predicate.kind)
     values = known_values.by_field.get(key)
@@ -221,6 +223,11 @@ def parse_prefix(text: str, metadata: TableMetadata, cache: PrefixCache | None =
 
 
 def _read_prefix(text: str, table: _TableFields) -> Prefix:
+    """Parse a prefix with the partition fields of a table.
+
+    Raises:
+        BadRequest: The prefix names an unknown field.
+    """
     values = _parse_partition(text)
     if not values:
         return EVERYTHING
@@ -252,11 +259,11 @@ class _Field(NamedTuple):
 
 
 _Fields = Mapping[str, Mapping[int, _Field | None]]
-"""For each name in a request, its field in each of the table's specs, or None if a spec lacks the field."""
+"""A mapping from a field's name to its field in each spec, by spec id. The field is None if the spec lacks it."""
 
 
 class _TableFields(NamedTuple):
-    """The parsed fields of a table version.
+    """The partition fields of one version of a table, by name.
 
     The object references `specs` and `schemas`, because the cache is keyed by their identities.
     """
@@ -271,9 +278,9 @@ _CACHED_TEXT_MAX = 200
 
 
 class PrefixCache:
-    """The cache of prefixes and partition fields, by table version, within `budget_bytes`.
+    """A cache of parsed prefixes and partition fields, by table version, with at most `budget_bytes`.
 
-    It shares specs and schemas with the metadata.
+    The cache shares specs and schemas with the metadata.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -282,6 +289,11 @@ class PrefixCache:
         )
 
     def parse(self, text: str, metadata: TableMetadata) -> Prefix:
+        """Return the parsed prefix, from the cache if possible.
+
+        Raises:
+            BadRequest: The prefix is invalid.
+        """
         version = (id(metadata.partition_specs), id(metadata.schemas), metadata.current_schema_id)
         cached = self._cache.get((*version, text))
         if cached is not None:
@@ -304,6 +316,11 @@ def _collect_table_fields(metadata: TableMetadata) -> _TableFields:
 
 
 def _parse_partition(text: str) -> dict[str, _Raw]:
+    """Split a prefix into its unparsed values, by field name.
+
+    Raises:
+        BadRequest: The text is too long, has no value for a name, or has a field twice.
+    """
     if len(text) > TEXT_MAX:
         raise BadRequest(f"partition has {len(text)} characters; the limit is {TEXT_MAX} characters")
     if text.startswith("{"):
@@ -322,6 +339,11 @@ def _parse_partition(text: str) -> dict[str, _Raw]:
 
 
 def _group_filters(fields: _Fields, values: dict[str, _Raw]) -> dict[int, Expression]:
+    """Return the condition on the partition values of each spec.
+
+    Raises:
+        BadRequest: A value is invalid for its field in all specs.
+    """
     by_spec: dict[int, Expression] = {}
     problems: dict[str, str] = {}
     parsed: set[str] = set()
@@ -342,7 +364,7 @@ def _group_filters(fields: _Fields, values: dict[str, _Raw]) -> dict[int, Expres
 
 
 def _find_field(metadata: TableMetadata, spec: PartitionSpec, name: str) -> _Field | None:
-    """Return the spec's field with this name, or otherwise the field with the id that the name has in another spec."""
+    """Return the spec's field with this name. If there is none, use the field id that the name has in another spec."""
     match = next((field for field in spec.fields if field.name == name), None)
     if match is None:
         ids = {field.field_id for other in metadata.partition_specs for field in other.fields if field.name == name}
@@ -352,7 +374,7 @@ def _find_field(metadata: TableMetadata, spec: PartitionSpec, name: str) -> _Fie
     assert match.field_id is not None  # Metadata in storage always have field ids.
     kind = get_field_kind(metadata, match)
     base = get_base_name(kind or "")
-    # `truncate` may give a decimal one digit more than the column's type allows.
+    # A decimal may have one digit more than the column's type after `truncate`.
     written = f"decimal(38, {get_decimal_scale(kind or '')})" if base == "decimal" else kind or ""
     return _Field(
         match.field_id, match.name, get_transform_name(canonicalize_transform(match.transform)), kind, base, written
@@ -379,6 +401,11 @@ def _find_result_type(transform: str, kind: str) -> str:
 
 
 def _make_predicate(field: _Field, raw: _Raw) -> Expression:
+    """Return the predicate that a partition field has a value.
+
+    Raises:
+        ValueError: The value is invalid, or its type is unknown.
+    """
     kind = field.kind
     if kind is None:
         raise ValueError("the type of its values is unknown, because no schema has its source column")
@@ -426,7 +453,7 @@ _FLOATS = ("nan", "infinity")
 
 
 def _parse_ordinal(transform: str, text: str) -> int:
-    """Parse text in Iceberg's format, and return years, months or hours since 1970 (spec, "Partition Transforms")."""
+    """Parse a year, month or hour in Iceberg's format, and return its number since 1970 ("Partition Transforms")."""
     match = _ORDINAL[transform].fullmatch(text)
     example = {"year": "2024", "month": "2024-01", "hour": "2024-01-01-05"}[transform]
     if match is None:
@@ -450,9 +477,14 @@ def _list_leaves(expression: Expression) -> tuple[Bound, ...]:
 
 
 def _matches(block: Block, row: int, predicates: tuple[Bound, ...]) -> bool:
-    """Compare one row in Python, because kernels do not support a field that the block lacks, or promoted dates."""
-    stored = dict(zip(block.partition_fields, block.partition(row), strict=True))
-    values: dict[int, tuple[str, Any]] = {field_id: (kind, value) for (field_id, kind), value in stored.items()}
+    """Return whether one row matches all predicates.
+
+    The comparison is in Python, because kernels support neither promoted dates nor fields that the block lacks.
+    """
+    partition_values = dict(zip(block.partition_fields, block.partition(row), strict=True))
+    values: dict[int, tuple[str, Any]] = {
+        field_id: (kind, value) for (field_id, kind), value in partition_values.items()
+    }
     for predicate in predicates:
         kind, value = values.get(predicate.column_id, (predicate.kind, None))
         if predicate.op is Op.IS_NULL:

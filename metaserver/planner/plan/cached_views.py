@@ -1,7 +1,7 @@
-"""A cache of snapshots' views with their plans, within a memory budget. It also lists the recently planned tables.
+"""A cache of the views of snapshots with their plans, within a memory budget, and a list of recently planned tables.
 
-When a commit adds a snapshot to one of these tables, the view of the new snapshot is made before the next plan
-(`preparation.py`).
+When a commit adds a snapshot to a recently planned table, the server makes the view of the new snapshot before the next
+plan (`preparation.py`).
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _PLANS_BUDGET_DIVISOR = 64
 _VIEW_BYTES = 4000
 """The memory of a view without manifests."""
 _DELETE_BYTES = 300
-"""The memory of the delete index per delete file: its path, its position, and its bounds."""
+"""The memory that the delete index needs for one delete file: path, position and bounds."""
 _HOLDER_BUDGET_DIVISOR = 2
-"""If the views of a principal use more than half of the budget, views of this principal are evicted first."""
+"""If a principal's views use more than the budget divided by this number, they are evicted first."""
 _EVICTED = -1
 _COMPARED_VIEWS_MAX = 16
-"""The maximum number of views that are compared with a new view."""
+"""The maximum number of recent views in which blocks of a new view are searched."""
 
 
 class CachedView:
-    """A view, with the data that plans and lookups derive from it."""
+    """A view, with its delete index and its cached plans."""
 
     __slots__ = ("_manifests_bytes", "charged_bytes", "checked", "deletes", "files", "holder", "plans", "view")
 
@@ -47,6 +47,7 @@ class CachedView:
         """Create a cached view without plans.
 
         Args:
+            view: The view.
             deletes: The delete files of the view's data files.
             files: The number of live files of the snapshot, including files of manifests that the view leaves out.
             plans_bytes: The budget for the view's cached plans.
@@ -56,9 +57,9 @@ class CachedView:
         self.files = files
         self.plans: MemoryCache[tuple[object, ...], ScanPlan] = MemoryCache(plans_bytes)
         self.checked: set[tuple[str, ...]] = set()
-        """The tables, with the state of their allowed locations, for which `LocationChecker` has accepted the view."""
+        """The keys of the tables for which `LocationChecker` has accepted the view, with their allowed locations."""
         self.holder = get_current_principal()
-        """The principal whose request made the view; empty for the server's own work."""
+        """The principal whose request made the view. It is empty if the server made the view for itself."""
         self._manifests_bytes = measure_object_bytes((view.manifests, view.delete_manifests))
         self.charged_bytes = 0
         """The part of `added_bytes` that the total of `CachedViews` includes; `_EVICTED` after eviction."""
@@ -77,8 +78,7 @@ class CachedView:
 class _PrincipalMemory:
     """The memory of one principal's views.
 
-    A block that several of these views share counts once. It counts with its size when one of these views was last
-    used.
+    A block that several views share counts only once, with the size that it had at the last use of one of the views.
     """
 
     __slots__ = ("_blocks", "size_bytes", "views")
@@ -87,11 +87,12 @@ class _PrincipalMemory:
         self.views: OrderedDict[ViewKey, CachedView] = OrderedDict()
         """The views, with the least recently used first."""
         self.size_bytes = 0
-        """The bytes of the blocks, and the bytes that views add to them."""
+        """The bytes of the blocks, plus the bytes that the views add to them."""
         self._blocks: dict[Block, list[int]] = {}
-        """For each block, the number of views that contain it, and its bytes."""
+        """For each block, a list of two numbers: the views that contain the block, and its counted bytes."""
 
     def put(self, key: ViewKey, cached: CachedView) -> None:
+        """Add a view of the principal."""
         self.views[key] = cached
         for block in cached.all_blocks:
             counted = self._blocks.setdefault(block, [0, 0])
@@ -104,6 +105,7 @@ class _PrincipalMemory:
             self._count(block, self._blocks[block])
 
     def _count(self, block: Block, counted: list[int]) -> None:
+        """Update the counted size of a block."""
         now_bytes = block.size_bytes
         self.size_bytes += now_bytes - counted[1]
         counted[1] = now_bytes
@@ -118,6 +120,7 @@ class _PrincipalMemory:
                 del self._blocks[block]
 
     def check_invariants(self) -> None:
+        """Check, for tests, that the counted memory matches the views and their blocks."""
         charged = sum(cached.charged_bytes for cached in self.views.values())
         assert self.size_bytes == charged + sum(size for _, size in self._blocks.values())
         assert self._blocks.keys() == {block for cached in self.views.values() for block in cached.all_blocks}
@@ -127,7 +130,7 @@ class CachedViews:
     """The cached views. A view references its blocks.
 
     When the memory of live blocks, views and plans exceeds the budget, the least recently used view is evicted. Data
-    that plans and lookups derive from a view count from the next plan on.
+    that plans and lookups derive from a view are counted when the next plan uses the view.
 
     A principal that plans many tables does not evict all views of other principals. While the views of a principal
     use more than half of the budget, the principal's least recently used view is evicted first. The principal's last
@@ -142,11 +145,13 @@ class CachedViews:
         """The added bytes of all views, updated after each new plan."""
         self._views: OrderedDict[ViewKey, CachedView] = OrderedDict()
         self._held: dict[str, _PrincipalMemory] = {}
-        """The memory by principal. It is kept up to date, because a reader can have tens of thousands of views of
-        parts of one table, and each further plan evicts one.
+        """The memory of each principal's views.
+
+        It is updated with each view instead of being computed at an eviction. A reader can have tens of thousands of
+        views of parts of one table, and then each further plan evicts a view.
         """
         self._wide: set[str] = set()
-        """The principals whose views exceed their share."""
+        """The principals whose views use more than their share of the budget."""
 
     def __len__(self) -> int:
         return len(self._views)
@@ -185,18 +190,21 @@ class CachedViews:
             cached.charged_bytes = added
 
     def _add(self, cached: CachedView, size_bytes: int) -> None:
+        """Add bytes to the total and to the memory of the view's principal."""
         holder_views = self._held[cached.holder]
         self.added_bytes += size_bytes
         holder_views.size_bytes += size_bytes
         self._compare(cached.holder, holder_views)
 
     def _compare(self, holder: str, holder_views: _PrincipalMemory) -> None:
+        """Record whether the principal's views use more than their share of the budget."""
         if holder and holder_views.size_bytes > self.budget_bytes // _HOLDER_BUDGET_DIVISOR:
             self._wide.add(holder)
         else:
             self._wide.discard(holder)
 
     def find_containing_views(self, blocks: set[Block]) -> list[tuple[ViewKey, TableView]]:
+        """Return the views, with their keys, that contain one of the blocks."""
         return [(key, cached.view) for key, cached in self._views.items() if not blocks.isdisjoint(cached.all_blocks)]
 
     def find_view_with_shared_edge(self, blocks: Sequence[Block]) -> TableView | None:
@@ -205,7 +213,7 @@ class CachedViews:
         return next((view for view in self._list_recent() if not edges.isdisjoint(view.edges)), None)
 
     def find_shared_blocks(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
-        """Return the block of each manifest in the view of a neighbouring snapshot, or None for other manifests."""
+        """Return the block of each manifest in a recent view that shares its first or last manifest, or None."""
         edges = {*map(id, manifests[:1]), *map(id, manifests[-1:])}
         for view in self._list_recent():
             if not edges.isdisjoint(map(id, (*view.manifests[:1], *view.manifests[-1:]))):
@@ -219,28 +227,29 @@ class CachedViews:
         if key in self._views:
             self._evict(key)
 
-    def evict_over_budget(self, used: CachedView) -> None:
+    def evict_over_budget(self, used_view: CachedView) -> None:
         """Evict the least recently used views until the total fits the budget.
 
-        The caller still references `used`, so its eviction frees no memory yet. If `used` alone exceeds the budget, it
-        is evicted and the other views stay.
+        The caller still references `used_view`, so its eviction frees no memory yet. If `used_view` alone exceeds the
+        budget, it is evicted and the other views stay.
         """
         if self._blocks.live_bytes + self.added_bytes <= self.budget_bytes:
             return
-        blocks_bytes = sum(block.size_bytes for block in used.all_blocks)
+        blocks_bytes = sum(block.size_bytes for block in used_view.all_blocks)
         leaving_bytes = 0
-        if blocks_bytes + used.added_bytes > self.budget_bytes:
-            for key in [key for key, cached in self._views.items() if cached is used]:
+        if blocks_bytes + used_view.added_bytes > self.budget_bytes:
+            for key in [key for key, cached in self._views.items() if cached is used_view]:
                 self._evict(key)
             leaving_bytes = blocks_bytes
-        elif used.charged_bytes != _EVICTED:
-            holder_views = self._held[used.holder]
-            holder_views.refresh(used)
-            self._compare(used.holder, holder_views)
+        elif used_view.charged_bytes != _EVICTED:
+            holder_views = self._held[used_view.holder]
+            holder_views.refresh(used_view)
+            self._compare(used_view.holder, holder_views)
         while self._views and self._blocks.live_bytes - leaving_bytes + self.added_bytes > self.budget_bytes:
             self._evict(self._choose_evicted_key())
 
     def _choose_evicted_key(self) -> ViewKey:
+        """Return the key of the view to evict next."""
         if len(self._held) > 1:
             for holder in self._wide:
                 views = self._held[holder].views
@@ -249,6 +258,7 @@ class CachedViews:
         return next(iter(self._views))
 
     def _evict(self, key: ViewKey) -> None:
+        """Remove a view from the cache."""
         evicted = self._views.pop(key)
         holder_views = self._held[evicted.holder]
         self._add(evicted, -evicted.charged_bytes)
@@ -274,7 +284,7 @@ class CachedViews:
 
 
 RECENTLY_PLANNED_S = 300.0
-"""A table without a plan for this time is no longer planned in advance after a commit."""
+"""The time after a plan during which commits to its table make views in advance, in seconds."""
 _PLANNED_TABLES_MAX = 1024
 
 
@@ -282,9 +292,10 @@ class PlannedTable(msgspec.Struct, frozen=True):
     """A table that was planned recently.
 
     Attributes:
-        key: The key of the newest view.
-        prepared: Whether the view was made in advance, and no plan has used it since.
-        due_s: The earliest time at which its next view may be prepared, in monotonic seconds.
+        key: The key of the table's newest view.
+        planned_s: The time of the last plan, in monotonic seconds.
+        prepared: Whether the view was made in advance, and no plan has used it.
+        due_s: The earliest time at which the next view may be prepared, in monotonic seconds.
     """
 
     key: ViewKey
@@ -303,7 +314,7 @@ class PlannedTables:
         self._clock = clock
         self._tables: OrderedDict[str, PlannedTable] = OrderedDict()
         self.noted = asyncio.Event()
-        """Set by each plan."""
+        """An event that each plan of a table's current snapshot sets."""
 
     def note(self, uuid: str, key: ViewKey) -> None:
         """Record that a plan used the view of the table's current snapshot."""
@@ -319,9 +330,9 @@ class PlannedTables:
         return table if table is not None and self._is_recent(table) else None
 
     def prepare(self, uuid: str, before: PlannedTable, key: ViewKey, due_s: float) -> None:
-        """Record that a view was made in advance from `before`.
+        """Record that a view was made in advance from the view of `before`.
 
-        Nothing is recorded if a plan has used another view meanwhile.
+        Nothing is recorded if a plan has used the table since `before`.
         """
         if self._tables.get(uuid) is before:
             self._tables[uuid] = PlannedTable(key, before.planned_s, prepared=True, due_s=due_s)

@@ -1,15 +1,14 @@
-"""Checks that a table may name the files that its snapshot lists, after the manifests of the snapshot are read.
+"""Checks of the locations of the files that a snapshot lists, after its manifests are read.
 
 Commits check paths (`metaserver/catalog/ownership/own_files.py`), but files can be overwritten afterwards. Also,
 manifests and views in memory are keyed by path, for all tables. Before a view is planned for a table, this module
-compares the folders of its manifest lists, manifests and files with the locations that the database records as claimed.
-A file in a location that another table claims is refused, unless the table may name files there. A file in an unclaimed
-location may be read.
+compares the folders of its manifest lists, manifests and files with the claims in the database. A file in a location
+that another table claims is refused, unless the table may name files there. A file in an unclaimed location may be
+read.
 
 The check is cheap. A block stores the common prefix of its paths, so one comparison per view and table covers all
 blocks with the same folder. The view of the next snapshot reuses the folders of unchanged blocks, and compares them
-with the claims that exist then. Paths are compared one by one only if some paths of a block are inside a location and
-some outside.
+with the claims at that time. Paths are compared one by one only if a block has paths inside and outside a location.
 """
 
 from __future__ import annotations
@@ -32,12 +31,14 @@ from seamark.metaserver.store.port import PointerStore
 
 _SHOWN_CHARS_MAX = 300
 _DOTS = "/.."
-"""A path that contains this text may refer to a file outside the location with which the path begins."""
+"""A text that a path may contain. Such a path may refer to a file outside the location that is its prefix."""
 _MANIFEST, _FILES, _DOTTED, _MAY_HAVE_DOTS = range(4)
-"""Columns of `_Folders.blocks`."""
+"""The columns of the array `_Folders.blocks`."""
 
 
 class LocationChecker:
+    """Checks that a snapshot names no file in a location that another table claims."""
+
     def __init__(self, store: PointerStore, warehouse: Warehouse) -> None:
         self._store = store
         self._warehouse = warehouse
@@ -77,10 +78,10 @@ class LocationChecker:
     async def check_paths(
         self, uuid: str, metadata: TableMetadata, paths: Iterable[str]
     ) -> tuple[set[str], tuple[str, ...]]:
-        """Check paths alone, as `check` does.
+        """Check the locations of paths, without a view.
 
         Returns:
-            The table's own locations, and the path prefixes within these locations.
+            The locations that the table may use, and the path prefixes of the locations that it claims itself.
         """
         claims = await self._store.claims(uuid)
         own_locations = {claim.location for claim in claims}
@@ -91,6 +92,12 @@ class LocationChecker:
 
     async def _check(self, uuid: str, own_locations: set[str], folder: str, *, blocks: bool = False) -> bool:
         """Check one folder.
+
+        Args:
+            uuid: The UUID of the table.
+            own_locations: The locations that the table may use.
+            folder: The folder.
+            blocks: Whether the folder is the common prefix of the paths of blocks, so that files may be in subfolders.
 
         Returns:
             False if the folder contains locations of other tables. This happens only with `blocks`.
@@ -127,7 +134,7 @@ class _Folders:
     __slots__ = ("blocks", "names")
 
     def __init__(self, view: TableView, base_folders: _Folders | None) -> None:
-        """Read the folders of the blocks that the view's base lacks.
+        """Read the folders of the blocks that are not in the view's base.
 
         Args:
             base_folders: The folders of the view's base.
@@ -146,13 +153,13 @@ class _Folders:
         self.blocks: npt.NDArray[np.int32] = view.with_base(
             blocks, None if base_folders is None else base_folders.blocks
         )
-        """int32[blocks, 4]: the folder of the manifest, the common folder of its files, whether the manifest's path
-        has dots, and whether a path of its files may have dots. Folders are positions in `names`.
+        """int32[blocks, 4]: for each block, the folder of its manifest, the common folder of its files, whether the
+        manifest's path has dots, and whether the path of a file may have dots. Folders are positions in `names`.
         """
-        used, positions = np.unique(self.blocks[:, :_DOTTED], return_inverse=True)
+        used_numbers, positions = np.unique(self.blocks[:, :_DOTTED], return_inverse=True)
         self.blocks[:, :_DOTTED] = positions.reshape(len(self.blocks), _DOTTED)
         all_folders = list(numbers)
-        self.names: list[bytes | None] = [all_folders[number] for number in used.tolist()]
+        self.names: list[bytes | None] = [all_folders[number] for number in used_numbers.tolist()]
         """The folders. None represents the files of blocks without paths."""
 
     @property
@@ -160,20 +167,20 @@ class _Folders:
         return 200 + self.blocks.nbytes + sum(60 + len(name or b"") for name in self.names)
 
     def _find_outside(self, prefixes: tuple[bytes, ...]) -> npt.NDArray[np.bool_]:
-        """Return bool[names], the folders that are outside the prefixes.
+        """Return whether each folder is outside the prefixes, bool[names].
 
-        A prefix ends with a slash, so a path begins with it if and only if its folder does.
+        A prefix ends with a slash, so a path begins with the prefix if and only if its folder does.
         """
         return np.array([name is not None and not (name + b"/").startswith(prefixes) for name in self.names], np.bool_)
 
     def find_unsure_manifests(self, prefixes: tuple[bytes, ...]) -> set[str]:
-        """Return folders of manifests that are outside the prefixes, or whose paths may refer to other folders."""
+        """Return the folders of manifests whose path is outside the prefixes, or contains dots."""
         numbers = self.blocks[:, _MANIFEST]
         unsure = np.unique(numbers[self._find_outside(prefixes)[numbers] | (self.blocks[:, _DOTTED] != 0)])
         return {(self.names[number] or b"").decode("utf-8", "surrogatepass") for number in unsure.tolist()}
 
     def find_unsure_files(self, prefixes: tuple[bytes, ...]) -> dict[str, list[int]]:
-        """Return the folders outside the prefixes, with the numbers of the blocks whose files are in each folder."""
+        """Return the folders outside the prefixes, each with the numbers of the blocks whose files it contains."""
         numbers = self.blocks[:, _FILES]
         blocks_by_folder: dict[str, list[int]] = {}
         for block in np.flatnonzero(self._find_outside(prefixes)[numbers]).tolist():
@@ -182,6 +189,7 @@ class _Folders:
 
 
 def _list_folders(view: TableView) -> _Folders:
+    """Return the folders of the files of a view. They are cached with the view."""
     folders = view.derived.get(_Folders)
     if folders is None:
         base = view.base
@@ -191,7 +199,7 @@ def _list_folders(view: TableView) -> _Folders:
 
 
 def _list_roots(warehouse: Warehouse, metadata: TableMetadata, locations: set[str]) -> tuple[str, ...]:
-    """Return path prefixes within `locations`, in the spelling of this table's writers."""
+    """Return the path prefixes of `locations`, in the spelling of this table's writers."""
     table_locations = [
         metadata.location,
         *(metadata.properties[name] for name in PATH_PROPERTIES if name in metadata.properties),
@@ -208,6 +216,7 @@ def _list_roots(warehouse: Warehouse, metadata: TableMetadata, locations: set[st
 
 
 def _collect_folders(blocks: Iterable[Block], roots: tuple[str, ...]) -> set[str]:
+    """Return the folders of the blocks' files that are outside the path prefixes `roots`."""
     folders: set[str] = set()
     for block in blocks:
         paths = (block.read_text("file_path", row) for row in range(block.rows))
@@ -216,9 +225,11 @@ def _collect_folders(blocks: Iterable[Block], roots: tuple[str, ...]) -> set[str
 
 
 def _find_folders_with_dots(blocks: Iterable[Block]) -> set[str]:
+    """Return the folders of the blocks' files whose paths have dots."""
     paths = (block.read_text("file_path", row) for block in blocks for row in range(block.rows))
     return {_cut_folder(path) for path in paths if path is not None and _DOTS in path}
 
 
 def _cut_folder(path: str) -> str:
+    """Return the folder of a path, without a slash at the end."""
     return path.rpartition("/")[0]

@@ -1,4 +1,4 @@
-"""Reads the manifests of snapshots, with a cache of manifest lists."""
+"""Reader of the manifests of snapshots, with a cache of manifest lists."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from seamark.metaserver.planner.pruning.manifest_pruning import SUMMARY_BYTES, M
 from seamark.metaserver.planner.scan.request import BoundScan, list_appends
 
 _TABLES_MAX = 1024
-"""The maximum number of tables whose latest manifest list is remembered."""
+"""The maximum number of tables for which the location of the latest manifest list is kept."""
 
 
 class SnapshotManifests:
     """The manifests of a snapshot, or of the appends of an incremental scan.
 
-    `decoded` is the decoded manifest list, if the manifests are from a single list.
+    `decoded` is the decoded manifest list. It is None if the manifests are from several lists.
     """
 
     __slots__ = ("_summaries", "all", "data", "decoded")
@@ -60,13 +60,15 @@ class ManifestLists:
     """
 
     def __init__(self, blocks: Blocks, budget_bytes: int) -> None:
-        """Create a reader with an empty cache. Plans that need only some of a list's manifests use the cache."""
+        """Create a reader with an empty cache for plans that need only some of a list's manifests."""
         self._blocks = blocks
         self._cache: MemoryCache[str, SnapshotManifests] = MemoryCache(budget_bytes, "manifest-lists")
         self._reading: SingleFlight[str, SnapshotManifests] = SingleFlight()
         self._latest: OrderedDict[str, str] = OrderedDict()
-        """The latest list, by the location of the table, because the list of the next snapshot has most of its
-        manifests. Memory that lists share counts for each of them, because either may be evicted first.
+        """The location of each table's latest manifest list, by the location of the table.
+
+        The list of the next snapshot has most manifests of the latest list, and shares their memory. Shared memory is
+        counted for each list, because any of them may be evicted first.
         """
 
     @property
@@ -74,7 +76,7 @@ class ManifestLists:
         return self._cache.used_bytes
 
     async def read_manifests(self, bound_scan: BoundScan) -> SnapshotManifests:
-        """Return the manifests of the snapshot, or the data manifests that the appends of an incremental scan wrote."""
+        """Return the manifests of the snapshot. For an incremental scan, return the data manifests of its appends."""
         if not bound_scan.options.is_incremental:
             if bound_scan.snapshot is None:
                 return SnapshotManifests(())
@@ -89,6 +91,11 @@ class ManifestLists:
         return SnapshotManifests(tuple(manifests.values()))
 
     async def _find(self, snapshot: Snapshot, table: str) -> SnapshotManifests:
+        """Return the manifests of a snapshot, from the cache if possible.
+
+        Args:
+            table: The location of the table.
+        """
         if snapshot.manifest_list is not None:
             location = snapshot.manifest_list
             manifests = self._cache.get(location)
@@ -102,6 +109,12 @@ class ManifestLists:
         return SnapshotManifests([_describe_unlisted(path, snapshot.snapshot_id) for path in snapshot.manifests])
 
     async def _read(self, location: str, table: str) -> SnapshotManifests:
+        """Read a manifest list, and cache it.
+
+        Args:
+            location: The location of the manifest list.
+            table: The location of the table.
+        """
         latest = self._latest.get(table)
         previous = None if latest is None else self._cache.get(latest)
         decoded = await self._blocks.read_manifest_list(location, None if previous is None else previous.decoded)
@@ -133,7 +146,7 @@ def count_entries(manifest: ManifestFile) -> int:
 
 
 def _describe_unlisted(path: str, snapshot_id: int) -> ManifestFile:
-    """Return the description of a manifest for which version 1 metadata has only the path."""
+    """Describe a manifest for which version 1 metadata contain only the path."""
     return ManifestFile(
         manifest_path=path,
         manifest_length=0,

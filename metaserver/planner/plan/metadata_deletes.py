@@ -1,13 +1,13 @@
-"""Prevents Spark from choosing a metadata delete that Iceberg's library then refuses.
+"""An additional file in plans, so that Spark does not choose a metadata delete that Iceberg's library then refuses.
 
-Spark deletes whole files by metadata if all rows of each planned file match (Java: `SparkTable.canDeleteWhere`). A plan
-without files satisfies this, too. The library then examines the files of the table again, on the client, by partition
-values and column statistics alone (`ManifestFilterManager`). The library refuses the delete if some rows of a file may
-match:
-"Cannot delete file where some, but not all, rows match". An index can prune a file that these statistics keep.
+Spark deletes whole files by metadata if all rows of each planned file match (Java: `SparkTable.canDeleteWhere`). This
+condition is also true for a plan without files. The library then examines the files of the table again, on the client,
+only by partition values and column statistics (`ManifestFilterManager`). The library refuses the delete if some rows of
+a file may match: "Cannot delete file where some, but not all, rows match". An index can prune a file that these
+statistics keep.
 
-So the plan gets one additional file that these statistics keep. Not all rows of this file match, so Spark deletes by
-rows.
+To prevent this, the plan gets one additional file that these statistics keep. Not all rows of this file match, so Spark
+deletes rows instead of files.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ _NEGATIVE = frozenset({Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH})
 _EXAMINED_FILES_MAX = 10_000
 """The maximum number of files that are examined.
 
-If all rows of these files match, the other files are not examined.
-
-In this case a plan may get an additional file that it does not need.
+If all rows of these files match, other files are not examined, and the plan may get a file that it does not need.
 """
 
 
@@ -51,7 +49,7 @@ def find_file_against_metadata_delete(
         scan: The plan, without this file.
         expression: The filter in the form of `weaken_to_java_pruning`.
         by_spec: The condition on partition values by spec id, as in `narrow_by_partition`.
-        expired: Whether the time budget of the plan is exhausted.
+        expired: A function that returns whether the time budget of the plan is exhausted.
 
     Returns:
         None if Spark does not choose a metadata delete, or if Iceberg's library accepts it.
@@ -68,13 +66,14 @@ def find_file_against_metadata_delete(
 
 
 def _is_simple(predicate: Bound) -> bool:
+    """Return whether Java's releases evaluate the predicate in the same way."""
     return predicate.transform == IDENTITY and predicate.op not in _NEGATIVE and len(predicate.values) <= IN_VALUES_MAX
 
 
 def _match_wholly(scan: ScanPlan) -> bool:
-    """Return whether partition values prove for each file of the plan that all of its rows match, or none.
+    """Return whether partition values prove for each file of the plan that either all rows match or no row matches.
 
-    Spark receives no statistics in the answer, and no files whose residual is FALSE.
+    The answer to Spark contains no statistics, and no files whose residual is FALSE.
     """
     first = islice(scan.entry_ids.tolist(), _EXAMINED_FILES_MAX)
     return all(scan.compute_residual(entry_id) in (TRUE, FALSE) for entry_id in first)

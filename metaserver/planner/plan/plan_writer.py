@@ -1,10 +1,10 @@
 """A plan as a table: metadata with one snapshot, whose manifest list names the files that the plan keeps.
 
-Plan tables are for engines that plan from manifests alone. Everything else that a reader uses stays the same: the
-snapshot keeps its id, sequence number and statistics. Delete manifests are listed unchanged, and so are data manifests
-of which the plan keeps all live files. The kept files of the other manifests become EXISTING entries of new manifests,
-one for each partition spec. These entries contain the values that the files inherit: snapshot, sequence numbers, first
-row id (Iceberg spec, "Sequence Number Inheritance", "First Row ID Inheritance").
+Plan tables are for engines that plan only from manifests. Everything else that a reader uses stays the same: the
+snapshot keeps its id, sequence number and statistics. The manifest list contains the unchanged delete manifests, and
+the data manifests of which the plan keeps all live files. The kept files of the other manifests become EXISTING entries
+of new manifests, one for each partition spec. These entries contain the values that the files inherit: snapshot,
+sequence numbers, first row id (Iceberg spec, "Sequence Number Inheritance", "First Row ID Inheritance").
 
 Manifests with metrics that some readers cannot use are also written again, with corrected metrics. Some readers leave
 out files by rules that differ from Iceberg's (`reader_quirks.py`). For these readers, the plan hides values that would
@@ -51,9 +51,9 @@ from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
 GC_ENABLED = "gc.enabled"
 TESTS_NAN = "seamark.plan-tests-nan"
-"""A property of a plan table whose filter tests for NaN.
+"""The property that marks a plan table whose filter tests for NaN.
 
-A client that also prunes the files of such a plan table leaves out files with NaN.
+A client that prunes the files of such a plan table again may leave out files with NaN.
 """
 _MANIFESTS_IN_FLIGHT_MAX = 16
 """The maximum number of manifests that are read and decoded concurrently for one plan table."""
@@ -71,13 +71,19 @@ class ManifestPart(NamedTuple):
 
 
 class KeptManifests(NamedTuple):
-    """The manifests of a snapshot of which a plan keeps all files, and the manifests of which it keeps some files."""
+    """The manifests of a snapshot from which a plan keeps files.
+
+    Attributes:
+        whole: The manifests of which the plan keeps all live files.
+        parts: The manifests of which the plan keeps some files.
+        deletes: The delete manifests.
+    """
 
     whole: tuple[ManifestFile, ...]
     parts: tuple[ManifestPart, ...]
     deletes: tuple[ManifestFile, ...]
     hidden: bool = False
-    """Whether to hide values that mislead readers whose rules differ from Iceberg's."""
+    """Whether to hide values that mislead readers whose rules differ from Iceberg's (`reader_quirks.py`)."""
     tests_nan: bool = False
     """Whether the filter of the plan tests for NaN."""
 
@@ -88,7 +94,7 @@ class KeptManifests(NamedTuple):
 
 
 class PlanFiles(NamedTuple):
-    """The files to store, with the metadata file last, and the metadata that it contains."""
+    """The files of a plan table, as (location, content), and its metadata. The last file is the metadata file."""
 
     files: tuple[tuple[str, bytes], ...]
     metadata: TableMetadata
@@ -102,24 +108,24 @@ def find_kept_manifests(scan: ScanPlan, format_version: int, *, hidden: bool = F
     """
     view = scan.view
     numbers, local = view.split_entry_ids(scan.entry_ids)
-    whole, parts = [], []
+    whole_manifests, parts = [], []
     edges = np.flatnonzero(np.diff(numbers)) + 1
     for rows, number in zip(np.split(local, edges), numbers[np.append(0, edges)] if len(numbers) else (), strict=False):
         block = view.blocks[number]
         manifest = msgspec.structs.replace(view.manifests[number], partition_spec_id=block.spec_id)
         sound = not block.has_unusable_bounds and not (hidden and may_have_nan(block))
         if sound and len(rows) == block.rows and _has_required_fields(manifest, format_version):
-            whole.append(manifest)
+            whole_manifests.append(manifest)
         else:
             parts.append(ManifestPart(manifest, rows))
     tests_nan = any(predicate.op is Op.IS_NAN for predicate in collect_predicates(scan.bound))
-    return KeptManifests(tuple(whole), tuple(parts), view.delete_manifests, hidden, tests_nan)
+    return KeptManifests(tuple(whole_manifests), tuple(parts), view.delete_manifests, hidden, tests_nan)
 
 
 def _has_required_fields(manifest: ManifestFile, format_version: int) -> bool:
     """Return whether an entry of the manifest list has all fields that a new list requires.
 
-    An entry may lack some of them, because the list may have an older format version.
+    An entry may lack some of these fields, because the list may have an older format version.
     """
     required: tuple[int | None, ...] = (manifest.added_snapshot_id, manifest.manifest_length or None)
     if format_version > 1:
@@ -144,7 +150,7 @@ class PlanWriter:
     async def write(
         self, manifests: KeptManifests, metadata: TableMetadata, snapshot: Snapshot, location: str, plan_id: str
     ) -> PlanFiles:
-        """Encode the plan table's files, named `{location}-{plan_id}…`, without storing them.
+        """Encode the files of a plan table without storing them. Their names begin with `{location}-{plan_id}`.
 
         Raises:
             Corrupt: A manifest cannot be read; the message names it.
@@ -162,6 +168,7 @@ class PlanWriter:
         return work() if small else await asyncio.to_thread(work)
 
     async def _add_manifest(self, manifest: ManifestFile) -> DecodedManifest:
+        """Return a decoded manifest. Recent manifests are cached."""
         path = manifest.manifest_path
         decoded = self._decoded.get(path)
         if decoded is None:
@@ -170,6 +177,11 @@ class PlanWriter:
         return decoded
 
     async def _read(self, manifest: ManifestFile) -> DecodedManifest:
+        """Read and decode a manifest.
+
+        Raises:
+            Corrupt: The manifest is missing or truncated.
+        """
         path = manifest.manifest_path
         try:
             data = await self._objects.read(path, limit_bytes=self._limit_bytes)
@@ -184,7 +196,7 @@ class PlanWriter:
 def _read_entries(
     decoded: DecodedManifest, part: ManifestPart, metadata: TableMetadata, *, hidden: bool
 ) -> list[ManifestEntry]:
-    """Return the entries that the plan keeps, with all inherited fields, and without unusable metrics."""
+    """Return the entries that the plan keeps, with inherited fields, and without metrics that readers cannot use."""
     first = part.manifest.first_row_id
     if first is not None:
         stored_ids, counts = decoded.longs["first_row_id"], decoded.longs["record_count"]
@@ -208,7 +220,7 @@ def plan_files(
     location: str,
     plan_id: str,
 ) -> PlanFiles:
-    """Return the files of a plan table. The function does not read or write files.
+    """Encode the files of a plan table. The function reads and writes no files.
 
     `entries` are the entries of `manifests.parts`, with inherited fields.
     """
@@ -256,7 +268,7 @@ def plan_files(
 def _write_new_manifests(
     entries: list[ManifestEntry], metadata: TableMetadata, snapshot: Snapshot
 ) -> Iterator[tuple[ManifestFile, bytes]]:
-    """Yield one manifest for each partition spec. Its path is empty."""
+    """Yield a manifest for each partition spec, with its content. The path of the manifest is empty."""
     by_spec: defaultdict[int, list[ManifestEntry]] = defaultdict(list)
     for entry in entries:
         by_spec[entry.file.spec_id].append(msgspec.structs.replace(entry, status=EXISTING))

@@ -1,4 +1,4 @@
-"""The planner: finds the files that can contain a matching row, from a table's metadata and a filter.
+"""The planner. It finds the files that can contain a matching row, from a table's metadata and a filter.
 
 A plan depends only on immutable inputs (manifest list, filter, schema), so plans are cached with the view of their
 snapshot and evicted with it. A view references its blocks. When the memory of live blocks, views and plans exceeds the
@@ -62,7 +62,7 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 _IN_LOOP_FILES_MAX = 100_000
-"""Views with more files are pruned in a thread: the kernels release the GIL, and the event loop must not wait."""
+"""The maximum number of files in a view that is pruned in the event loop. Larger views are pruned in a thread."""
 _MANIFESTS_IN_FLIGHT_PER_THREAD = 16
 """The maximum number of manifests that are read or decoded concurrently, for each decoding thread."""
 _QUICK_COMPARISONS_MAX = 2_500_000
@@ -71,25 +71,29 @@ _QUICK_COMPARISONS_MAX = 2_500_000
 A comparison takes about a nanosecond.
 """
 _PARTIAL_VIEW_MAX_FRACTION = 0.5
-"""A plan that needs a larger fraction of a snapshot's manifests loads all of them, for later plans."""
+"""The maximum share of manifests that a plan loads alone. If it needs more, it loads all, for later plans."""
 _LISTS_BUDGET_DIVISOR = 64
 """Manifest lists use at most 1/64 of the planner's memory."""
 _DECODED_BYTES_PER_BYTE = 8
 """The expected memory of a decoded manifest, in bytes per byte of the file."""
 _PENDING_BYTES_MIN = 256 << 20
-"""The minimum limit of the bytes of blocks that wait until they are written to the local disk."""
+"""The minimum of the limit for the bytes of blocks that wait until they are written to the local disk."""
 _EXPRESSION_BYTES_PER_CHARACTER = 8
-"""The memory of a bound filter for each character of its text, including the text, rounded up."""
+"""The memory of a bound filter and its text, in bytes for each character of the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerStats:
-    """The memory that the planner uses.
+    """The memory that the planner uses, and the numbers of its plans.
 
     Attributes:
         live_bytes: The memory of blocks, including mapped files.
         added_bytes: The memory of views and plans, without their blocks.
         lists_bytes: The memory of manifest lists.
+        decoded: The number of decoded manifests since the start.
+        plans: The number of plans since the start, including plans from the cache.
+        plan_hits: The number of plans from the cache.
+        prepared: The number of views that were made in advance.
     """
 
     views: int
@@ -122,7 +126,7 @@ class Planner:
     ) -> None:
         """Create the planner.
 
-        Without `index_selection`, no index is used. Without `location_checker`, a table may name any file.
+        If `index_selection` is None, no index is used. If `location_checker` is None, a table may name any file.
         """
         self._location_checker = location_checker
         self._blocks = blocks
@@ -144,6 +148,8 @@ class Planner:
         """Bind a request to its snapshot and plan it.
 
         Args:
+            metadata: The metadata of the table.
+            request: The request.
             entry: The table's entry in the catalog. If it is None, no index is used.
 
         Raises:
@@ -163,7 +169,7 @@ class Planner:
 
     async def _repeat_if_damaged(self, work: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `work`. If `work` finds damaged blocks, remove them and run it again."""
-        if self._blocks.has_damaged:  # An answer or a lookup found the damage, after the plan was made.
+        if self._blocks.has_damaged:  # An answer or a lookup has found damage since the last plan.
             await self._remove_damaged()
         try:
             return await work()
@@ -176,8 +182,8 @@ class Planner:
     async def _remove_damaged(self) -> None:
         """Remove damaged blocks and the views that contain them.
 
-        All blocks of these views are verified: a disk that has damaged one file has often damaged other files, and
-        each damaged file would make another plan fail.
+        All blocks of these views are verified. A disk that has damaged one file has often damaged more files, and each
+        of them would make a later plan fail.
         """
         views = self._views.find_containing_views(self._blocks.find_damaged())
         suspects = [block for _, view in views for block in (*view.blocks, *view.delete_blocks)]
@@ -187,6 +193,7 @@ class Planner:
         await self._blocks.remove_damaged()
 
     async def _plan(self, bound_scan: BoundScan, entry: Entry | None) -> ScanPlan:
+        """Return the cached plan of a scan, or make a new plan."""
         metadata, options = bound_scan.metadata, bound_scan.options
         cached = await self._load_checked_view(bound_scan, entry)
         is_current = bound_scan.snapshot_id == metadata.current_snapshot_id and not options.is_incremental
@@ -251,7 +258,12 @@ class Planner:
     ) -> ScanPlan:
         """Make a new plan.
 
-        `loaded_us` is the time that loading the manifests took. If it is given, the stages count files and bytes.
+        Args:
+            cached: The view, with its cached plans.
+            bound_scan: The scan.
+            index_access: The indexes that the plan may use.
+            loaded_us: The time that loading the manifests took, in microseconds. If it is not None, the stages count
+                files and bytes.
         """
         probe = None if index_access is None else await index_access.prepare(cached.view, bound_scan)
 
@@ -268,7 +280,7 @@ class Planner:
         return scan
 
     async def view(self, metadata: TableMetadata, request: ScanRequest) -> TableView:
-        """Return all files of a snapshot, without pruning."""
+        """Load the view of a snapshot with all files, without pruning."""
         bound_scan = BoundScan.bind(metadata, request)
         cached = await self._repeat_if_damaged(partial(self._load_checked_view, bound_scan, None, whole=True))
         self._views.evict_over_budget(cached)
@@ -279,6 +291,7 @@ class Planner:
         return await self._repeat_if_damaged(partial(self._explain, bound_scan, entry))
 
     async def _explain(self, bound_scan: BoundScan, entry: Entry | None) -> ScanPlan:
+        """Make a plan that is not cached, and count files and bytes in each stage."""
         before_s = self._clock.monotonic()
         # The counts include files of manifests that the filter does not need.
         cached = await self._load_checked_view(bound_scan, entry, whole=True)
@@ -290,20 +303,20 @@ class Planner:
     async def prepare(
         self, metadata: TableMetadata, planned: PlannedTable, entry: Entry | None = None, *, limit_bytes: int
     ) -> ViewKey | None:
-        """Make the view of the current snapshot in advance, with the columns of the view of `planned`.
+        """Make the view of the current snapshot in advance, with the same columns as the view of `planned`.
 
         If no plan has used the previously prepared view, the new view replaces it.
 
         Returns:
-            The key of the view. None if the view exists already, if the view of `planned` is no longer in memory, or
+            The key of the view. None if the view already exists, if the view of `planned` is no longer in memory, or
             if the missing manifests have more than `limit_bytes` or do not fit the budget.
 
         Raises:
             Corrupt, Forbidden: See `plan`.
         """
         bound_scan = BoundScan.bind(metadata, ScanRequest())
-        key, former = bound_scan.view_key, self._views.peek(planned.key)
-        if former is None or bound_scan.snapshot is None or key in self._views:
+        key, previous = bound_scan.view_key, self._views.peek(planned.key)
+        if previous is None or bound_scan.snapshot is None or key in self._views:
             return None
         await self.check_paths(metadata, get_uuid(entry, metadata), list_locations(bound_scan))
         missing = self._blocks.list_missing((await self._lists.read_manifests(bound_scan)).all)
@@ -311,16 +324,16 @@ class Planner:
         # In version 1 metadata, the length of a manifest may be missing.
         if sum(sizes) > limit_bytes or 0 in sizes:
             return None
-        if _DECODED_BYTES_PER_BYTE * sum(sizes) + former.added_bytes > self._views.room_bytes:
+        if _DECODED_BYTES_PER_BYTE * sum(sizes) + previous.added_bytes > self._views.room_bytes:
             return None
 
         async def make() -> CachedView:
             prepared = await self._load_checked_view(bound_scan, entry, whole=True)
-            await asyncio.to_thread(prepared.view.assemble, former.view)
+            await asyncio.to_thread(prepared.view.assemble, previous.view)
             return prepared
 
         # The new view counts for the principal of the previous view.
-        with set_principal(former.holder):
+        with set_principal(previous.holder):
             prepared = await self._repeat_if_damaged(make)
         self._prepared += 1
         if planned.prepared:
@@ -330,7 +343,9 @@ class Planner:
         return key
 
     async def estimate_entries_to_decode(self, bound_scan: BoundScan, entry: Entry | None = None) -> int:
-        """Estimate how many manifest entries must be decoded before the plan can begin. 0 if all are in memory.
+        """Estimate how many manifest entries must be decoded before the plan can begin.
+
+        The number is 0 if all entries are in memory.
 
         Raises:
             Corrupt, Forbidden: See `plan`.
@@ -347,6 +362,7 @@ class Planner:
         return sum(count_entries(manifest) for manifest in self._blocks.list_missing(selected_manifests))
 
     def read_stats(self) -> PlannerStats:
+        """Return the memory that the planner uses, and the numbers of its plans."""
         return PlannerStats(
             views=len(self._views),
             blocks=self._blocks.live_blocks,
@@ -387,7 +403,7 @@ class Planner:
             await check_paths(lists)
             cached = await self._load_view(bound_scan, whole=whole, check_paths=check_paths)
         key = (uuid, metadata.location, metadata.properties.get(ALLOWED_LOCATIONS, ""))
-        if key not in cached.checked:  # The cached view is shared by all tables that name the lists.
+        if key not in cached.checked:  # All tables with the same manifest lists share the cached view.
             await self._location_checker.check(uuid, metadata, lists, cached.view)
             cached.checked.add(key)
         return cached
@@ -403,9 +419,9 @@ class Planner:
 
         Args:
             bound_scan: The scan.
-            whole: Whether the view has all manifests. Otherwise it has only the manifests that the filter needs.
-            check_paths: Called with the paths of the manifests before they are read. The error of a manifest in
-                another table's location would show whether that manifest exists, and how long it is.
+            whole: Whether the view has all manifests. If it is False, the view may have only those the filter needs.
+            check_paths: A function that checks the paths of the manifests before they are read. If a manifest in
+                another table's location were read first, the error would reveal whether it exists, and its length.
         """
         metadata = bound_scan.metadata
         key = bound_scan.view_key
@@ -424,7 +440,7 @@ class Planner:
         selected_manifests = [data[ordinal] for ordinal in ordinals]
         deletes = manifests.deletes
         if check_paths is not None:
-            # Concurrent requests of several tables share `load`, so each request checks the paths for its own table.
+            # Concurrent requests of several tables may share one load, so each request checks the paths for its table.
             await check_paths([manifest.manifest_path for manifest in (*selected_manifests, *deletes)])
 
         async def load() -> CachedView:
@@ -436,7 +452,7 @@ class Planner:
             count = len(selected_manifests)
             remaining = iter(loaded)
             blocks = [next(remaining) if block is None else block for block in shared_blocks] + loaded[len(missing) :]
-            # The delete index reads all delete blocks, so they are verified first.
+            # Verify all delete blocks first, because the delete index reads them.
             if deletes and not await asyncio.to_thread(_verify_all, blocks[count:]):
                 raise CacheDamaged("The local copy of a delete manifest is damaged; repeat the request")
             base = self._views.find_view_with_shared_edge(blocks[:count])
@@ -451,13 +467,15 @@ class Planner:
         return await self._loading.run(key, load)
 
     async def _run(self, view: TableView, work: Callable[[], T]) -> T:
+        """Run work on a view in a thread, unless the view is small or has no deletes."""
         if _is_small(view) or not view.delete_file_count:
             return work()
         return await asyncio.to_thread(
             work
-        )  # The decoders' pool is not used here, because loading one table must not delay planning on another table.
+        )  # Do not use the decoders' pool: loading one table must not delay planning on another table.
 
     def _compute_deadline(self) -> Callable[[], bool]:
+        """Return a function that says whether the time budget of a plan, which begins now, is exhausted."""
         monotonic = self._clock.monotonic
         until_s = monotonic() + self._time_budget_s
         return lambda: monotonic() >= until_s
@@ -469,7 +487,7 @@ class Planner:
 
 def _verify_all(blocks: Sequence[Block]) -> bool:
     """Verify each block, and return whether all are valid."""
-    valid = [block.is_valid() for block in blocks]  # A list verifies all blocks, even if one is invalid.
+    valid = [block.is_valid() for block in blocks]  # A generator would stop at the first invalid block.
     return all(valid)
 
 
@@ -478,14 +496,14 @@ def _is_small(view: TableView) -> bool:
 
 
 def _is_quick(view: TableView, bound_scan: BoundScan) -> bool:
-    """Return whether a plan takes at most a few milliseconds. Such a plan costs less than the use of a thread."""
+    """Return whether a plan takes so little time that it is made in the event loop, without a thread."""
     if bound_scan.is_long:
         return False
     comparisons = 0
     for predicate in bound_scan.predicates:
         column = view.find_cheap_stats(predicate.column_id, predicate.kind)
         if column is None and not _is_small(view):
-            return False  # The statistics must be assembled first.
+            return False  # The statistics of the column are not assembled yet.
         comparisons += (view.file_count if column is None else column.rows_read) * max(1, len(predicate.values))
     return comparisons <= _QUICK_COMPARISONS_MAX
 
@@ -516,10 +534,10 @@ async def open_planner(
         settings: The settings.
         objects: The storage, possibly with caches.
         clock: The clock.
-        stored: The storage without caches; by default `objects`.
-        indexes: The indexes. Without them, the planner uses no index.
-        usage: Counts how indexes are used.
-        location_checker: Checks the files that a table names. Without it, a table may name any file.
+        stored: The storage without caches. If it is None, `objects` is used.
+        indexes: The indexes. If it is None, the planner uses no index.
+        usage: The counts of how plans use indexes.
+        location_checker: Checks the files that a table names. If it is None, a table may name any file.
     """
     index_selection = None
     if indexes is not None:
@@ -529,7 +547,7 @@ async def open_planner(
     decoding = Decoders(executor, decoders)
     folder = Path(settings.plan_disk_folder) if settings.plan_disk_folder else settings.home / "cache" / "blocks"
     blocks_in: AbstractAsyncContextManager[Stack[Block]] = open_stack(
-        MemoryCache(0),  # Views keep blocks alive; see `Blocks`.
+        MemoryCache(0),  # No cache is needed, because views keep blocks alive; see `Blocks`.
         weigh=lambda block: block.size_bytes,
         pending_bytes_max=max(settings.plan_memory_bytes, _PENDING_BYTES_MIN),
         folder=folder,

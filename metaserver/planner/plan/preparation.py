@@ -1,11 +1,11 @@
-"""Makes the view of a new snapshot before the next plan.
+"""Preparation of the view of a new snapshot before the next plan.
 
-So a plan after a commit does not wait until the manifests of the commit are read and decoded. Commits of this server
-and of others are found on the timeline, which is followed only while tables are planned. The rules are:
+A plan after a commit then does not wait until the manifests of the commit are read and decoded. The timeline shows the
+commits of this server and of other servers. It is followed only while tables are planned. The rules are:
 
 - A view is made only for the current snapshot of a recently planned table, and only while the view that the table's
   last plan used is in memory.
-- The new manifests of the commit must be small and fit the budget, so that nothing is evicted for them.
+- The new manifests of the commit must be small and fit into the free part of the budget, so that no view is evicted.
 - One table is prepared at a time, for its newest commit.
 - A prepared view that no plan has used is replaced by the next prepared view. If commits to a table are more frequent
   than plans, preparing the table takes at most a tenth of the time.
@@ -34,15 +34,15 @@ from seamark.metaserver.timeline.timeline import Timeline
 
 _BATCH_TABLES_MAX = 500
 _PAUSE_FACTOR = 9
-"""The pause before the next preparation of a table, as a multiple of the duration of the previous one.
+"""The pause before the next preparation of a table, divided by the duration of the previous preparation.
 
-The pause applies if no plan has used the prepared view yet.
+The pause applies only if no plan has used the prepared view.
 """
 _log = structlog.get_logger("seamark.planner")
 
 
 class Preparation:
-    """Follows commits and makes views in advance.
+    """Follows commits, and makes views in advance.
 
     An instance belongs to one event loop. `load` reads a metadata file. `limit_bytes` is the maximum size of the new
     manifests of a commit.
@@ -66,7 +66,7 @@ class Preparation:
         self._clock = clock
         self._limit_bytes = limit_bytes
         self._waiting: OrderedDict[str, tuple[NamespacePath, str]] = OrderedDict()
-        """Names of recently planned tables that have changed, by UUID."""
+        """The names of recently planned tables that have changed since, by UUID."""
         self._news = asyncio.Event()
 
     async def follow(self) -> None:
@@ -84,13 +84,14 @@ class Preparation:
                                     self._note(instant.uuid, instant.namespace, instant.name)
 
     def _note(self, uuid: str, namespace: NamespacePath, name: str) -> None:
+        """Record a commit to a table, if the table was planned recently."""
         if self._planned.get(uuid) is None:
             return
         self._waiting[uuid] = namespace, name
         self._news.set()
 
     async def work(self) -> None:
-        """Make the views of recorded commits, one after another, until the task is cancelled."""
+        """Make the views of tables with recorded commits, one after another, until the task is cancelled."""
         while True:
             uuid, wait_s = self._choose_next_table()
             if uuid is not None and wait_s <= 0:
@@ -102,7 +103,7 @@ class Preparation:
                     await self._news.wait()
 
     def _choose_next_table(self) -> tuple[str | None, float]:
-        """Return the table whose preparation is due first, and the seconds until then.
+        """Return the UUID of the table whose preparation is due first, and the seconds until it is due.
 
         If several tables are due, the table that has waited longest is returned.
         """
@@ -119,6 +120,7 @@ class Preparation:
         return first, shortest_wait_s
 
     async def _prepare(self, uuid: str, namespace: NamespacePath, name: str) -> None:
+        """Make the view of a table's current snapshot, unless the table was replaced or dropped."""
         planned, began_s = self._planned.get(uuid), self._clock.monotonic()
         if planned is None:
             return

@@ -1,4 +1,4 @@
-"""Hides values in plan tables that mislead some readers: readers that leave out files by other rules than Iceberg's.
+"""Hiding of values in plan tables that mislead some readers: readers whose pruning rules differ from Iceberg's.
 
 DuckDB 1.5.5 is such a reader of plan tables:
 
@@ -8,7 +8,7 @@ DuckDB 1.5.5 is such a reader of plan tables:
 - It applies the equality deletes of one partition to all partitions of the spec. If an equality delete has a column
   that was dropped and added again, DuckDB ends with a segmentation fault.
 
-The plan of the server has left out files already, so such a reader loses nothing if partitions are hidden. Identity
+The plan of the server has already left out files, so such a reader loses nothing if partitions are hidden. Identity
 fields are not hidden: a file may lack a column whose value is in the partition.
 """
 
@@ -29,12 +29,12 @@ from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.planner.view.view import TableView
 
 _ALL_ROWS = 1
-"""The flag of `ColumnEntry` for a property that all rows have."""
+"""The value of a `ColumnEntry` flag that is true for all rows."""
 _APPLIED_BY = "`seamark run compact` applies them"
 
 
 def is_misleading(view: TableView, metadata: TableMetadata) -> bool:
-    """Return whether a reader with other rules than Iceberg's may leave out files that its query needs."""
+    """Return whether a reader whose rules differ from Iceberg's may leave out files that its query needs."""
     if any(block.has_unusable_bounds or may_have_nan(block) for block in view.blocks):
         return True
     specs = {block.spec_id for block in view.blocks}
@@ -60,16 +60,17 @@ def drop_nan_bounds(file: ContentFile, type_of: Callable[[int], Type | None]) ->
     for name in ("lower_bounds", "upper_bounds"):
         bounds: dict[int, bytes] = getattr(file, name) or {}
         counts = file.nan_value_counts or {}
-        left = {
+        usable_bounds = {
             column: data for column, data in bounds.items() if counts.get(column) == 0 or type_of(column) not in FLOATS
         }
-        if len(left) < len(bounds):
-            changes[name] = left
+        if len(usable_bounds) < len(bounds):
+            changes[name] = usable_bounds
     return msgspec.structs.replace(file, **changes) if changes else file
 
 
 def hide_partition_fields(metadata: TableMetadata) -> TableMetadata:
     """Return the metadata with partition specs that mislead no reader.
+
 
     Identity fields of present columns stay. Each other field becomes a void field with an id that no manifest has, so
     its value is null. The field is not removed, because DuckDB 1.5.5 ends the process if manifests have partition
@@ -91,9 +92,9 @@ def hide_partition_fields(metadata: TableMetadata) -> TableMetadata:
 
 
 def misread_deletes(view: TableView, metadata: TableMetadata) -> str:
-    """Return why a reader whose rules differ from Iceberg's would apply the snapshot's equality deletes wrongly.
+    """Return the reason why a reader whose rules differ from Iceberg's applies equality deletes wrongly.
 
-    The text is empty if such a reader applies them correctly.
+    The text is empty if such a reader applies the equality deletes of the snapshot correctly.
     """
     sources = {
         spec.spec_id: {source for field in spec.fields for source in field.sources} for spec in metadata.partition_specs
@@ -127,10 +128,12 @@ def _is_identity(field: PartitionField, metadata: TableMetadata) -> bool:
 
 
 def _has_source(field: PartitionField, metadata: TableMetadata) -> bool:
+    """Return whether the source columns of a partition field are in the current schema."""
     return all(metadata.current_schema.column(source) is not None for source in field.sources)
 
 
 def _to_void_field(field: PartitionField, field_id: int, metadata: TableMetadata) -> PartitionField:
+    """Return a void field with this id, in place of a partition field."""
     schema = metadata.current_schema
     source = field.sources[0] if len(field.sources) == 1 and _has_source(field, metadata) else None
     if source is None:

@@ -1,4 +1,4 @@
-"""The pruning stages of one plan, which narrow a view's files to those that can contain a matching row.
+"""The pruning stages of a plan. They narrow the files of a view to those that can contain a matching row.
 
 Stages run in ascending order of cost, each on the files that the previous stage kept. A stage that the filter does not
 need is omitted. Files that are not checked within the time budget are kept.
@@ -33,8 +33,8 @@ _NOT_COUNTED = (-1, -1)
 _LAST_STAGE = "column_stats"
 """The name of the last stage of a plan without indexes and joins.
 
-The stage also lists the kept rows, which evaluates all queued comparisons: its own, and, unless the stages count
-files, the comparisons of earlier stages.
+This stage also lists the kept rows, and so evaluates all queued comparisons. If the stages do not count files, these
+include the comparisons of earlier stages.
 """
 
 
@@ -49,8 +49,14 @@ def prune(
 ) -> ScanPlan:
     """Run the stages, and return a plan of the remaining files.
 
-    `loaded_us` is the time that loading the manifests took. If it is given, the first stage reports it, and all
-    stages count files and bytes.
+    Args:
+        cached: The view of the snapshot, with its delete index.
+        bound_scan: The scan.
+        expired: A function that returns whether the time budget of the plan is exhausted.
+        clock: The clock.
+        probe: The indexes that the plan may use.
+        loaded_us: The time that loading the manifests took, in microseconds. If it is not None, the first stage reports
+            it, and all stages count files and bytes.
     """
     counted = loaded_us is not None
     selection = FileSelection.select_all(cached.view)
@@ -85,13 +91,14 @@ def prune(
         indexes=() if probe is None else probe.used,
     )
     if bound_scan.options.may_delete_files:
-        java = weaken_to_java_pruning(bound_scan.bound)
-        if probe is not None or java != bound_scan.bound:  # Otherwise, Java's statistics keep the same files.
-            added = find_file_against_metadata_delete(
-                scan, java, _make_partition_filters(cached.view, bound_scan), expired
+        java_filter = weaken_to_java_pruning(bound_scan.bound)
+        # Without indexes and with the same filter, Java's statistics keep the files of the plan.
+        if probe is not None or java_filter != bound_scan.bound:
+            added_id = find_file_against_metadata_delete(
+                scan, java_filter, _make_partition_filters(cached.view, bound_scan), expired
             )
-            if added is not None:
-                return scan.with_file(added)
+            if added_id is not None:
+                return scan.with_file(added_id)
     return scan
 
 
@@ -109,7 +116,7 @@ def _list_stages(
     if bound_scan.options.is_incremental:
         ids = {snapshot.snapshot_id for snapshot in list_appends(bound_scan.metadata, bound_scan.options)}
         yield "appended", partial(keep_appended, snapshot_ids=ids)
-    if bound_scan.is_unfiltered:  # Without a stage, files without rows are kept, too.
+    if bound_scan.is_unfiltered:  # A stage would leave out files without rows.
         return
     by_spec = _make_partition_filters(view, bound_scan)
     if any(expression != TRUE for expression in by_spec.values()):
@@ -132,5 +139,5 @@ def _narrow_by_keys(
 
 
 def _drop_history(metadata: TableMetadata) -> TableMetadata:
-    """Return the metadata without the history, for cached plans. The history may have thousands of snapshots."""
+    """Return the metadata without the history of snapshots, so that cached plans stay small."""
     return msgspec.structs.replace(metadata, snapshots=(), snapshot_log=(), metadata_log=(), refs={})

@@ -1,7 +1,7 @@
-"""Dynamic filters (Trino's term): conditions from joins that a column's value is one of a set of keys.
+"""Dynamic filters, as Trino calls them: conditions from joins that the value of a column is one of many keys.
 
-They are separate from the filter expression, because an expression compares, hashes and writes its values one by
-one, which is too slow for a hundred thousand keys. A dynamic filter with few keys becomes an `IN` predicate, which
+Dynamic filters are not part of the filter expression. An expression compares, hashes and writes its values one by one,
+which is too slow for a hundred thousand keys. A dynamic filter with few keys becomes an `IN` predicate, which
 every index kind, transform and statistic supports. A dynamic filter with many keys is evaluated in bulk. All
 dynamic filters are conjuncts of the filter. Null is never a key.
 """
@@ -23,11 +23,11 @@ from seamark.formats.index.packing import Form, decode_value
 from seamark.metaserver.planner.pruning.file_pruning import pack_key
 
 PREDICATE_KEYS_MAX = 200
-"""A dynamic filter with at most this many keys becomes a predicate."""
+"""The maximum number of keys of a dynamic filter that becomes an `IN` predicate."""
 LISTED_MAX = 5_000
-"""The maximum number of keys that are listed in a condition on partitions.
+"""The maximum number of keys that a condition on partitions lists.
 
-If there are more keys, their range is used.
+If there are more keys, the condition uses the range of the keys.
 """
 
 
@@ -36,8 +36,10 @@ class DynamicFilter:
     """A condition that the value of a column is one of many keys.
 
     Attributes:
-        keys: The keys. They have the type `kind`, which is the column's type.
-        name: The column's full name.
+        column_id: The field id of the column.
+        name: The full name of the column.
+        kind: The Iceberg type of the column and of the keys.
+        keys: The keys.
     """
 
     column_id: int
@@ -62,6 +64,7 @@ class DynamicFilter:
             return self._make_predicate(Op.NOT_NULL)
 
     def _build_condition(self) -> Expression:
+        """Build the condition of `as_condition`."""
         if not len(self.keys):
             return FALSE
         if len(self.keys) == 1:
@@ -82,6 +85,7 @@ class DynamicFilter:
         return Bound(op, self.column_id, self.name, self.kind, IDENTITY, self.kind, values)
 
     def _decode_value(self, position: int) -> Value:
+        """Return the value of a key."""
         key = self.keys.get_key(position)
         if self.kind == "string":
             assert isinstance(key, bytes)
@@ -92,9 +96,9 @@ class DynamicFilter:
 
 
 def split_by_size(dynamic_filters: Iterable[DynamicFilter]) -> tuple[Expression, tuple[DynamicFilter, ...]]:
-    """Return (the filters with few keys as an expression, the filters with many keys).
+    """Split filters into an expression for those with few keys, and a tuple of those with many keys.
 
-    The order of the filters in both does not depend on the order of the input.
+    The result does not depend on the order of the input.
     """
     ordered = sorted(dynamic_filters, key=lambda dynamic_filter: dynamic_filter.text)
     few = [dynamic_filter for dynamic_filter in ordered if len(dynamic_filter.keys) <= PREDICATE_KEYS_MAX]

@@ -1,8 +1,8 @@
-"""Narrows a selection of files by partition values, by column statistics, or by the snapshots that added files.
+"""Pruning of a selection of files by partition values, by column statistics, or by the snapshots that added files.
 
 A file is removed only if its partition values or statistics prove that none of its rows matches for any client. If
-clients order zeros or UUIDs differently, the proof must hold in both orders. A value that is missing, that has another
-type, or that is not reached within the time budget proves nothing.
+clients order zeros or UUIDs differently, the proof must hold in both orders. A value proves nothing if it is missing,
+if its type cannot be compared, or if the time budget ends before it is compared.
 
 Every test is a combination of one-sided comparisons in kernels (`formats/index/kernels/_scan.pyx`). For example, the
 comparison "minimum <= x" keeps the files whose minimum is at most x. The result keeps at least the files that Iceberg
@@ -44,9 +44,9 @@ from seamark.metaserver.planner.view.view import (
 LE, LT, GE, GT = 0, 1, 2, 3
 COMPARISONS = {Op.LT_EQ: LE, Op.LT: LT, Op.GT_EQ: GE, Op.GT: GT}
 IN_VALUES_MAX = 200
-"""The maximum length of a list of strings.
+"""The maximum length of a list of strings whose values are compared one by one.
 
-A longer list is replaced by its range. Lists of numbers have no limit.
+For a longer list, only the range of its values is compared. Lists of numbers have no limit.
 """
 Key = int | float | bytes
 BoundColumns = tuple[BoundColumn, ...]
@@ -55,7 +55,14 @@ BoundColumns = tuple[BoundColumn, ...]
 def narrow(
     selection: FileSelection, expression: Expression, leaf: Callable[[FileSelection, Bound], None], expired: Expired
 ) -> None:
-    """Narrow by each child of a conjunction, or to the union of the files that a disjunction's children keep."""
+    """Narrow a selection by an expression.
+
+    Args:
+        selection: The selection.
+        expression: The expression.
+        leaf: A function that narrows a selection by one predicate.
+        expired: A function that returns whether the time budget of the plan is exhausted.
+    """
     if expired():
         return
     if isinstance(expression, Always):
@@ -75,9 +82,9 @@ def narrow(
 
 
 def _estimate_cost(expression: Expression) -> int:
-    """Return the place of an expression in the evaluation order.
+    """Return the rank of an expression in the order of evaluation.
 
-    Fixed-width comparisons are first, then strings, then nested expressions.
+    Comparisons of numbers come first, then comparisons of strings, then nested expressions.
     """
     if isinstance(expression, Bound):
         return 1 if get_form(expression.kind) is Form.STRINGS else 0
@@ -85,12 +92,19 @@ def _estimate_cost(expression: Expression) -> int:
 
 
 def compare_keys(selection: FileSelection, sides: BoundColumns, op: int, key: bytes) -> None:
+    """Narrow by a comparison of strings with an index key. Layouts of other forms are ignored."""
     for side in sides:
         if side.form is Form.STRINGS:
             run_comparison(selection, side, op, key, uuid=False)
 
 
 def run_comparison(selection: FileSelection, side: BoundColumn, op: int, key: Key, *, uuid: bool) -> None:
+    """Narrow by a kernel's comparison of one column with a key.
+
+    Args:
+        op: The operator: `LE`, `LT`, `GE` or `GT`.
+        uuid: Whether the values are UUIDs, which are compared in both orders.
+    """
     if side.form is Form.STRINGS:
         assert isinstance(key, bytes)
         if uuid:
@@ -105,7 +119,7 @@ def run_comparison(selection: FileSelection, side: BoundColumn, op: int, key: Ke
 
 
 def run_membership(selection: FileSelection, lower: BoundColumn, upper: BoundColumn, bound: Bound) -> None:
-    """Keep files whose range, lower to upper, contains one of the integers that `bound` lists."""
+    """Keep the files whose range, from `lower` to `upper`, contains one of the integers that `bound` lists."""
     keys = np.array(
         sorted({int(encode_key(Form.INTEGERS, bound.kind, value)) for value in bound.values}), dtype=np.int64
     )
@@ -113,7 +127,7 @@ def run_membership(selection: FileSelection, lower: BoundColumn, upper: BoundCol
 
 
 def narrow_to_prefix(selection: FileSelection, lower: BoundColumns, upper: BoundColumns, value: Value) -> None:
-    """Narrow by STARTS_WITH: keep files in which a value between `lower` and `upper` may have the prefix `value`."""
+    """Keep the files in which a value between `lower` and `upper` may start with the prefix `value`."""
     prefix = _encode_text(value)
     compare_keys(selection, upper, GE, prefix)
     if following := end_of_prefix(prefix):
@@ -123,9 +137,9 @@ def narrow_to_prefix(selection: FileSelection, lower: BoundColumns, upper: Bound
 def list_conditions_outside_prefix(
     lower: BoundColumns, upper: BoundColumns, value: Value
 ) -> list[Callable[[FileSelection], None]]:
-    """Return the conditions of NOT_STARTS_WITH.
+    """Return the alternative conditions of NOT_STARTS_WITH.
 
-    One of them is true if a value between `lower` and `upper` may lack the prefix `value`.
+    At least one condition is true if a value between `lower` and `upper` may lack the prefix `value`.
     """
     prefix = _encode_text(value)
     conditions: list[Callable[[FileSelection], None]] = [partial(compare_keys, sides=lower, op=LT, key=prefix)]
@@ -146,7 +160,7 @@ def narrow_by_partition(selection: FileSelection, by_spec: Mapping[int, Expressi
         selection: The selection to narrow.
         by_spec: The condition on partition values (`projection.project_inclusive`) by spec id. Files of specs that
             are not in it are kept.
-        expired: Whether the time budget of the plan is exhausted.
+        expired: A function that returns whether the time budget of the plan is exhausted.
     """
     if by_spec.keys() == selection.view.specs and len(by_spec) == 1:
         narrow(selection, next(iter(by_spec.values())), _narrow_by_partition_leaf, expired)
@@ -160,6 +174,7 @@ def narrow_by_partition(selection: FileSelection, by_spec: Mapping[int, Expressi
 
 
 def _narrow_by_partition_leaf(selection: FileSelection, bound: Bound) -> None:
+    """Narrow by a predicate on a partition field. Files whose spec lacks the field are kept."""
     column = selection.view.partition(bound.column_id, bound.kind)
     if get_form(bound.kind) is None:
         return
@@ -177,6 +192,7 @@ def _narrow_by_partition_leaf(selection: FileSelection, bound: Bound) -> None:
 
 
 def _narrow_values(selection: FileSelection, column: PartitionValues, bound: Bound) -> None:
+    """Narrow by a predicate on partition values that are integers or strings."""
     op, values, kind = bound.op, bound.values, bound.kind
     if op is Op.IS_NULL:
         _keep_nulls(selection, column, nulls=True)
@@ -201,6 +217,7 @@ def _narrow_values(selection: FileSelection, column: PartitionValues, bound: Bou
 def _compare_values(
     selection: FileSelection, column: PartitionValues, ops: tuple[int, ...], kind: str, value: Value
 ) -> None:
+    """Keep the files whose partition value satisfies all of the comparisons `ops` with the value."""
     _keep_nulls(selection, column, nulls=False)
     for op in ops:
         for side in column.sides:
@@ -210,6 +227,7 @@ def _compare_values(
 
 
 def _narrow_values_in(selection: FileSelection, column: PartitionValues, bound: Bound) -> None:
+    """Narrow by IN on partition values."""
     _compare_values(selection, column, (LE,), bound.kind, bound.values[-1])
     _compare_values(selection, column, (GE,), bound.kind, bound.values[0])
     if len(column.sides) == 1 and column.sides[0].form is Form.INTEGERS:
@@ -272,6 +290,10 @@ def _narrow_floats(selection: FileSelection, column: PartitionValues, bound: Bou
 def _match_floats(
     values: npt.NDArray[np.float64], present: npt.NDArray[np.bool_], bound: Bound
 ) -> npt.NDArray[np.bool_]:
+    """Return whether each float satisfies the predicate, bool[values].
+
+    NaN is greater than every number, as in Java. A comparison with a zero is true if it is true for either zero.
+    """
     nan: npt.NDArray[np.bool_] = present & np.isnan(values)
     keys = np.array([float(value) for value in bound.values if not isinstance(value, (str, bytes))])
     op = bound.op
@@ -296,14 +318,14 @@ def _match_floats(
 
 
 _POSITIVE = frozenset({*COMPARISONS, Op.EQ, Op.IN, Op.STARTS_WITH})
-"""The operators that only values equal or near to the literals satisfy."""
+"""The operators that are true only for values in a range or a list."""
 _NEGATIVE = frozenset({Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH})
 
 
 def narrow_by_stats(selection: FileSelection, expression: Expression, expired: Expired) -> None:
     """Narrow by record counts, bounds, null counts and NaN counts.
 
-    The expression has bound predicates on columns.
+    The predicates of the expression are bound to columns.
     """
     uncounted = _narrow_by_record_count(selection)
     narrow(selection, expression, _narrow_by_leaf, expired)
@@ -315,7 +337,7 @@ def _narrow_by_record_count(selection: FileSelection) -> FileSelection | None:
     """Remove files without rows.
 
     Returns:
-        The files whose record count is unknown (-1 in imported Avro files). These files are kept.
+        The files whose record count is unknown (-1 in imported Avro files), which are kept, or None if there are none.
     """
     uncounted: FileSelection | None = None
     for number in selection.view.blocks_with_empty_files:
@@ -333,6 +355,7 @@ def _narrow_by_record_count(selection: FileSelection) -> FileSelection | None:
 
 
 def _narrow_by_leaf(selection: FileSelection, bound: Bound) -> None:
+    """Narrow by the statistics of the column that a predicate compares."""
     if bound.kind in ("list", "map"):
         return  # Statistics of lists and maps count elements, not rows.
     if bound.transform != IDENTITY:
@@ -365,26 +388,30 @@ CountTest = Callable[[Longs, Longs, Longs], Truths]
 
 
 def _find_no_nulls(values: Longs, nulls: Longs, nans: Longs) -> Truths:
+    """Return whether each file has no nulls, by its value count, null count and NaN count."""
     return np.asarray(nulls == 0)
 
 
 def _find_no_nans(values: Longs, nulls: Longs, nans: Longs) -> Truths:
+    """Return whether each file has no NaNs, by its value count, null count and NaN count."""
     return np.asarray(nans == 0)
 
 
 def _find_nulls_only(values: Longs, nulls: Longs, nans: Longs) -> Truths:
+    """Return whether all values of each file are null, by its value count, null count and NaN count."""
     return np.asarray((values != MISSING) & (nulls == values))
 
 
 def _find_nans_only(values: Longs, nulls: Longs, nans: Longs) -> Truths:
+    """Return whether all values of each file are NaN, by its value count, null count and NaN count."""
     return np.asarray((values != MISSING) & (nans == values))
 
 
 def _drop(selection: FileSelection, column: ColumnStatistics, flags: Flags | None, test: CountTest) -> None:
     """Remove the files for which `test` is true.
 
-    `flags` has one item for each block, which states to how many of the block's rows the test applies: 0 for no row,
-    1 for all rows, and 2 for some rows.
+    `flags`, uint8[blocks], is 0 if the test is true for no file of a block, 1 if it is true for all files, and 2 if it
+    is true for some files. None means 0 for all blocks.
     """
     if flags is None:
         return
@@ -394,6 +421,7 @@ def _drop(selection: FileSelection, column: ColumnStatistics, flags: Flags | Non
 
 
 def _test_block(view: TableView, column: ColumnStatistics, number: int, test: CountTest) -> npt.NDArray[np.bool_]:
+    """Return whether the test is true for each file of a block, bool[files]."""
     entry = column.entries[number]
     assert entry is not None
     block = view.blocks[number]
@@ -402,6 +430,7 @@ def _test_block(view: TableView, column: ColumnStatistics, number: int, test: Co
 
 
 def _narrow_by_bounds(selection: FileSelection, column: ColumnStatistics, bound: Bound) -> None:
+    """Narrow by the bounds of a column, for an operator in `_POSITIVE`."""
     op = bound.op
     if op in COMPARISONS:
         by_value = partial(_compare, column=column, op=COMPARISONS[op], kind=bound.kind, value=bound.values[0])
@@ -418,6 +447,7 @@ def _narrow_by_bounds(selection: FileSelection, column: ColumnStatistics, bound:
 
 
 def _compare(selection: FileSelection, column: ColumnStatistics, op: int, kind: str, value: Value) -> None:
+    """Keep the files whose bounds allow a value that satisfies the comparison."""
     sides = column.lower if op in (LE, LT) else column.upper
     for side in sides:
         key = encode_key(side.form, kind, value)
@@ -428,18 +458,18 @@ def _compare(selection: FileSelection, column: ColumnStatistics, op: int, kind: 
 
 
 def _make_conditions_across_orders(column: ColumnStatistics) -> list[Callable[[FileSelection], None]]:
-    """Return the conditions under which the bounds of UUIDs may be in another order than the order of the reader.
+    """Return the alternative conditions under which the order of UUID bounds may differ from that of the reader.
 
-    One of them is true if exactly one of the two bounds has its first bit set, or if only one bound exists. A value
-    that is between such bounds in one order may be outside of them in the other order.
+    At least one condition is true if exactly one of the two bounds has its first bit set, or if only one bound exists.
+    A value that is between such bounds in one order may be outside of them in the other order.
     """
 
     def compare_bounds(selection: FileSelection, lower: int, upper: int) -> None:
         compare_keys(selection, column.lower, lower, b"\x80")
         compare_keys(selection, column.upper, upper, b"\x80")
 
-    # These conditions keep files without a bound: no UUID is less than the first key or greater than the second
-    # key.
+    # These comparisons keep only files without a bound, because no UUID is less than the first key, or greater than
+    # the second key.
     unbounded = [
         partial(compare_keys, sides=column.lower, op=LT, key=b""),
         partial(compare_keys, sides=column.upper, op=GE, key=b"\xff" * 17),
@@ -450,8 +480,8 @@ def _make_conditions_across_orders(column: ColumnStatistics) -> list[Callable[[F
 def _compare_zero(selection: FileSelection, side: BoundColumn, op: int, zero: float) -> None:
     """Narrow by a comparison with a zero.
 
-    A file is kept if it matches in SQL, where -0.0 equals 0.0, or in Iceberg, where -0.0 is less than 0.0. So x < 0.0
-    may match a row with -0.0, and x > -0.0 a row with 0.0.
+    A file is kept if it matches in SQL, where -0.0 equals 0.0, or in Iceberg, where -0.0 is less than 0.0. So `x < 0.0`
+    may match a row with -0.0, and `x > -0.0` may match a row with 0.0.
     """
     strict = (op == LT and not math.copysign(1, zero) < 0) or (op == GT and math.copysign(1, zero) < 0)
     if not strict:
@@ -504,9 +534,9 @@ def _narrow_by_exclusion(selection: FileSelection, column: ColumnStatistics, bou
 def _make_conditions_unlike(
     column: ColumnStatistics, bound: Bound, value: Value
 ) -> list[Callable[[FileSelection], None]]:
-    """Return the conditions under which the bounds prove that a value other than `value` exists.
+    """Return the alternative conditions under which bounds prove that a value other than `value` exists.
 
-    For NOT_STARTS_WITH, they prove that a value without the prefix exists.
+    For NOT_STARTS_WITH, the bounds prove that a value without the prefix exists.
     """
     if bound.op is not Op.NOT_STARTS_WITH:
         return [
@@ -517,7 +547,7 @@ def _make_conditions_unlike(
 
 
 def _narrow_to_members(selection: FileSelection, column: ColumnStatistics, bound: Bound) -> None:
-    """Narrow by IN: keep files in which a listed value is between the bounds."""
+    """Keep the files in which a value that the IN predicate lists is between the bounds."""
     values = bound.values
     if bound.kind != "uuid" or _have_one_order(values):
         _compare(selection, column, LE, bound.kind, values[-1])
@@ -534,7 +564,7 @@ def _narrow_to_members(selection: FileSelection, column: ColumnStatistics, bound
 
 
 def _read_integer_sides(column: ColumnStatistics) -> tuple[BoundColumn, BoundColumn] | None:
-    """Return the lower and upper bounds, or None if any of them are not integers."""
+    """Return the lower and the upper bounds, or None if some bounds are not integers."""
     if len(column.lower) != 1 or len(column.upper) != 1:
         return None
     lower, upper = column.lower[0], column.upper[0]
@@ -574,20 +604,21 @@ def _compute_code_bias(kind: str) -> int:
 
 
 def _have_one_order(uuids: Sequence[Value]) -> bool:
-    """Return whether the first UUID is the lowest and the last UUID is the greatest in the order of signed halves, too.
+    """Return whether UUIDs that are sorted as unsigned numbers are also sorted in the order of signed halves.
 
-    Some writers compute bounds in that order.
+    Some writers compute bounds in the order of signed halves.
     """
     return len({(uuid[0] >> 7, uuid[8] >> 7) for uuid in uuids if isinstance(uuid, bytes)}) == 1
 
 
 def _narrow_by_equality(selection: FileSelection, column: ColumnStatistics, kind: str, value: Value) -> None:
+    """Keep the files whose bounds enclose the value."""
     _compare(selection, column, LE, kind, value)
     _compare(selection, column, GE, kind, value)
 
 
 def keep_appended(selection: FileSelection, snapshot_ids: set[int]) -> None:
-    """Keep the entries that one of the snapshots added.
+    """Keep the files that one of the snapshots added.
 
     An entry without a snapshot id inherits the snapshot id of its manifest.
     """

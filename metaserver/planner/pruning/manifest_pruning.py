@@ -1,7 +1,7 @@
 """Manifest pruning by the partition summaries of the manifest list (Java: ManifestEvaluator).
 
-If a snapshot is not in memory, its plans do not read a manifest whose summaries prove that it contains no match. A
-summary that is missing or cannot be decoded proves nothing.
+If a snapshot is not in memory, a plan does not read the manifests whose summaries prove that they list no matching
+file. A summary that is missing or cannot be decoded proves nothing.
 
 A list may have 100,000 manifests, and each plan selects the manifests that it needs. The summaries of a number field
 are therefore decoded into arrays, once for all plans. The summaries of other fields are decoded for each plan.
@@ -31,11 +31,11 @@ SUMMARY_BYTES = 32
 _NO, _YES, _UNKNOWN = 0, 1, 2
 _EMPTY_SUMMARY = FieldSummary(None, None, None, None)
 _MATCHED_BY_NULL = (Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH)
-"""The operators that null satisfies, other than IS_NULL."""
+"""The operators other than IS_NULL that null satisfies."""
 
 
 class ManifestSummaries:
-    """The partition summaries of some manifests.
+    """The partition summaries of a list of manifests.
 
     Several threads may share an instance.
     """
@@ -51,15 +51,15 @@ class ManifestSummaries:
         if all(isinstance(expression, Always) and expression.value for expression in by_spec.values()):
             return list(range(len(self._manifests)))
         positions = {spec.spec_id: {field.field_id: n for n, field in enumerate(spec.fields)} for spec in specs}
-        needed, keys = np.ones(len(self._manifests), dtype=np.bool_), _Keys()
+        is_needed, keys = np.ones(len(self._manifests), dtype=np.bool_), _Keys()
         for spec_id, numbers in self._group_by_spec().items():
             if spec_id in by_spec:
-                needed[numbers] = self._may_hold(by_spec[spec_id], spec_id, positions[spec_id], keys)
-        numbers_needed: list[int] = np.flatnonzero(needed).tolist()
+                is_needed[numbers] = self._may_hold(by_spec[spec_id], spec_id, positions[spec_id], keys)
+        numbers_needed: list[int] = np.flatnonzero(is_needed).tolist()
         return numbers_needed
 
     def _group_by_spec(self) -> dict[int, Longs]:
-        """Return int64[manifests], the manifests that have summaries, by spec id."""
+        """Return the positions of the manifests that have summaries, int64[manifests], by spec id."""
         if not self._numbers:
             numbers: dict[int, list[int]] = {}
             fields: dict[int, int] = {}
@@ -73,7 +73,7 @@ class ManifestSummaries:
         return self._numbers
 
     def _may_hold(self, expression: Expression, spec_id: int, positions: FieldPositions, keys: _Keys) -> Flags:
-        """Return bool[manifests of the spec]: whether each manifest may contain a match."""
+        """Return whether each manifest of the spec may list a matching file, bool[manifests of the spec]."""
         if isinstance(expression, (And, Or)):
             first, *other_flags = (self._may_hold(child, spec_id, positions, keys) for child in expression.children)
             for other in other_flags:
@@ -97,27 +97,31 @@ class ManifestSummaries:
                 for number in self._numbers[spec_id].tolist()
             ]
             column = _Column(summaries, kind)
-            if len(self._columns) >= self._columns_max:  # Tables that share the list may use another type.
+            if len(self._columns) >= self._columns_max:  # Tables with the same list may have different types.
                 self._columns.clear()
             self._columns[key] = column
         return column
 
 
 class _Keys:
-    """The values of predicates as sorted keys, computed once for all manifests because lists may be long."""
+    """The values of predicates as sorted keys.
+
+    They are computed once for all manifests, because a predicate may list many values.
+    """
 
     def __init__(self) -> None:
         self._cached: dict[int, list[Any]] = {}
 
     def sort_keys(self, bound: Bound, form: Form) -> list[Any]:
-        keys = self._cached.get(id(bound))  # The caller references the predicate, so its id is unique.
+        """Return the sorted keys of a predicate's values."""
+        keys = self._cached.get(id(bound))  # The id is unique, because the caller references the predicate.
         if keys is None:
             keys = self._cached[id(bound)] = sorted(encode_key(form, bound.kind, value) for value in bound.values)
         return keys
 
 
 class _Column:
-    """The summaries of one field, with bounds of type `kind`. The summary of a manifest without summaries is None.
+    """The summaries of one field in all manifests of a spec, with bounds of type `kind`.
 
     `nulls` and `nans`, uint8[manifests]: whether the manifest has nulls or NaNs. `unbounded`: whether the summary has
     no bounds. `is_known`: whether `low` and `high` contain both bounds. It can be true only for number fields.
@@ -144,6 +148,7 @@ class _Column:
             self.high: Longs = np.array([key or 0 for key in high], dtype=np.int64)
 
     def may_match(self, bound: Bound, keys: _Keys) -> Flags:
+        """Return whether each manifest may list a file that matches a predicate, bool[manifests]."""
         flags: Flags
         if bound.op in (Op.IS_NULL, Op.IS_NAN):
             flags = (self.nulls if bound.op is Op.IS_NULL else self.nans) != _NO
@@ -153,15 +158,15 @@ class _Column:
         elif self.summaries:
             flags = np.array([_may_match(bound, summary, keys) for summary in self.summaries], dtype=np.bool_)
         else:
-            # Bounds prove nothing about floats, because of NaN and zeros, and about UUIDs, because clients order them
-            # differently.
+            # Bounds of floats prove nothing, because of NaN and zeros. Bounds of UUIDs prove nothing, because clients
+            # order UUIDs differently.
             return np.ones(len(self.nulls), dtype=np.bool_)
         if bound.op not in _MATCHED_BY_NULL:  # Writers omit both bounds if all values are null.
             flags &= ~(self.unbounded & (self.nulls == _YES))
         return flags
 
     def _overlaps(self, op: Op, keys: Sequence[int]) -> Flags:
-        """Return, for each manifest, whether its bounds overlap with the keys, as the function `_overlaps` does."""
+        """Return whether the bounds of each manifest overlap with the keys, as the function `_overlaps` does."""
         flags: Flags = np.ones(len(self.low), dtype=np.bool_)
         if op is Op.LT:
             flags = self.low < keys[0]
@@ -179,6 +184,7 @@ class _Column:
 
 
 def _read_state(state: bool | FieldSummary | None) -> int:
+    """Return `_YES`, `_NO` or `_UNKNOWN` for a flag of a summary."""
     return _UNKNOWN if state is None else _YES if state else _NO
 
 
@@ -187,7 +193,7 @@ def _read_sides(summaries: Sequence[FieldSummary]) -> tuple[list[bytes | None], 
 
 
 def _may_match(bound: Bound, summary: FieldSummary | None, keys: _Keys) -> bool:
-    """Return whether a manifest may have a match, according to a summary of strings or bytes."""
+    """Return whether a manifest may list a matching file, according to a summary of strings or bytes."""
     if summary is None:
         return True
     low, high = (_read_key(Form.STRINGS, bound.kind, data) for data in (summary.lower, summary.upper))
@@ -195,6 +201,7 @@ def _may_match(bound: Bound, summary: FieldSummary | None, keys: _Keys) -> bool:
 
 
 def _overlaps(op: Op, keys: Sequence[Any], low: Key, high: Key) -> bool:
+    """Return whether a value from `low` to `high` may satisfy the operator with one of the ascending keys."""
     match op:
         case Op.LT:
             return bool(low < keys[0])
@@ -218,6 +225,7 @@ def _overlaps(op: Op, keys: Sequence[Any], low: Key, high: Key) -> bool:
 
 
 def _read_key(form: Form, kind: str, data: bytes | None) -> Key | None:
+    """Return the key of an encoded bound, or None if it is missing or invalid."""
     if data is None:
         return None
     try:

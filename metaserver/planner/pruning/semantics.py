@@ -1,14 +1,14 @@
-"""The meaning of a predicate for index keys: the key ranges that match, and whether null and NaN match.
+"""The index keys that match a predicate: ranges of keys, and whether null and NaN match.
 
 Clients differ about zeros, NaN and UUIDs (`iceberg/expressions/evaluation.py`). An index evaluates ranges over ordered
 keys exactly. The caller chooses the semantics of the comparison:
 
-- POSSIBLE, for pruning: all values that match for any client. Excluded values match for no client.
+- POSSIBLE, for pruning: a value matches if it matches for any client. All other values match for no client.
 - ICEBERG, as in Java's evaluator: -0.0 is less than 0.0, and NaN is greater than every number.
 - SQL, as in IEEE 754 and Trino: the zeros are equal, and NaN is unordered and equal to nothing.
 
-Null follows Iceberg in all three: it satisfies `not-eq`, `not-in`, `not-starts-with` and `not-nan`. The conversion from
-SQL (`sql.py`) adds a `not-null` to a negation.
+In all three, null is compared as in Iceberg: it satisfies `not-eq`, `not-in`, `not-starts-with` and `not-nan`. The
+conversion from SQL (`sql.py`) adds a `not-null` predicate to a negation.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ _EVERYTHING = (KeyRange(None, None),)
 
 
 class ComparisonSemantics(Enum):
+    """The rules for comparisons of null, NaN, zeros and UUIDs; see the module's description."""
+
     POSSIBLE = "possible"
     ICEBERG = "iceberg"
     SQL = "sql"
@@ -35,9 +37,9 @@ def compute_key_ranges(predicate: Bound, kind: str, semantics: ComparisonSemanti
     """Return the keys of type `kind` that match a predicate on a term of that type or a comparable type.
 
     Returns:
-        None if ranges cannot express the predicate. This is a comparison of UUIDs, whose order differs between
-        clients, or a predicate whose values keys of this type cannot represent, for example after a decimal column
-        was widened.
+        None if ranges cannot express the predicate. There are two cases: a comparison of UUIDs, whose order differs
+        between clients, and a value that keys of this type cannot represent, for example after a decimal column was
+        widened.
     """
     try:
         return _list_key_ranges(predicate, kind, semantics)
@@ -46,6 +48,11 @@ def compute_key_ranges(predicate: Bound, kind: str, semantics: ComparisonSemanti
 
 
 def _list_key_ranges(predicate: Bound, kind: str, semantics: ComparisonSemantics) -> KeyRanges | None:
+    """Return the key ranges of a predicate; see `compute_key_ranges`.
+
+    Raises:
+        ValueError: Keys of this type cannot represent a value of the predicate.
+    """
     op, values = predicate.op, predicate.values
     nulls = op in NULL_MATCHES
     if op is Op.IS_NULL or op is Op.IS_NAN:
@@ -71,13 +78,17 @@ def _list_key_ranges(predicate: Bound, kind: str, semantics: ComparisonSemantics
 def _covers_both_zeros(semantics: ComparisonSemantics, *, inside: bool) -> bool:
     """Return whether a zero among the values also represents the other zero.
 
-    In an equality, it does if any client treats the zeros as equal. In an inequality, it does only if every client
-    does.
+    In an equality, the result is True if any client treats the zeros as equal. In an inequality, it is True only if
+    every client does.
+
+    Args:
+        inside: Whether the operator is an equality (`=` or IN).
     """
     return semantics is ComparisonSemantics.SQL or (semantics is ComparisonSemantics.POSSIBLE and inside)
 
 
 def _to_ordered_range(op: Op, value: Value, kind: str, semantics: ComparisonSemantics) -> KeyRange:
+    """Return the range of keys that satisfy `<`, `<=`, `>` or `>=` with the value."""
     below = op in (Op.LT, Op.LT_EQ)
     closed = op in (Op.LT_EQ, Op.GT_EQ)
     # As keys, -0.0 precedes 0.0, as in Java. In SQL the two are equal.
@@ -89,6 +100,7 @@ def _to_ordered_range(op: Op, value: Value, kind: str, semantics: ComparisonSema
 
 
 def _find_points(values: Iterable[Value], kind: str, *, both_zeros: bool) -> list[KeyRange]:
+    """Return a range with a single key for each value, ascending."""
     keys: set[Key] = set()
     for value in values:
         zero = kind in FLOATS and value == 0
@@ -98,6 +110,7 @@ def _find_points(values: Iterable[Value], kind: str, *, both_zeros: bool) -> lis
 
 
 def _make_prefix_range(value: Value) -> KeyRange:
+    """Return the range of the keys that start with the prefix."""
     assert isinstance(value, str)
     prefix = value.encode("utf-8", "surrogatepass")
     after = end_of_prefix(prefix)
@@ -105,7 +118,7 @@ def _make_prefix_range(value: Value) -> KeyRange:
 
 
 def _find_gaps(ranges: Sequence[KeyRange]) -> tuple[KeyRange, ...]:
-    """Return the gaps between the ranges, which are ascending and disjoint."""
+    """Return the gaps before, between and after ranges that are ascending and disjoint."""
     gaps: list[KeyRange] = []
     low: Key | None = None
     low_open = False

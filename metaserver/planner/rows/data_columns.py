@@ -1,9 +1,9 @@
-"""Reads columns of some rows of data files, by Iceberg field id, with range reads.
+"""Reader of the columns of some rows of data files, by Iceberg field id, with range reads.
 
 A column is identified by the field ids in the file. In a file without field ids, it is identified by the table's
-name mapping. If the table has no name mapping either, the file is `Unreadable`. The costs are limited: only the
-column chunks of row groups with a requested row are fetched, and the budgets of a request limit the fetched and the
-decoded bytes.
+name mapping. If there are neither field ids nor a name mapping, the file is `Unreadable`. The costs are limited: only
+the column chunks of row groups with a requested row are fetched, and the budgets of a request limit the bytes that are
+fetched and decoded.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from seamark.formats.runtime.errors import BadRequest, StorageError
 from seamark.metaserver.objects.port import ObjectStore
 
 _WAIT_S = 120.0
-"""The timeout of one range read, in seconds. The timeout of the storage is shorter."""
+"""The timeout of one range read, in seconds. The storage has a shorter timeout, which usually ends the read first."""
 
 
 class _Ranges:
-    """An object in storage as a file that pyarrow reads in a thread, while the store runs on the event loop."""
+    """An object in storage, as a file that pyarrow reads in a thread. The storage itself runs on the event loop."""
 
     closed = False
 
@@ -44,9 +44,10 @@ class _Ranges:
         self._fetched = fetched
         self._at = 0
         self._checked: dict[tuple[int, int], bytes] = {}
-        """Ranges that were read for checks, and that pyarrow reads next."""
+        """The bytes of ranges that are read once for checks and once by pyarrow, by offset and length."""
 
     def read(self, size: int = -1) -> bytes:
+        """Return the next bytes of the file."""
         length = self._size - self._at if size < 0 else max(0, min(size, self._size - self._at))
         if not length:
             return b""
@@ -89,7 +90,7 @@ class _Ranges:
 
 
 class DataRows:
-    """Reads columns of rows of data files.
+    """Reads columns of some rows of data files.
 
     `read` must run in a thread, not on the event loop.
     """
@@ -105,7 +106,9 @@ class DataRows:
         """Create a reader for one request.
 
         Args:
-            mapping: The table's name mapping.
+            objects: The storage.
+            loop: The event loop of the storage.
+            mapping: The name mapping of the table.
             limit_bytes: The maximum number of bytes that the request may fetch.
             decoded_bytes: The maximum memory of the request's decoded columns.
         """
@@ -117,7 +120,14 @@ class DataRows:
     def read(
         self, path: str, size: int, records: int, column_ids: Sequence[int], rows: Longs
     ) -> Iterator[dict[int, pa.ChunkedArray]]:
-        """Read the columns at these rows of the file, int64[n] ascending.
+        """Read some rows of the requested columns.
+
+        Args:
+            path: The path of the file.
+            size: The size of the file in bytes.
+            records: The number of rows of the file, by its manifest entry.
+            column_ids: The field ids of the columns.
+            rows: int64[n]: the ascending positions of the rows.
 
         Raises:
             Unreadable: The file differs from its manifest entry, lacks a column, or exceeds the remaining budget.
@@ -140,7 +150,7 @@ class DataRows:
         """Read all rows of the requested columns that the file has.
 
         Raises:
-            Unreadable: See `read`. It is not an error here if a column is missing.
+            Unreadable: See `read`. A missing column is no error here.
         """
 
         def read(file: BoundedParquet) -> dict[int, pa.ChunkedArray]:
@@ -157,9 +167,9 @@ class DataRows:
     def _read(
         self, path: str, size: int, records: int, read: Callable[[BoundedParquet], dict[int, pa.ChunkedArray]]
     ) -> Iterator[dict[int, pa.ChunkedArray]]:
-        """Read a file with `read`.
+        """Read columns of a file with the function `read`.
 
-        The decoded columns count towards the budget until the caller has consumed them.
+        The decoded columns count towards the budget until the context ends.
         """
         source = _Ranges(self._objects, self._loop, path, size, self._fetched)
         with BudgetShare(self.decoded) as budget:
@@ -173,6 +183,11 @@ class DataRows:
         read: Callable[[BoundedParquet], dict[int, pa.ChunkedArray]],
         budget: Budget,
     ) -> dict[int, pa.ChunkedArray]:
+        """Open a file, and read its columns with the function `read`.
+
+        Raises:
+            Unreadable: The file cannot be read, or its number of rows is not that of its manifest entry.
+        """
         try:
             file = BoundedParquet(pa.PythonFile(source, mode="r"), path, budget)
             if file.rows != records:

@@ -1,9 +1,9 @@
-"""Parses the keys of a lookup from JSON or Arrow into the form of the index.
+"""Parser of the keys of a lookup, from JSON or Arrow to the form of the index.
 
 A key has one value for each term of the record index.
 
 A JSON value is parsed like a filter literal (`literals.py`). A value that the column's type cannot represent, such as
-5.5 for an integer, is valid and matches no row. Null matches rows where the column is null; "NaN" in a float column
+5.5 for an integer, is valid and matches no row. Null matches rows where the column is null. For a float column, "NaN"
 matches NaN. Arrow columns have the names and types of the terms.
 
 For a term with a transform, such as `bucket[16](id)`, the key is the transformed value. For `lower(name)`, the key may
@@ -33,10 +33,16 @@ _SHOWN_CHARS_MAX = 80
 
 
 def decode_json_keys(terms: Sequence[Term], rows: Sequence[Any]) -> tuple[list[Keys], Mask | None]:
-    """Return (columns of keys, bool[rows]: the keys that can exist, or None if all keys can exist).
+    """Parse keys from JSON.
 
-    Each row is a list of values in the order of the terms, an object with the names of the terms, or for one term,
-    its value.
+    Args:
+        terms: The terms of the index.
+        rows: The keys. Each key is a list of values in the order of the terms, or an object with the names of the
+            terms. For an index with one term, it may also be the value itself.
+
+    Returns:
+        The columns of the keys, and bool[keys], whether each key can exist. The second item is None if all keys can
+        exist.
 
     Raises:
         BadRequest: A key is invalid; the message contains the key's number.
@@ -48,10 +54,9 @@ def decode_json_keys(terms: Sequence[Term], rows: Sequence[Any]) -> tuple[list[K
 
 
 def extract_term_arrays(terms: Sequence[Term], table: pa.Table) -> tuple[list[pa.Array], int]:
-    """Return (the column of each term as one array, the memory that shared values would use if each row had a copy).
+    """Return the column of each term as one array, and the memory that shared values would need if each row had a copy.
 
-    The memory matters because in a request of a megabyte, a million rows in any number of batches can share one
-    value.
+    The memory must be limited, because a million rows in a request of one megabyte can share the same value.
 
     Raises:
         BadRequest: A column is missing, exists several times, or cannot be combined; the message names it.
@@ -61,12 +66,12 @@ def extract_term_arrays(terms: Sequence[Term], table: pa.Table) -> tuple[list[pa
     if missing:
         had = ", ".join(table.column_names)[:_SHOWN_CHARS_MAX]
         raise BadRequest(
-            f"The keys have no column {missing[0]}: the index is on {', '.join(texts)}, but the keys have {had}"
+            f"The keys have no column {missing[0]}; the index is on {', '.join(texts)}, but the keys have {had}"
         )
     arrays, shared_bytes = [], 0
     for term in terms:
         if table.column_names.count(term.text) > 1:
-            raise BadRequest(f"The keys have several columns {term.text}; send each once")
+            raise BadRequest(f"The keys have several columns named {term.text}; send each column once")
         column = table.column(term.text)
         try:
             array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
@@ -79,10 +84,10 @@ def extract_term_arrays(terms: Sequence[Term], table: pa.Table) -> tuple[list[pa
 
 
 def build_keys(terms: Sequence[Term], arrays: Sequence[pa.Array]) -> list[Keys]:
-    """Return keys from the columns of the terms.
+    """Convert the columns of the terms to keys.
 
     Raises:
-        BadRequest: A column has another type; the message names it.
+        BadRequest: A column does not have the type of its term; the message names the column.
     """
     columns = []
     for term, array in zip(terms, arrays, strict=True):
@@ -101,15 +106,24 @@ def _make_invalid_error(term: Term, error: Exception) -> BadRequest:
 
 
 def _transpose_keys(terms: Sequence[Term], rows: Sequence[Any]) -> list[list[Any]]:
+    """Return the values of each term as a column.
+
+    Raises:
+        BadRequest: A key does not have exactly one value for each term.
+    """
     texts = [term.text for term in terms]
     if len(terms) == 1 and not any(isinstance(row, list | Mapping) for row in rows):
         return [list(rows)]
     columns: list[list[Any]] = [[] for _ in terms]
     for number, row in enumerate(rows):
         if isinstance(row, Mapping):
-            wrong = set(texts).symmetric_difference(row)
-            if wrong:
-                problem = f"lacks {min(wrong)}" if min(wrong) in texts else f"has {min(wrong)[:_SHOWN_CHARS_MAX]!r}"
+            differing = set(texts).symmetric_difference(row)
+            if differing:
+                problem = (
+                    f"lacks {min(differing)}"
+                    if min(differing) in texts
+                    else f"has {min(differing)[:_SHOWN_CHARS_MAX]!r}"
+                )
                 raise BadRequest(f"Key {number} {problem}: the index is on {', '.join(texts)}")
             values: Iterable[Any] = [row[text] for text in texts]
         elif isinstance(row, list):
@@ -174,6 +188,7 @@ def _convert_key(term: Term, value: Any, number: int) -> Key | None:
 
 
 def _convert_keys(kind: str, keys: list[Key | None], nulls: Mask, nans: Mask) -> Keys:
+    """Convert the keys of one column to the form of the index."""
     valid = pack_mask(~nulls) if nulls.any() else None
     nan = pack_mask(nans) if nans.any() else None
     if has_codes(kind):

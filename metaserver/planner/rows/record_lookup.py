@@ -1,10 +1,10 @@
-"""Record lookup: from keys and a snapshot to the data file and the position of each row, and whether it may be deleted.
+"""Record lookup: the data file and the position of each row with one of the keys, and whether it may be deleted.
 
-The result has only rows of files that are live in the snapshot, each row once, without rows that are known to be
-deleted. Files that the index does not cover may contain more rows. These files are counted and listed, so that the
-client can see that the answer is incomplete. A row that may be deleted is returned and marked.
+The result contains each row once. It contains only rows of files that are live in the snapshot, and no rows that are
+certainly deleted. Files that the index does not cover may contain more rows. These files are counted and listed, so
+that the client can see that the answer is incomplete. A row that may be deleted is returned and marked.
 
-Keys are equal as in the index: null equals null, NaN equals NaN, and -0.0 differs from 0.0. Keys are hashes of 128
+Keys are compared as in the index: null equals null, NaN equals NaN, and -0.0 differs from 0.0. Keys are hashes of 128
 bits (`record.py`).
 """
 
@@ -54,9 +54,12 @@ _QUICK_BYTES = 64 << 10
 class LocatedRows:
     """The located rows in the order of their keys, with arrays of one item per row.
 
-    `query` is the number of the key, `data_file` the position of the data file in the view, and `position` the number
-    of the row in the file. `undecided` states whether it is unknown if the row is deleted. `uncovered` are the
-    positions of live files that the index does not cover.
+    Attributes:
+        query: int64[rows]: the number of the key in the request.
+        data_file: int64[rows]: the position of the data file in the view.
+        position: int64[rows]: the number of the row in the file.
+        undecided: bool[rows]: whether it is unknown if the row is deleted.
+        uncovered: int64[files]: the positions of live files that the index does not cover.
     """
 
     query: Longs
@@ -93,7 +96,8 @@ class Locator:
         Args:
             definition: The record index.
             columns: The keys, one column for each term of the record index.
-            possible_keys: The keys that can exist, bool[keys], or None if all keys can exist.
+            scan: The plan of all files of the snapshot.
+            possible_keys: bool[keys]: whether each key can exist. None if all keys can exist.
         """
         view = scan.view
         keys = _LookupKeys(columns, possible_keys)
@@ -125,7 +129,11 @@ class Locator:
 def _combine_parts(
     parts: Sequence[tuple[Longs, Longs, Longs, Mask]], uncovered: npt.NDArray[np.uint8]
 ) -> tuple[LocatedRows, int]:
-    """Return (the located rows, the number of files that the index excludes)."""
+    """Combine the rows of all batches.
+
+    Returns:
+        The located rows, and the number of files that the index excludes.
+    """
     query, data_file, position, undecided = (np.concatenate(column) for column in zip(*parts, strict=True))
     hit = uncovered != 0
     hit[data_file] = True
@@ -148,7 +156,7 @@ _Rows = tuple[Longs, Longs, Longs]
 
 
 class _IndexFileRows(NamedTuple):
-    """The rows of the keys in one index file, or the reason why they are unknown."""
+    """The rows of the keys in the index file with this number, or the reason why the file cannot be searched."""
 
     number: int
     rows: _Rows | None
@@ -156,7 +164,7 @@ class _IndexFileRows(NamedTuple):
 
 
 class _LookupKeys:
-    """The keys of one request: their columns, and bool[keys] for the keys that can exist (None if all can exist)."""
+    """The keys of one request, with the hash of each key, in batches."""
 
     def __init__(self, columns: Sequence[Keys], possible: Mask | None) -> None:
         self._columns, self._possible = columns, possible
@@ -166,7 +174,7 @@ class _LookupKeys:
         self.is_quick = self.count <= _IN_LOOP_KEYS_MAX and heap_bytes <= _QUICK_BYTES
 
     async def get_if_few(self) -> tuple[Hashes, Hashes] | None:
-        """Return the two halves of all hashes if there are few keys, which fit one batch, otherwise None."""
+        """Return the two halves of the hashes of all keys, or None if there are too many keys for remote reads."""
         if self.count > REMOTE_KEYS_MAX:
             return None
         return (self.get_batch(0) if self.is_quick else await asyncio.to_thread(self.get_batch, 0))[1:]
@@ -184,8 +192,8 @@ class _LookupKeys:
 class _Search:
     """Looks up the keys of one request in all index files, batch by batch.
 
-    `damaged` collects index files for which a lookup failed. After a failure, the data files of the index file are
-    also in `uncovered`, uint8[files of the view].
+    `damaged` collects the reasons why index files are damaged, by location. `uncovered`, uint8[files of the view], is 1
+    for data files that the index does not cover, and for the data files of damaged index files.
     """
 
     def __init__(self, index: RecordIndex, keys: _LookupKeys) -> None:
@@ -196,11 +204,11 @@ class _Search:
         self.uncovered = index.coverage.uncovered.copy()
 
     def run(self, start: int) -> _Rows:
-        """Return (query, data_file, position) of all rows of one batch of keys, in the order of the keys."""
+        """Look up one batch of keys, and return the `query`, `data_file` and `position` of all rows, sorted by key."""
         return self._merge_results([self._search_parts(range(len(self._coverage.parts)), *self._keys.get_batch(start))])
 
     async def run_in_threads(self, start: int) -> _Rows:
-        """Return the result of `run`, with several index files in parallel.
+        """Look up one batch of keys as `run` does, but search several index files in parallel.
 
         A lookup mostly waits for memory, and does not hold the GIL while it waits.
         """
@@ -213,6 +221,17 @@ class _Search:
         return await asyncio.to_thread(self._merge_results, results)
 
     def _search_parts(self, numbers_of_parts: range, numbers: Longs, high: Hashes, low: Hashes) -> list[_IndexFileRows]:
+        """Search a batch of keys in some index files.
+
+        Args:
+            numbers_of_parts: The numbers of the index files.
+            numbers: The numbers of the keys.
+            high: The first halves of the hashes.
+            low: The second halves of the hashes.
+
+        Raises:
+            TooLarge: The keys have too many rows.
+        """
         results = []
         for number in numbers_of_parts:
             part = self._coverage.parts[number]
@@ -232,6 +251,7 @@ class _Search:
         return results
 
     def _merge_results(self, results: Sequence[Sequence[_IndexFileRows]]) -> _Rows:
+        """Merge the rows from all index files, sorted by key. Record the damaged index files."""
         parts = [_make_empty_result()[:3]]
         for result in sorted(chain.from_iterable(results), key=lambda result: result.number):
             if result.rows is None:
@@ -246,6 +266,7 @@ class _Search:
         return query, data_file, position
 
     def _search_part(self, number: int, high: Hashes, low: Hashes) -> tuple[Longs, Longs, Longs]:
+        """Search a batch of keys in one index file. Return the rows of the data files that it covers."""
         part = self._coverage.parts[number]
         part_of, file_of = self._coverage.by_position
         query, file, position = self._look_up_file(part.location, high, low)
@@ -258,6 +279,7 @@ class _Search:
         return query[is_in_part], data_file[is_in_part], position[is_in_part].astype(np.int64)
 
     def _look_up_file(self, location: str, high: Hashes, low: Hashes) -> RowPositions:
+        """Return the rows of the keys in one index file, including data files that are not in the view."""
         if location in self._index.remote:
             return self._index.remote[location].rows
         record = self._index.opened[location].index
@@ -268,7 +290,7 @@ class _Search:
 
 
 def _refuse_many(record: RecordBlob, high: Hashes) -> None:
-    """Refuse keys with very many rows before their rows are read.
+    """Refuse keys with too many rows before their rows are read.
 
     Raises:
         TooLarge: The rows of the keys fill more pages than `ROWS_MAX` rows may.

@@ -1,10 +1,9 @@
-"""Decides which of the given rows of a snapshot's data files are deleted.
+"""Evaluation of deletes: which of the given rows of a snapshot's data files are deleted.
 
 Every row is live, deleted, or undecided with a reason. If a read fails, a row is undecided, never live. Position
-deletes and deletion vectors apply by position. Equality deletes apply by the row's values. A caller may have these
-values already: a lookup by key has the values of the key columns. Otherwise, they are read from the data file for
-these rows, up to a limit. Clients differ about 0.0 = -0.0: a row that is deleted only under this equality is
-undecided.
+deletes and deletion vectors apply by position. Equality deletes apply by the row's values. If the caller has these
+values, as a lookup by key does, they are used. Otherwise, they are read from the data file for these rows, up to a
+limit. Clients differ about 0.0 = -0.0. If this equality decides whether a row is deleted, the row is undecided.
 """
 
 from __future__ import annotations
@@ -54,18 +53,17 @@ DATA_LIMIT_BYTES = 256 << 20
 """The maximum number of bytes of data files that one request fetches."""
 PROBLEMS_MAX = 100
 _IN_LOOP_ROWS_MAX = 200
-"""The maximum number of rows that are evaluated on the event loop. For few rows, a thread would take longer."""
+"""The maximum number of rows that are evaluated in the event loop, because a thread would take longer."""
 
 _Pair = tuple[Hashes, Hashes]
 _Groups = list[tuple[int, Longs]]
-"""(position of a data file, indexes of its rows among the evaluated rows)."""
+"""Pairs of the position of a data file in the view, and the indexes of its rows among the evaluated rows."""
 
 
 class RowDeletion(NamedTuple):
-    """The deleted rows and the undecided rows, bool[n] each.
+    """Whether each row is deleted, and whether each row is undecided, bool[n] each.
 
-    A row may be in both arrays. Then it is deleted, because the deletes that could not be evaluated make no
-    difference.
+    If both are True, the row is deleted: the deletes that could not be evaluated make no difference.
     """
 
     deleted: Mask
@@ -73,7 +71,7 @@ class RowDeletion(NamedTuple):
 
 
 class RowDeletes:
-    """Evaluates deletes of rows.
+    """Makes evaluators of deletes, which share a cache of delete files.
 
     An instance belongs to one event loop.
     """
@@ -82,17 +80,19 @@ class RowDeletes:
         """Create the evaluator of deletes.
 
         Args:
-            decoded_bytes: The memory limit of one decoded delete file, and of decoded data files for one request.
+            objects: The storage.
+            decoded_bytes: The memory limit of one decoded delete file, and of the decoded data files of one request.
         """
         self._objects = objects
         self._decoded_bytes = decoded_bytes
         self._files = DeleteFiles(objects, decoded_bytes)
 
     def make_evaluator(self, scan: ScanPlan, known_keys: Mapping[int, Keys] | None = None) -> DeleteEvaluator:
-        """Return the evaluator of one request.
+        """Return an evaluator for one request.
 
         Args:
-            known_keys: The columns whose values the caller has for the rows, by column id.
+            scan: The plan of the snapshot.
+            known_keys: The columns whose values the caller has, by column id.
         """
         mapping = read_name_mapping(scan.metadata.properties)
         loop = asyncio.get_running_loop()
@@ -103,7 +103,7 @@ class RowDeletes:
 class DeleteEvaluator:
     """Evaluates the deletes of rows in batches, within the limits of one request.
 
-    `problems` has the first reasons why rows are undecided, by file.
+    `problems` contains the first reasons why rows are undecided, by file.
     """
 
     def __init__(self, scan: ScanPlan, files: DeleteFiles, data: DataRows, known_keys: Mapping[int, Keys]) -> None:
@@ -149,7 +149,7 @@ class DeleteEvaluator:
     def _find_deletes(
         self, data_files: Longs
     ) -> tuple[_Groups, list[tuple[int, ...]], list[tuple[int, DeleteFile, Columns]]]:
-        """Return (rows by data file, deletes that apply to each file, deletes that are not read yet)."""
+        """Return the rows of each data file, the deletes that apply to each file, and the deletes that are unread."""
         order = np.argsort(data_files, kind="stable")
         ends = [*(np.flatnonzero(np.diff(data_files[order])) + 1).tolist(), len(data_files)]
         groups = [(int(data_files[order[start]]), order[start:end]) for start, end in pairwise((0, *ends))]
@@ -185,6 +185,7 @@ class DeleteEvaluator:
         return _select_pair(exact, rows), None if loose is None else _select_pair(loose, rows)
 
     def add_problem(self, problem: Unreadable) -> None:
+        """Record why rows are undecided, unless there are too many problems."""
         if len(self.problems) < PROBLEMS_MAX:
             self.problems.setdefault(problem.path, problem.reason)
 
@@ -206,7 +207,7 @@ def find_key_columns(metadata: TableMetadata, file: DeleteFile) -> Columns | Unr
 
 @dataclass
 class _Evaluation:
-    """One call of `DeleteEvaluator.evaluate`."""
+    """The state of one call of `DeleteEvaluator.evaluate`."""
 
     evaluator: DeleteEvaluator
     positions: Longs
@@ -219,12 +220,13 @@ class _Evaluation:
                 self._evaluate(data_file, rows, deletes)
 
     def _evaluate(self, data_file: int, rows: Longs, deletes: tuple[int, ...]) -> None:
+        """Evaluate the deletes that apply to some rows of one data file."""
         evaluator, view = self.evaluator, self.evaluator.view
         block, local = view.locate(int(view.find_entry_ids(np.array([data_file], dtype=np.int64))[0]))
         path = block.read_text("file_path", local) or ""
         if sum(evaluator.files[number].is_vector for number in deletes) > 1:
             self._mark_undecided(rows, Unreadable(path, "the file has several deletion vectors, which readers reject"))
-        keyed: dict[Columns, list[DeletedKeys]] = {}
+        deletes_by_columns: dict[Columns, list[DeletedKeys]] = {}
         for number in deletes:
             content = evaluator.contents[number]
             if isinstance(content, Unreadable):
@@ -232,12 +234,12 @@ class _Evaluation:
             elif isinstance(content, Positions):
                 self.deletion.deleted[rows] |= _mark_members(self.positions[rows], content.get_positions(path))
             else:
-                keyed.setdefault(evaluator.columns[number], []).append(content)
-        for columns, sets in keyed.items():
-            left = rows[~self.deletion.deleted[rows]]
-            if len(left):
+                deletes_by_columns.setdefault(evaluator.columns[number], []).append(content)
+        for columns, sets in deletes_by_columns.items():
+            live_rows = rows[~self.deletion.deleted[rows]]
+            if len(live_rows):
                 counts = block.read_long("file_size_in_bytes", local) or 0, block.read_long("record_count", local) or 0
-                self._evaluate_by_keys(path, counts, left, columns, sets)
+                self._evaluate_by_keys(path, counts, live_rows, columns, sets)
 
     def _mark_undecided(self, rows: Longs, problem: Unreadable) -> None:
         self.deletion.undecided[rows] = True
@@ -246,6 +248,11 @@ class _Evaluation:
     def _evaluate_by_keys(
         self, path: str, counts: tuple[int, int], rows: Longs, columns: Columns, sets: Sequence[DeletedKeys]
     ) -> None:
+        """Evaluate equality deletes with the same key columns for some rows of one data file.
+
+        Args:
+            counts: The size of the file in bytes, and its number of rows.
+        """
         try:
             exact, loose = self._hash_rows(path, counts, rows, columns)
         except Unreadable as problem:
@@ -264,6 +271,11 @@ class _Evaluation:
     def _hash_rows(
         self, path: str, counts: tuple[int, int], rows: Longs, columns: Columns
     ) -> tuple[_Pair, _Pair | None]:
+        """Return the hashes of the key columns of some rows; see `DeleteEvaluator.hash_rows`.
+
+        Raises:
+            Unreadable: The values cannot be read from the data file.
+        """
         known_hashes = None if self.keys is None else self.evaluator.hash_rows(columns, self.keys[rows])
         if known_hashes is not None:
             return known_hashes
@@ -279,6 +291,7 @@ class _Evaluation:
 
 
 def _hash_keys(columns: list[Keys]) -> tuple[_Pair, _Pair | None]:
+    """Return the hash of each key, and the hash with which both zeros are equal, or None if no key has a zero."""
     loose = merge_zeros(columns)
     return hash_halves(columns), None if loose is None else hash_halves(loose)
 
@@ -288,7 +301,7 @@ def _select_pair(pair: _Pair, at: Longs) -> _Pair:
 
 
 def _mark_members(values: Longs, ascending: Longs) -> npt.NDArray[np.bool_]:
-    """Return bool[n]: whether each value is among the ascending values."""
+    """Return whether each value is among the ascending values, bool[n]."""
     if not len(ascending):
         return np.zeros(len(values), dtype=np.bool_)
     at = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)

@@ -1,4 +1,4 @@
-"""Finds the rows of a data file that satisfy a predicate, by bitmap indexes. The caller chooses the semantics.
+"""Search by bitmap indexes for the rows of a data file that satisfy a predicate. The caller chooses the semantics.
 
 The result is exact, or it is a superset and marked as one. A predicate may match any row if the file has no bitmap
 for its term, or if key ranges cannot express it. In this case, the other conjuncts still narrow the result. A
@@ -30,9 +30,9 @@ _ROWS_MAX = 1 << 32
 
 
 class MatchingRows(NamedTuple):
-    """The rows that may match, or None for all rows.
+    """The rows that may match. `bits` is None if all rows may match.
 
-    If `exact` is true, every one of these rows matches.
+    If `exact` is True, each of these rows matches.
     """
 
     bits: Bits | None
@@ -41,13 +41,12 @@ class MatchingRows(NamedTuple):
 
 @dataclass
 class PredicateMatcher:
-    """Evaluates one expression on any number of files.
-
-    `damaged` collects index files for which an evaluation failed.
+    """Evaluates an expression on any number of files.
 
     Attributes:
         indexes: The bitmap indexes, by the column id and the transform of the index's term.
         from_sql: Whether the expression was parsed from SQL.
+        damaged: The reasons why index files are damaged, by location.
     """
 
     indexes: Mapping[tuple[int, str], BitmapIndex]
@@ -57,9 +56,12 @@ class PredicateMatcher:
     _ranges: dict[PredicateKey, KeyRanges | None] = field(default_factory=dict)
 
     def match_rows(self, expression: Expression, position: int, records: int) -> MatchingRows:
-        """Return the matching rows of the file at this position in the view, which has `records` rows.
+        """Return the rows of a file that may match an expression.
 
-        The expression is bound: it is the residual for the file's partition.
+        Args:
+            expression: The residual of the filter for the file's partition.
+            position: The position of the file in the view.
+            records: The number of rows of the file.
         """
         if records > _ROWS_MAX:
             return MatchingRows(None, False)
@@ -72,10 +74,11 @@ class PredicateMatcher:
                 return self._unite([self.match_rows(child, position, records) for child in children])
             case Bound():
                 return self._find_rows(expression, position, records)
-        raise TypeError(f"not a bound expression: {expression}")
+        raise TypeError(f"the expression is not bound: {expression}")
 
     @staticmethod
     def _intersect(parts: list[MatchingRows]) -> MatchingRows:
+        """Return the rows that all parts may match."""
         narrowest: Bits | None = None
         for part in parts:
             if part.bits is not None:
@@ -86,6 +89,7 @@ class PredicateMatcher:
 
     @staticmethod
     def _unite(parts: list[MatchingRows]) -> MatchingRows:
+        """Return the rows that any part may match."""
         widest: Bits | None = None
         for part in parts:
             if part.bits is None:
@@ -94,15 +98,16 @@ class PredicateMatcher:
         return MatchingRows(widest, all(part.exact for part in parts))
 
     def _find_rows(self, predicate: Bound, position: int, records: int) -> MatchingRows:
-        covered = self.indexes.get((predicate.column_id, predicate.transform))
-        ranges = None if covered is None else self._compute_ranges(predicate, covered.definition)
-        if covered is None or ranges is None:
+        """Return the rows of a file that may match a predicate, or all rows if no index can evaluate it."""
+        index = self.indexes.get((predicate.column_id, predicate.transform))
+        ranges = None if index is None else self._compute_ranges(predicate, index.definition)
+        if index is None or ranges is None:
             return MatchingRows(None, False)
-        location_and_file = covered.coverage.find_index_file(position)
+        location_and_file = index.coverage.find_index_file(position)
         if location_and_file is None or location_and_file[0] in self.damaged:
             return MatchingRows(None, False)
         location, file = location_and_file
-        bitmap = covered.find_bitmap(location)
+        bitmap = index.find_bitmap(location)
         if bitmap is None:
             return MatchingRows(None, False)
         try:

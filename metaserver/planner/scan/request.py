@@ -30,11 +30,11 @@ from seamark.formats.runtime.memoization import computed_once
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter, split_by_size
 
 LONG_FILTER_BYTES = 64 << 10
-"""A JSON filter with at least this length counts as long. Work on a shorter filter takes milliseconds."""
+"""The minimum length of a JSON filter that counts as long. Work on a shorter filter takes only milliseconds."""
 _LONG_TEXT_CHARACTERS = 30_000
-"""A bound filter whose text has at least this length counts as long.
+"""The minimum length of the text of a bound filter that counts as long.
 
-It has some hundred values, about 1 ms of work.
+A filter of this length has some hundred values, and work on it takes about 1 ms.
 """
 
 
@@ -42,9 +42,9 @@ ViewKey = tuple[str, ...]
 
 
 class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a scan apart from its filter: which snapshots it reads, and the meaning of names and comparisons.
+    """The options of a scan besides its filter: which snapshots it reads, and the meaning of names and comparisons.
 
-    A scan reads one snapshot (by default the current one). An incremental scan reads the files that appends added
+    A scan reads one snapshot, by default the current snapshot. An incremental scan reads the files that appends added
     after `start_snapshot_id`, up to and including `end_snapshot_id`.
     """
 
@@ -70,28 +70,28 @@ class ScanRequest(ScanOptions, frozen=True, kw_only=True):
 
 
 class PinnedRequest(ScanOptions, frozen=True, kw_only=True, array_like=True):
-    """A scan that a client requests, with all options fixed that could change before the client continues the scan.
+    """A scan that a client requests, with fixed values for all options that could change before the scan ends.
 
-    Plan tasks and plan ids contain it (`tokens.py`). An incremental scan has no `snapshot_id`.
+    Plan tasks and plan ids contain the pinned request (`tokens.py`). An incremental scan has no `snapshot_id`.
     """
 
     schema_id: int
     """The id of the table's current schema at planning time, so that names keep their meaning after a rename."""
     filter_json: bytes = b""
-    """The filter in JSON as the client sent it; empty if the request has no filter."""
+    """The filter in JSON, as the client sent it. It is empty if the request has no filter."""
     stats_fields: tuple[str, ...] = ()
     residuals: bool = True
     sequence_numbers: bool = False
     may_rewrite_files: bool = False
-    """Whether the client may write the rows of the files again. If it may, its reader must not skip rows."""
+    """Whether the client may rewrite the files. If it may, its reader must not skip rows."""
     functions: bool = False
     """Whether the filter may use functions of SQL (`formats/iceberg/types/functions.py`)."""
     fresh: bytes = b""
-    """The fresh snapshot that is read, as JSON; empty for a snapshot of the table."""
+    """The fresh snapshot to read, as JSON. It is empty if the scan reads a snapshot of the table."""
 
     @property
     def has_long_filter(self) -> bool:
-        """Whether work on the filter must run in a thread: a filter may list two hundred thousand values."""
+        """Whether work on the filter must run in a thread. A filter may list two hundred thousand values."""
         return len(self.filter_json) > LONG_FILTER_BYTES
 
     def bind(self, metadata: TableMetadata) -> BoundScan:
@@ -108,10 +108,10 @@ class PinnedRequest(ScanOptions, frozen=True, kw_only=True, array_like=True):
 
 
 class BoundScan(msgspec.Struct, frozen=True, dict=True):
-    """A scan bound to one table: the results of binding and projecting its filter. Each result is computed once.
+    """A scan that is bound to a table. The results of binding and projecting its filter are computed once.
 
-    A filter may list a hundred thousand values. If `is_long` is true, work on it must run in a thread, not on the
-    event loop.
+    A filter may list a hundred thousand values. If `is_long` is True, work on the filter must run in a thread, not in
+    the event loop.
     """
 
     metadata: TableMetadata
@@ -143,14 +143,14 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
         snapshot: Snapshot | None,
         filter: Expression,
     ) -> BoundScan:
-        """Bind a filter by the schema and the snapshot that the options resolve to."""
+        """Bind a filter by a schema. `snapshot` is the snapshot that the options resolve to."""
         bound = bind_filter(metadata, schema, options, filter)
         bound_scan = cls(metadata, options, snapshot, schema, bound, filter == TRUE)
         _ = bound_scan.text  # Compute it here, because callers bind long filters in a thread.
         return bound_scan
 
     def join_with(self, dynamic_filters: Sequence[DynamicFilter], condition: Expression = TRUE) -> BoundScan:
-        """Return the same scan with these dynamic filters, and a condition that is bound to its columns."""
+        """Return the same scan with additional dynamic filters, and with an additional bound condition."""
         few, many = split_by_size(dynamic_filters)
         bound = join_by_and(self.bound, few, condition)
         return BoundScan(self.metadata, self.options, self.snapshot, self.schema, bound, dynamic_filters=many)
@@ -159,7 +159,7 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
     def text(self) -> str:
         """Return the bound filter and the dynamic filters as text, for cache keys.
 
-        The expression itself is not used, because 0.0 and -0.0 are equal as values, but their plans differ.
+        The key is not the expression itself, because 0.0 and -0.0 are equal as values, but their plans differ.
         """
         bound = repr(self.bound)
         if not self.dynamic_filters:
@@ -176,7 +176,7 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
 
     @computed_once
     def view_key(self) -> ViewKey:
-        """Return the key of the view that the scan reads. All scans of the same snapshots have the same key."""
+        """The key of the view that the scan reads. All scans of the same snapshots have the same key."""
         if self.snapshot is None:
             return ("",)
         if self.options.is_incremental:
@@ -189,7 +189,7 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
 
     @computed_once
     def filter_projections(self) -> dict[int, ProjectedExpression]:
-        """Return the filter projected onto the partition fields of each spec, by spec id."""
+        """The filter, projected onto the partition fields of each spec, by spec id."""
         return {spec.spec_id: project(self.bound, spec) for spec in self.metadata.partition_specs}
 
     @computed_once
@@ -206,14 +206,15 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
 def bind_for_java(metadata: TableMetadata, options: ScanOptions, filter: Expression) -> BoundScan:
     """Bind a filter with the meaning that Iceberg's Java library gives it.
 
-    Whenever the library names a snapshot, it requests the snapshot's schema. But while a snapshot is the head of a
-    branch, Spark uses the column names of the table's schema at that time. In the snapshot's schema, these names may
-    belong to other columns, or to columns of a type that the literals do not fit. A conjunct of the filter that the
-    schemas bind differently prunes no file.
+    If the library names a snapshot in a request, it also requests the snapshot's schema. But while a snapshot is the
+    head of a branch, Spark uses the column names of the table's schema at that time. In the snapshot's schema, these
+    names may belong to other columns, or to columns of a type that the literals do not fit. If two schemas bind a
+    conjunct of the filter differently, this conjunct prunes no file.
 
     Raises:
-        BadRequest: No schema can bind the filter. Or two schemas bind a conjunct differently, and partition values
-            decide this conjunct. Spark does not filter rows by such a conjunct, so the plan would have to be exact.
+        BadRequest: No schema can bind the filter, or two schemas bind a conjunct differently and partition values
+            decide this conjunct. In the second case, Spark does not filter rows by the conjunct, so the plan would have
+            to be exact.
     """
     snapshot = resolve_snapshot(metadata, options)
     schema = resolve_schema(metadata, snapshot, options)
@@ -237,8 +238,8 @@ def bind_for_java(metadata: TableMetadata, options: ScanOptions, filter: Express
             sure += bound.values()
         else:
             ambiguous.append(conjunct)
-    # Spark adds a not-null predicate to each comparison, and filters rows by the comparison. So a not-null predicate
-    # on a compared column need not be exact.
+    # Spark adds a not-null predicate to each comparison, and filters rows by the comparison. So the plan need not be
+    # exact for a not-null predicate on a compared column.
     if any(
         not (isinstance(conjunct, Unbound) and conjunct.op is Op.NOT_NULL and conjunct.name in filtered)
         for conjunct in ambiguous
@@ -254,7 +255,7 @@ def bind_for_java(metadata: TableMetadata, options: ScanOptions, filter: Express
 def has_ambiguous_names(metadata: TableMetadata) -> bool:
     """Return whether a filter on the current snapshot may use a name that `bind_for_java` cannot resolve.
 
-    The snapshot's own schema gives such a name to another column, or lacks it.
+    In the snapshot's own schema, the name belongs to a different column, or does not exist.
     """
     snapshot = metadata.current_snapshot
     snapshot_schema = None if snapshot is None or snapshot.schema_id is None else metadata.schema(snapshot.schema_id)
@@ -273,7 +274,7 @@ def _map_ids_by_folded_name(schema: Schema) -> dict[str, set[int]]:
 
 
 def find_schemas_while_head(metadata: TableMetadata, snapshot: Snapshot | None, schema: Schema) -> list[Schema]:
-    """Return the other schemas that the table may have had while the snapshot was the head of a branch.
+    """Return the schemas other than `schema` that the table may have had while the snapshot was a branch's head.
 
     These are the schemas after the snapshot's own schema, up to the current schema or to the schema of the next
     snapshot.
@@ -298,7 +299,7 @@ class _Reading(msgspec.Struct, frozen=True):
     terms: tuple[tuple[int, str, str], ...] | None
     """The column, transform and type family of each predicate.
 
-    If these are equal for two schemas, both schemas give the conjunct the same meaning.
+    If they are equal for two schemas, the conjunct has the same meaning in both schemas.
     """
 
     @classmethod
@@ -315,7 +316,10 @@ class _Reading(msgspec.Struct, frozen=True):
 
 
 def _find_type_family(kind: str) -> str:
-    """Return the type family. A literal means the same for all types of a family that a column can have over time."""
+    """Return the family of a type. A literal has the same meaning for all types of a family.
+
+    A column can have several types of a family over time.
+    """
     if kind.startswith("decimal"):
         return f"decimal of scale {get_decimal_scale(kind)}"
     return {"int": "long", "float": "double"}.get(kind, kind)
@@ -342,7 +346,7 @@ def resolve_snapshot(metadata: TableMetadata, options: ScanOptions) -> Snapshot 
     if options.is_incremental:
         if options.snapshot_id is not None:
             raise BadRequest(
-                "The request has both snapshot-id and start-snapshot-id or end-snapshot-id; send only one of the two"
+                "The request has snapshot-id, and also start-snapshot-id or end-snapshot-id; send only one of the two"
             )
         return _require_snapshot(metadata, options.end_snapshot_id, "end-snapshot-id")
     if options.snapshot_id is None:
@@ -351,6 +355,11 @@ def resolve_snapshot(metadata: TableMetadata, options: ScanOptions) -> Snapshot 
 
 
 def _require_snapshot(metadata: TableMetadata, snapshot_id: int | None, name: str) -> Snapshot:
+    """Return a snapshot of an incremental scan.
+
+    Raises:
+        BadRequest: The id is missing, or the table does not have the snapshot.
+    """
     if snapshot_id is None:
         raise BadRequest(f"An incremental scan requires {name}; send it")
     snapshot = metadata.snapshot(snapshot_id)
@@ -383,10 +392,10 @@ def list_appends(metadata: TableMetadata, options: ScanOptions) -> list[Snapshot
 
 
 def find_expired_ancestor(metadata: TableMetadata, end_snapshot_id: int | None) -> int | None:
-    """Return the id of the nearest ancestor that has expired. An incremental scan without a start begins there.
+    """Return the id of the nearest ancestor that has expired. An incremental scan without a start begins after it.
 
     Returns:
-        None if the metadata has all ancestors.
+        None if the metadata have all ancestors.
 
     Raises:
         BadRequest: See `list_appends`.
@@ -396,7 +405,7 @@ def find_expired_ancestor(metadata: TableMetadata, end_snapshot_id: int | None) 
 
 
 def _walk_ancestors(metadata: TableMetadata, end: Snapshot) -> Iterator[Snapshot]:
-    """Yield the snapshot and its ancestors, newest first, as long as the metadata has them."""
+    """Yield the snapshot and those of its ancestors that the metadata contain, newest first."""
     visited_ids: set[int] = set()
     current: Snapshot | None = end
     while current is not None:
@@ -417,7 +426,7 @@ def _make_list_key(snapshot: Snapshot) -> str:
 def resolve_schema(metadata: TableMetadata, snapshot: Snapshot | None, options: ScanOptions) -> Schema:
     """Return the schema whose names the filter uses.
 
-    It is the snapshot's own schema if the request uses that schema and the metadata has it, otherwise the current
+    This is the snapshot's own schema if the request uses it and the metadata contain it. Otherwise, it is the current
     schema.
     """
     if options.use_snapshot_schema and snapshot is not None and snapshot.schema_id is not None:

@@ -27,7 +27,7 @@ _RESIDUAL_BYTES = 400
 
 
 class IndexUse(msgspec.Struct, frozen=True, gc=False):
-    """The effect of one index on a scan plan: how many files it was applied to, and how many it removed."""
+    """The effect of one index on a scan plan: the number of files that it checked, and the number that it removed."""
 
     name: str
     kind: str
@@ -36,10 +36,9 @@ class IndexUse(msgspec.Struct, frozen=True, gc=False):
 
 
 class PruningStage(msgspec.Struct, frozen=True, gc=False):
-    """One stage of a plan: files and bytes before and after it, and its duration.
+    """One stage of a plan: the files and bytes before and after the stage, and its duration.
 
-    Files and bytes are -1 unless the request asks for them, because counting them visits every file and reads its
-    size.
+    Files and bytes are -1 if the request does not ask for them, because counting them reads the size of every file.
     """
 
     name: str
@@ -49,14 +48,14 @@ class PruningStage(msgspec.Struct, frozen=True, gc=False):
     bytes_left: int
     microseconds: int
     complete: bool = True
-    """Whether the stage ended within the time budget. Otherwise the files that were not checked are kept."""
+    """Whether the stage ended within the time budget. If not, the files that it did not check are kept."""
 
 
 class ScanPlan:
     """The result of planning one scan.
 
-    `entry_ids`, int64[files], are the files to read, in the order of the manifest list (`view.py`). Immutable except
-    for caches.
+    `entry_ids`, int64[files], are the files to read, in the order of the manifest list (`view.py`). Apart from its
+    caches, an instance is immutable.
     """
 
     def __init__(
@@ -75,11 +74,11 @@ class ScanPlan:
         indexes: tuple[IndexUse, ...] = (),
         projected: Mapping[int, ProjectedExpression] = MappingProxyType({}),
     ) -> None:
-        """Store the inputs.
+        """Create a plan.
 
         Args:
-            projected: `bound` projected onto the specs of the metadata, by spec id. Specs for which it is not
-                computed yet are missing.
+            projected: `bound`, projected onto the specs of the metadata, by spec id. Projections that are not computed
+                yet are missing.
         """
         self.view = view
         self.entry_ids = entry_ids
@@ -87,13 +86,13 @@ class ScanPlan:
         self.bound = bound
         self.stages = stages
         self.complete = complete
-        """False if the time budget ended or an index was not loaded in time: a later plan may keep fewer files."""
+        """False if the time budget ended, or if an index was not loaded in time. A later plan may keep fewer files."""
         self.indexes = indexes
         self.snapshot_id = snapshot_id
         self.considered = considered
         """The number of live files of the snapshot, including files of manifests that were not read."""
         self.metadata = metadata
-        """The table's metadata at planning time; partition specs are looked up in it."""
+        """The metadata of the table at planning time. They contain the partition specs."""
         self._projections = dict(projected)
         self._deletes = deletes
         self._by_spec: dict[int, Residuals | None] = {}
@@ -106,7 +105,7 @@ class ScanPlan:
 
     @property
     def size_bytes(self) -> int:
-        """The memory of the plan besides its view, including full caches."""
+        """The memory of the plan without its view, if all caches of the plan are full."""
         return int(self.entry_ids.nbytes) + _RESIDUAL_BYTES * min(self.files, _RESIDUALS_MAX) + 2000
 
     def with_file(self, entry_id: int) -> ScanPlan:
@@ -116,7 +115,7 @@ class ScanPlan:
         return other
 
     def with_only(self, entry_ids: Longs) -> ScanPlan:
-        """Return the plan with only some of its files, in their order."""
+        """Return the plan with only these files, in this order."""
         other = copy(self)
         other.entry_ids = entry_ids
         return other
@@ -124,8 +123,8 @@ class ScanPlan:
     def find_first_with_rows(self, min_rows: int, files_max: int) -> Longs:
         """Return the first files that certainly contain `min_rows` matching rows in total.
 
-        Only files without a residual and without deletes count. If the first `files_max` files have too few rows, all
-        files are returned, because examining more files would cost too much.
+        Only the rows of files without a residual and without deletes count. If the first `files_max` files have too few
+        rows, all files are returned, because checking more files would take too long.
         """
         sure = 0
         for count, entry_id in enumerate(self.entry_ids[:files_max].tolist(), start=1):
@@ -146,7 +145,10 @@ class ScanPlan:
     ) -> Expression:
         """Return the residual for a partition.
 
-        `fields` has (field id, type), and `partition` has the value of each field, in the manifest's order.
+        Args:
+            spec_id: The id of the partition spec.
+            fields: The id and the type of each partition field, in the order of the manifest.
+            partition: The value of each field.
         """
         residuals = self._list_residuals(spec_id) if self.find_deciding_fields(spec_id) else None
         if residuals is None:
@@ -164,7 +166,7 @@ class ScanPlan:
         return residual
 
     def may_match(self, spec_id: int, fields: tuple[tuple[int, str], ...], partition: tuple[Value | None, ...]) -> bool:
-        """Return whether the partition can contain a matching row, according to its values alone.
+        """Return whether a partition may contain a matching row, according to its values.
 
         If the result is False, the residual is FALSE.
         """
@@ -175,6 +177,7 @@ class ScanPlan:
         return may_match(condition, self._find_deciding_values(spec_id, fields, partition))
 
     def _project_filter(self, spec_id: int, spec: PartitionSpec) -> ProjectedExpression:
+        """Return the filter, projected onto the partition fields of a spec."""
         projection = self._projections.get(spec_id)
         if projection is None:
             projection = self._projections[spec_id] = project(self.bound, spec)
@@ -183,7 +186,7 @@ class ScanPlan:
     def _find_deciding_values(
         self, spec_id: int, fields: tuple[tuple[int, str], ...], partition: tuple[Value | None, ...]
     ) -> dict[int, Value | None]:
-        """Return those values of the partition that decide conjuncts of the filter, by field id."""
+        """Return the values of the partition that decide conjuncts of the filter, by field id."""
         kinds = self.find_deciding_fields(spec_id)
         return {
             field_id: value
@@ -204,6 +207,7 @@ class ScanPlan:
         return kinds
 
     def _list_residuals(self, spec_id: int) -> Residuals | None:
+        """Return the residuals of a spec, or None if the metadata lack the spec."""
         if spec_id not in self._by_spec:
             spec = self.metadata.spec(spec_id)
             projection = None if spec is None else self._project_filter(spec_id, spec)

@@ -2,13 +2,13 @@
 
 A token contains the request (snapshot, filter, schema) and, for a plan task, a range of entry ids. So any worker or
 replica can serve the token, even after a restart. The range counts *entries of the view*, not files of the plan: a
-view is the same on every replica, but one plan may keep a file that another plan, which has more time, leaves out.
-If pages counted kept files, they could overlap or miss files.
+view is the same on every replica, but a plan with less time may keep a file that a plan with more time leaves out. If
+pages counted kept files, they could overlap or miss files.
 
 Layout, before base64: version (1 byte), id of the signing key (8), HMAC-SHA256 truncated to 16 bytes (RFC 2104, section
 5), first row and end row (8 bytes each, big-endian), deflated msgpack of `PinnedRequest`. The MAC also covers the
-purpose and the table's UUID, which are not part of the token: a token for another table or purpose, or a modified
-token, is invalid. Nothing is unpacked before the MAC is verified.
+purpose and the table's UUID, which are not part of the token. So a modified token, or a token for a different table or
+purpose, is invalid. Nothing is unpacked before the MAC is verified.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TASK, _PLAN = b"plan-task", b"plan-id"
 
 
 class PlanTask(msgspec.Struct, frozen=True):
-    """The files of the plan whose entry ids are in [`first_row`, `end_row`)."""
+    """A part of a plan: the files with entry ids from `first_row` up to and not including `end_row`."""
 
     request: PinnedRequest
     first_row: int
@@ -56,32 +56,34 @@ class Tokens:
         self._keyring = keyring
 
     def plan_task(self, packed: bytes, first_row: int, end_row: int, table_uuid: str) -> str:
-        """Return a plan task as URL-safe text.
+        """Return a signed plan task as URL-safe text.
 
-        `packed` is the result of `pack`, computed once for all pages.
+        `packed` is the result of `pack`, which is the same for all pages.
         """
         return self._seal(_TASK, _ROWS.pack(first_row, end_row) + packed, table_uuid)
 
     def plan_id(self, packed: bytes, table_uuid: str) -> str:
-        """Return a plan id as URL-safe text."""
+        """Return a signed plan id as URL-safe text."""
         return self._seal(_PLAN, _ROWS.pack(0, ROWS_MAX) + packed, table_uuid)
 
     def open_plan_task(self, token: str, table_uuid: str) -> PlanTask | None:
-        """Return the plan task of a token, or None if `plan_task` did not create the token for this table."""
+        """Verify a token, and return its plan task, or None if `plan_task` did not make the token for this table."""
         body = self._open(_TASK, token, table_uuid)
         return None if body is None else PlanTask(_unpack(body[_ROWS.size :]), *_ROWS.unpack_from(body))
 
     def open_plan_id(self, token: str, table_uuid: str) -> PinnedRequest | None:
-        """Return the request of a plan id, or None if `plan_id` did not create the id for this table."""
+        """Verify a plan id, and return its request, or None if `plan_id` did not make the id for this table."""
         body = self._open(_PLAN, token, table_uuid)
         return None if body is None else _unpack(body[_ROWS.size :])
 
     def _seal(self, purpose: bytes, body: bytes, table_uuid: str) -> str:
+        """Return the token with this body, signed for a purpose and a table."""
         key_id, key = self._keyring.find_signing_key(_PURPOSE)
         sealed = bytes((VERSION,)) + key_id + _compute_mac(key, purpose, table_uuid, body) + body
         return to_base64url(sealed)
 
     def _open(self, purpose: bytes, token: str, table_uuid: str) -> bytes | None:
+        """Return the body of a token, or None if the token is not valid for this purpose and table."""
         try:
             raw = decode_base64url(token)
         except ValueError:
@@ -100,7 +102,7 @@ def _compute_mac(key: bytes, purpose: bytes, table_uuid: str, body: bytes) -> by
 
 
 def pack(request: PinnedRequest) -> bytes:
-    """Return the request as bytes, for `Tokens.plan_task` and `Tokens.plan_id`."""
+    """Encode a request for `Tokens.plan_task` and `Tokens.plan_id`."""
     return zlib.compress(msgspec.msgpack.encode(request), 6)
 
 
@@ -111,11 +113,11 @@ def _unpack(packed: bytes) -> PinnedRequest:
 def count_pages(files: int, packed_bytes: int, *, inline_limit: int, page_size: int) -> int:
     """Return the number of plan tasks for a plan of `files` files.
 
-    0 means that the answer contains all files itself.
+    The number is 0 if the answer contains all files itself.
 
-    A plan above `inline_limit` has at least two pages, so that a client can fetch them in parallel. Each token
-    contains the filter. With a long filter (an IN list of thousands of values), there are fewer and larger pages, so
-    that the total size of the tokens does not grow.
+    A plan with more files than `inline_limit` has at least two pages, so that a client can fetch them in parallel. Each
+    token contains the filter. If the filter is long (an IN list of thousands of values), there are fewer and larger
+    pages, so that the total size of the tokens does not grow.
     """
     if files <= inline_limit:
         return 0

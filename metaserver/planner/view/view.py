@@ -1,13 +1,13 @@
 """The files of a snapshot in columns (`TableView`), and selections of them (`FileSelection`), which pruning narrows.
 
-A view has the blocks of a snapshot in sequence, with one row of summaries for each block and queried column. No
-data are copied: the lower or upper bounds of a column (`BoundColumn`) have the addresses of the blocks' arrays,
-which kernels read. The bounds are assembled for the first predicate on the column and cached; the view of the next
+A view consists of the blocks of a snapshot in sequence, and of one row of summaries for each block and queried column.
+No data are copied: the lower or upper bounds of a column (`BoundColumn`) contain the addresses of the blocks' arrays,
+which kernels read. The bounds are assembled for the first predicate on the column, and are cached. The view of the next
 snapshot reuses the blocks.
 
-An entry id consists of the ordinal of a manifest in the manifest list and of an entry in the manifest: `ordinal << 32 |
-entry`. A view with only some of a snapshot's manifests therefore has the same entry ids as the full view, and the files
-of two plans can be compared. Within a view, a mask counts positions across its blocks.
+An entry id consists of the ordinal of a manifest in the manifest list, and of the number of an entry in the manifest:
+`ordinal << 32 | entry`. So a view with only some of a snapshot's manifests has the same entry ids as the full view, and
+the files of two plans can be compared. A position counts the files of all blocks of a view, as masks do.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Array = TypeVar("Array", bound=npt.NDArray[Any])
 _WIDENED = {("int", "long"), ("long", "int"), ("float", "double"), ("double", "float")}
 _LAYOUT_FIELDS = 15
 _FORM, _WIDTH, _ROWS, _FIRST, _BASE, _SKETCH = 0, 1, 4, 5, 6, 13
-"""Columns of a layout row."""
+"""The columns of an array of layouts (`BoundColumn.layout`)."""
 _SKETCHED_ROWS_MIN = 100_000
-"""A column gets sketches if one comparison may read at least this many rows."""
+"""The minimum number of rows that a comparison may read for which the column gets sketches."""
 ENTRY_BITS = 32
 ENTRY_MASK = (1 << ENTRY_BITS) - 1
 """The bits of an entry id that contain the number of the entry in its manifest."""
@@ -44,19 +44,20 @@ ENTRY_MASK = (1 << ENTRY_BITS) - 1
 class BoundColumn:
     """The lower or upper bounds of a column in one form.
 
-    `layout`, int64[blocks, 15], is in the format of `_scan.pyx`. `low` and `high` are the minimum and maximum of each
-    block.
+    `layout`, int64[blocks, 15], has the format of `_scan.pyx`. `low` and `high` contain the minimum and the maximum of
+    each block.
     """
 
     __slots__ = ("form", "high", "layout", "low", "packed")
 
     def __init__(self, form: Form, packed: Objects, view: TableView, of_base: Sequence[BoundColumn] | None) -> None:
-        """Read the bounds of each block that the view's base lacks.
+        """Read the bounds of the blocks that are not in the view's base.
 
         Args:
             form: The form of the values.
-            packed: object[blocks], the packed columns, or None for a block without values in this form.
-            of_base: The same column of the view's base, in all forms, or None if the base has not read it.
+            packed: object[blocks]: the packed columns. None for a block without values in this form.
+            view: The view.
+            of_base: The same column of the view's base, in all forms. None if the base has not read it.
         """
         dtype = (np.int64, np.float64, np.uint64)[form]
         self.form = form
@@ -65,7 +66,7 @@ class BoundColumn:
         self.low: npt.NDArray[Any] = np.zeros(len(packed), dtype=dtype)
         self.high: npt.NDArray[Any] = np.zeros(len(packed), dtype=dtype)
         self.packed = packed
-        """None for a block without values of this side in this form."""
+        """object[blocks]: the packed columns. None for a block without values in this form."""
         self._add(range(len(packed)) if of_base is None else view.new_blocks, view)
         shared, in_base = view.shared_blocks
         for side in of_base or ():
@@ -92,7 +93,7 @@ class BoundColumn:
             self.high[positions] = np.array(high, dtype=self.high.dtype)
 
     def add_sketches(self, view: TableView) -> None:
-        """Add sketches to the blocks where reading a sketch takes less time than reading the codes."""
+        """Add sketches to the layouts of the blocks where reading a sketch takes less time than reading the codes."""
         layout = self.layout
         rows_min = STRING_ROWS_MIN if self.form is Form.STRINGS else ROWS_MIN
         wide = (layout[:, _FORM] >= 0) & (layout[:, _WIDTH] >= WIDTH_MIN) & (layout[:, _ROWS] >= rows_min)
@@ -104,7 +105,7 @@ class BoundColumn:
         return self.layout.nbytes + self.low.nbytes + self.high.nbytes + 8 * len(self.packed)
 
     def count_rows_read(self) -> int:
-        """Return the maximum number of rows that a comparison with one value reads. The maximum is over all values.
+        """Return the maximum number of rows that a comparison with any value reads.
 
         A comparison reads the blocks whose minimum and maximum enclose the value.
         """
@@ -119,7 +120,7 @@ class BoundColumn:
 class ColumnStatistics:
     """The statistics of one column, compared as one type.
 
-    Flags are as in `ColumnEntry`. They are None if all of them are 0.
+    Flags have the values of those in `ColumnEntry`. An array of flags is None if all of its flags are 0.
     """
 
     __slots__ = (
@@ -136,10 +137,9 @@ class ColumnStatistics:
     )
 
     def __init__(self, view: TableView, column_id: int, kind: str, of_base: ColumnStatistics | None = None) -> None:
-        """Read the statistics of the blocks that the base lacks.
+        """Read the statistics of the blocks that are not in the view's base.
 
-        Args:
-            of_base: The statistics of the view's base.
+        `of_base` are the same statistics of the view's base, or None if the base has not read them.
         """
         read = [
             _to_usable_entry(view.blocks[number].find_entry(column_id), kind)
@@ -168,7 +168,7 @@ class ColumnStatistics:
             view, self._bounds[1], None if of_base is None else of_base.upper
         )
         self.rows_read = max(sum(side.count_rows_read() for side in sides) for sides in (self.lower, self.upper))
-        """The maximum number of rows that a comparison reads."""
+        """The maximum number of rows that a comparison with any value reads."""
         for side in (*self.lower, *self.upper):
             if side.count_rows_read() >= _SKETCHED_ROWS_MIN:
                 side.add_sketches(view)
@@ -181,17 +181,18 @@ class ColumnStatistics:
 class PartitionValues:
     """The exact values of one partition field.
 
-    `known`, bool[blocks]: whether the block's spec has the field. `nulls`, uint8[blocks]: 0 if no value is null, 1 if
-    all are null, 2 if some are. `has_nulls`: whether any item of `nulls` is not 0.
+    Attributes:
+        known: bool[blocks]: whether the spec of each block has the field.
+        nulls: uint8[blocks]: 0 if no value is null, 1 if all values are null, 2 if some values are null.
+        has_nulls: Whether any item of `nulls` is not 0.
     """
 
     __slots__ = ("has_nulls", "is_known", "known", "nulls", "packed", "sides")
 
     def __init__(self, view: TableView, field_id: int, kind: str, of_base: PartitionValues | None = None) -> None:
-        """Read the values of the blocks that the base lacks.
+        """Read the values of the blocks that are not in the view's base.
 
-        Args:
-            of_base: The values of the view's base.
+        `of_base` are the same values of the view's base, or None if the base has not read them.
         """
         stored = [view.blocks[number].partition_column(field_id) for number in view.list_blocks_to_compute(of_base)]
         usable = [entry if entry is not None and are_comparable(entry[0], kind) else None for entry in stored]
@@ -216,8 +217,9 @@ class PartitionValues:
 class TableView:
     """The data files of a snapshot, or the files of some of its manifests.
 
-    `blocks[i]` is the block of `manifests[i]`, the data manifest at `ordinals[i]` of the snapshot (ascending; by
-    default all). `delete_blocks` are the blocks of `delete_manifests`, which are all delete manifests.
+    `blocks[i]` is the block of `manifests[i]`. This is the data manifest with the number `ordinals[i]` in the snapshot.
+    The ordinals are ascending. By default, they are those of all data manifests. `delete_blocks` are the blocks of
+    `delete_manifests`, which are all delete manifests of the snapshot.
     """
 
     def __init__(
@@ -230,7 +232,7 @@ class TableView:
         ordinals: Sequence[int] | None = None,
         base: TableView | None = None,
     ) -> None:
-        """Put the blocks in sequence.
+        """Create a view of these blocks.
 
         `base` is a view that shares blocks with this view, such as the view of the previous snapshot. While the base
         is in memory, its columns are reused.
@@ -245,11 +247,11 @@ class TableView:
         self._identities = _list_identities(self.blocks)
         self._base = None if base is None else weakref.ref(base)
         self.shared_blocks = _find_shared(self._identities, None if base is None else base._identities)
-        """int64[shared] each: the numbers of the blocks that the base also has, in this view and in the base."""
+        """The numbers of the shared blocks in this view, and their numbers in the base, int64[shared] each."""
         is_new = np.ones(len(self.blocks), dtype=np.bool_)
         is_new[self.shared_blocks[0]] = False
         self.new_blocks: list[int] = np.flatnonzero(is_new).tolist()
-        """The numbers of the blocks that are not shared."""
+        """The numbers of the blocks that are not in the base."""
         heads = [_read_head(self.blocks[number]) for number in self.list_blocks_to_compute(base)]
         self._heads: Longs = self.with_base(
             np.array(heads, dtype=np.int64).reshape(len(heads), 3), None if base is None else base._heads
@@ -262,21 +264,19 @@ class TableView:
         self._stats: dict[tuple[int, str], ColumnStatistics] = {}
         self._partition: dict[tuple[int, str], PartitionValues] = {}
         self.extents: Longs = np.zeros((len(self.blocks), _LAYOUT_FIELDS), dtype=np.int64)
-        """A layout with only row counts, first positions and, as base, first entry ids, for kernels that read no
-        column.
-        """
+        """The layouts for kernels that read no column: row counts, first positions and, as base, first entry ids."""
         self.extents[:, _ROWS] = self._heads[:, 0]
         self.extents[:, _FIRST] = ends - self._heads[:, 0]
         self.extents[:, _BASE] = self.ordinals << ENTRY_BITS
         self.blocks_with_empty_files: list[int] = np.flatnonzero(self._heads[:, 2]).tolist()
-        """The blocks that have files whose record count is 0 or unknown."""
+        """The numbers of the blocks with a file whose record count is 0 or unknown."""
         self._size_cache = (0, 0)
         self.derived = Derived()
-        """Data that other modules compute from the view."""
+        """Data that other modules compute from the view, and that are kept with it."""
 
     @property
     def file_count(self) -> int:
-        """The number of files."""
+        """The number of data files."""
         return self.starts[-1]
 
     @property
@@ -306,7 +306,7 @@ class TableView:
         return self.extents.nbytes + 400 * len(self.blocks) + size + self.derived.size_bytes
 
     def find_blocks(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
-        """Return the view's block of each manifest, or None for a manifest whose object is not in the view."""
+        """Return the view's block of each manifest, or None for a manifest object that the view does not contain."""
         positions, of_view = _find_shared(_list_identities(manifests), _list_identities(self.manifests))
         blocks = np.full(len(manifests), None, dtype=np.object_)
         blocks[positions] = make_object_array(self.blocks)[of_view]
@@ -314,7 +314,7 @@ class TableView:
         return entry_blocks
 
     def locate(self, entry_id: int) -> tuple[Block, int]:
-        """Return (block, row in the block) of an entry id."""
+        """Return the block of an entry id, and the row in the block."""
         return self.blocks[self._numbers[entry_id >> ENTRY_BITS]], entry_id & ENTRY_MASK
 
     def find_block_number(self, entry_id: int) -> int:
@@ -326,36 +326,36 @@ class TableView:
         return self.manifests[self._numbers[entry_id >> ENTRY_BITS]]
 
     def split_entry_ids(self, entry_ids: Longs) -> tuple[Longs, Longs]:
-        """Return (block numbers, rows in those blocks), each int64[n], of n entry ids."""
+        """Return the block number of each entry id, and the row in the block, int64[n] each."""
         return np.searchsorted(self.ordinals, entry_ids >> ENTRY_BITS), entry_ids & ENTRY_MASK
 
     def find_positions(self, entry_ids: Longs) -> Longs:
-        """Return int64[n], the positions of entry ids among the files of all blocks, as masks count them."""
+        """Return the positions of entry ids among the files of all blocks, int64[n]."""
         numbers, local = self.split_entry_ids(entry_ids)
         positions: Longs = np.asarray(self.starts, dtype=np.int64)[numbers] + local
         return positions
 
     def find_entry_ids(self, positions: Longs) -> Longs:
-        """Return int64[n], the entry ids at these positions. This is the inverse of `find_positions`."""
+        """Return the entry ids at these positions, int64[n]. This is the inverse of `find_positions`."""
         starts = np.array(self.starts[:-1], dtype=np.int64)
         numbers = np.searchsorted(starts, positions, side="right") - 1
         entry_ids: Longs = (self.ordinals[numbers] << ENTRY_BITS) + positions - starts[numbers]
         return entry_ids
 
     def list_block_entry_ids(self, number: int) -> Longs:
-        """Return int64[rows], the entry ids of a block."""
+        """Return the entry ids of a block, int64[rows]."""
         first = int(self.ordinals[number]) << ENTRY_BITS
         return np.arange(first, first + self.blocks[number].rows, dtype=np.int64)
 
     def locate_delete(self, row: int) -> tuple[Block, int]:
-        """Return (block, row in the block) for a row of the delete blocks."""
+        """Return the block of a delete row, and the row in the block. Delete rows count across all delete blocks."""
         number = bisect_right(self.delete_starts, row) - 1
         return self.delete_blocks[number], row - self.delete_starts[number]
 
     def find_statistics(self, column_id: int, kind: str) -> ColumnStatistics:
         """Return the statistics of a column for comparisons as type `kind`.
 
-        Blocks that store an incomparable type have no bounds.
+        Blocks whose values cannot be compared as this type have no bounds.
         """
         key = (column_id, kind)
         column = self._stats.get(key)
@@ -366,7 +366,7 @@ class TableView:
         return column
 
     def find_cheap_stats(self, column_id: int, kind: str) -> ColumnStatistics | None:
-        """Return the statistics of a column, or None if most blocks would have to be read for them."""
+        """Return the statistics of a column, or None if this would read most of the blocks."""
         base = self.base
         has_few_new_blocks = base is not None and 2 * len(self.new_blocks) <= len(self.blocks)
         if has_few_new_blocks and base is not None and base.find_computed_stats(column_id, kind) is not None:
@@ -374,10 +374,11 @@ class TableView:
         return self.find_computed_stats(column_id, kind)
 
     def find_computed_stats(self, column_id: int, kind: str) -> ColumnStatistics | None:
-        """Return the statistics of a column if they are computed already, otherwise None."""
+        """Return the statistics of a column if they are already computed, otherwise None."""
         return self._stats.get((column_id, kind))
 
     def partition(self, field_id: int, kind: str) -> PartitionValues:
+        """Return the values of a partition field for comparisons as type `kind`."""
         key = (field_id, kind)
         column = self._partition.get(key)
         if column is None:
@@ -387,7 +388,7 @@ class TableView:
         return column
 
     def assemble(self, other: TableView) -> None:
-        """Compute the columns that another view has computed.
+        """Compute the same columns that another view has computed.
 
         The method may be called in any thread.
         """
@@ -397,11 +398,11 @@ class TableView:
             self.partition(field_id, kind)
 
     def list_blocks_to_compute(self, of_base: object) -> Sequence[int]:
-        """Return the numbers of the blocks for which a value must be computed: all blocks if `of_base` is None."""
+        """Return the numbers of the blocks to compute: all blocks if `of_base` is None, otherwise the new blocks."""
         return range(len(self.blocks)) if of_base is None else self.new_blocks
 
     def with_base(self, computed: Array, of_base: Array | None) -> Array:
-        """Return one row per block: `computed` for `list_blocks_to_compute`, and the base's rows for the others."""
+        """Combine rows computed for the new blocks with the rows of the base. The result has a row for each block."""
         if of_base is None:
             return computed
         merged = np.empty((len(self.blocks), *of_base.shape[1:]), dtype=of_base.dtype)
@@ -412,6 +413,7 @@ class TableView:
 
 
 def _starts(blocks: Sequence[Block]) -> list[int]:
+    """Return the position of the first row of each block, and the number of all rows."""
     starts = [0]
     for block in blocks:
         starts.append(starts[-1] + block.rows)
@@ -419,7 +421,7 @@ def _starts(blocks: Sequence[Block]) -> list[int]:
 
 
 def _make_layout(block: Block, packed: Packed) -> tuple[int, ...]:
-    """Return the row of `BoundColumn.layout` for a block, without a sketch. Its first position is 0."""
+    """Return the row of `BoundColumn.layout` for a block, without a sketch, and with the first position 0."""
     address = block.address
 
     def at(offset: int) -> int:
@@ -447,10 +449,12 @@ def _make_layout(block: Block, packed: Packed) -> tuple[int, ...]:
 def compute_bound_columns(
     view: TableView, packed: Objects, of_base: Sequence[BoundColumn] | None
 ) -> tuple[BoundColumn, ...]:
-    """Return the column in each of its forms. A decimal column widened past 18 digits has two forms.
+    """Return a column in each of its forms. A decimal column that was widened to more than 18 digits has two forms.
 
     Args:
-        of_base: The same column of the view's base.
+        view: The view.
+        packed: object[blocks]: the packed columns, or None.
+        of_base: The same column of the view's base. None if the base has not read it.
     """
     read = [packed[number] for number in view.list_blocks_to_compute(of_base)]
     computed = np.array([-1 if column is None else column.form for column in read], dtype=np.int8)
@@ -467,35 +471,32 @@ def compute_bound_columns(
 
 
 def _select(values: Objects, is_selected: npt.NDArray[np.bool_]) -> Objects:
-    """Return the values where `is_selected` is True, and None elsewhere."""
+    """Replace the values for which `is_selected` is False by None."""
     selected = np.full(len(values), None, dtype=np.object_)
     selected[is_selected] = values[is_selected]
     return selected
 
 
 def make_object_array(values: Sequence[object]) -> Objects:
-    """Return object[values]."""
+    """Return a one-dimensional array of Python objects, object[values]."""
     array = np.empty(len(values), dtype=np.object_)
     array[:] = values
     return array
 
 
 def _read_head(block: Block) -> tuple[int, int, bool]:
-    """Return (rows, spec id, whether any record count is 0 or unknown)."""
+    """Return the number of rows, the spec id, and whether any record count is 0 or unknown."""
     counts = block.get_packed_longs("record_count")
     return block.rows, block.spec_id, counts is None or counts.low <= 0
 
 
 def _list_identities(values: Sequence[object]) -> Longs:
-    """Return int64[objects], the identities of the objects.
-
-    As long as the objects are alive, equal numbers mean the same object.
-    """
+    """Return the identities of live objects, int64[objects]. Equal identities mean the same object."""
     return np.fromiter(map(id, values), dtype=np.int64, count=len(values))
 
 
 def _find_shared(identities: Longs, of_base: Longs | None) -> tuple[Longs, Longs]:
-    """Return, for the numbers that both arrays have, their positions in each array."""
+    """Return the positions in both arrays of the identities that both contain."""
     if of_base is None or not len(of_base):
         nothing = np.empty(0, dtype=np.int64)
         return nothing, nothing
@@ -507,7 +508,7 @@ def _find_shared(identities: Longs, of_base: Longs | None) -> tuple[Longs, Longs
 
 
 def _to_usable_entry(entry: ColumnEntry | None, kind: str) -> ColumnEntry | None:
-    """Return the entry, without its bounds if values of its type cannot be compared as `kind`."""
+    """Return the entry. If values of its type cannot be compared as `kind`, return it without bounds."""
     if entry is None or are_comparable(entry.kind, kind):
         return entry
     return ColumnEntry(
@@ -543,14 +544,14 @@ _WAITING_MAX = 16
 
 
 class FileSelection:
-    """The selected rows of a view.
+    """The selected files of a view, as rows of its blocks.
 
     `state`, uint8[blocks], is 0 if no row of the block is selected, 1 if all rows are selected, and 2 if some rows
     are selected. A selected row has the byte 1 in `mask`, uint8[rows].
 
     Comparisons are queued until the selection is read. Then they are evaluated together, block by block. A plan of
-    millions of files mostly waits for memory. After one comparison, the data of the block are still in the
-    processor's cache for the next comparison. If only the rows are read, no mask is made.
+    millions of files mostly waits for memory. If a block is compared several times in succession, its data stay in the
+    processor's cache. If only the rows are read, no mask is made.
     """
 
     __slots__ = ("_mask", "_state", "_waiting", "view")
@@ -572,6 +573,7 @@ class FileSelection:
 
     @property
     def mask(self) -> npt.NDArray[np.uint8]:
+        """The mask, with a byte for each file of the view. Pending selections are applied first."""
         if self._waiting:
             self.apply_waiting()
         if self._mask is None:
@@ -604,15 +606,16 @@ class FileSelection:
         return cls(view, np.frombuffer(bytearray(b"\1" * len(view.blocks)), dtype=np.uint8))
 
     def copy(self) -> FileSelection:
+        """Return a copy whose mask is not shared."""
         state = self.state.copy()
         return FileSelection(self.view, state, self.mask.copy() if (state == 2).any() else None)
 
     def list_entry_ids(self) -> Longs:
-        """Return int64[selected], ascending entry ids."""
+        """Return the ascending entry ids of the selected files, int64[selected]."""
         return _scan.collect_all(self._waiting, self.view.extents, self._state, self._mask)
 
     def list_positions(self) -> Longs:
-        """Return int64[selected], ascending positions in the view, as masks count them."""
+        """Return the ascending positions of the selected files in the view, int64[selected]."""
         return self.view.find_positions(self.list_entry_ids())
 
     def intersect(self, mask: npt.NDArray[np.uint8]) -> None:
@@ -623,7 +626,7 @@ class FileSelection:
         return _scan.count(self.view.extents, self.state, self.mask)
 
     def sum_file_bytes(self) -> int:
-        """Return the total size of the selected files in bytes. This reads the size of every file."""
+        """Return the total size of the selected files in bytes. The method reads the size of every file."""
         total = 0
         for number in np.flatnonzero(self.state).tolist():
             sizes = self.view.blocks[number].read_longs("file_size_in_bytes")
@@ -637,6 +640,7 @@ class FileSelection:
         return self.count(), self.sum_file_bytes()
 
     def clear(self) -> None:
+        """Remove all files from the selection."""
         self._waiting = []
         self._state[:] = 0
 
@@ -647,6 +651,7 @@ class FileSelection:
         self.mask[first:end] = other.mask[first:end]
 
     def add(self, other: FileSelection) -> None:
+        """Add the files of another selection of the same view."""
         _scan.merge(self.view.extents, self.state, self.mask, other.state, other.mask)
 
     def keep(self, number: int, rows: npt.NDArray[np.bool_]) -> None:
@@ -667,6 +672,7 @@ class FileSelection:
 
 
 def return_false() -> bool:
+    """Return False. The function replaces `expired` where there is no time budget."""
     return False
 
 
@@ -677,7 +683,7 @@ def narrow_to_any(
     union: FileSelection | None = None
     for branch in branches:
         if expired():
-            return  # The time is over before all branches are evaluated, so all rows must be kept.
+            return  # The time budget ended before all branches were evaluated, so all files must be kept.
         part = selection.copy()
         branch(part)
         if union is None:

@@ -1,7 +1,7 @@
 """A job that checks whether the jobs of this server can reach the server and the storage of the warehouse.
 
-It runs like other jobs: in a worker process, with the same variables, login and keys. So it fails for
-the same reasons: missing keys, wrong keys, or an address or a certificate that the process cannot use.
+The probe runs like other jobs: in a worker process, with the same variables, login and keys. So it fails for the same
+reasons: missing or wrong keys, or an address or a certificate that the process cannot use.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def list_probe_arguments(settings: Settings, clock: Clock) -> dict[str, Any]:
 
 
 async def find_storage_problem(settings: Settings, clock: Clock, job_worker: str) -> str:
-    """Return why a worker process with these settings cannot use the storage; empty if it can.
+    """Return the reason why a worker process with these settings cannot use the storage. It is empty if it can.
 
     Args:
         settings: The settings of the server.
-        clock: Supplies the names of the job and of the object that it writes.
+        clock: The clock that gives the unique names of the job and of the object that it writes.
         job_worker: The module of the worker process.
     """
     storage = find_storage(settings.make_warehouse_uri())

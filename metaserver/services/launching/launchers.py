@@ -1,11 +1,10 @@
 """Launchers of jobs: a worker process of the server, Spark on this machine, or Spark on a cluster.
 
-The setting `services_launchers` lists the permitted launchers, because a table's writer must not decide
-the resources that the server spends. Among the permitted launchers, a table's property `seamark.services.launcher`
-decides. Without the property, the bytes that the job will read decide: for a small job, starting a JVM takes longer
-than the job takes in the worker process. All launchers run the same job, which is a client of the HTTP interface.
-The job has a token for the namespace of its table, and the fencing number of the lease under which it was
-started.
+The setting `services_launchers` lists the permitted launchers, because a table's writer must not decide the resources
+that the server spends. The table's property `seamark.services.launcher` chooses one of the permitted launchers. If the
+table does not have the property, the bytes that the job will read decide, because starting a JVM takes longer than a
+small job in the worker process. All launchers run the same job, which is a client of the HTTP interface. The job has a
+token for the namespace of its table, and the fencing number of the lease under which it was started.
 """
 
 from __future__ import annotations
@@ -53,12 +52,12 @@ class JobRequest(msgspec.Struct, frozen=True):
     arguments: dict[str, Any] = {}
     """Additional arguments of a job that a user starts."""
     storage: dict[str, str] = {}
-    """S3 keys for tables whose keys the catalog does not send. The keys have the form of properties of a FileIO.
+    """S3 keys for tables for which the catalog sends no keys, as properties of a FileIO.
 
     The process does not send them to other machines.
     """
     certificates: str = ""
-    """The certificates of the server (PEM), if its certificate may not name the address at which it is reached."""
+    """The certificates of the server (PEM). They are needed if the certificate does not name the server's address."""
 
 
 class JobAnswer(msgspec.Struct, frozen=True):
@@ -76,12 +75,14 @@ class JobAnswer(msgspec.Struct, frozen=True):
 class JobLogin:
     """The login of jobs to the server and the storage.
 
-    `issue` makes a token for a namespace. `issue` is None if the server requires no token. If `keys` is None, jobs use
-    the keys that the catalog sends, or their own keys.
-
     Attributes:
-        keys: Returns the S3 keys for `JobRequest.storage`. The call may wait for a service of AWS.
-        certificates: The value of `JobRequest.certificates`.
+        url: The address of the server.
+        issue: A function that makes a token for a namespace. None if the server requires no token.
+        folders: See `JobRequest.folders`.
+        umask: See `JobRequest.umask`.
+        keys: A function that returns the S3 keys for `JobRequest.storage`. The call may wait for a service of AWS. If
+            it is None, jobs use the keys that the catalog sends, or their own keys.
+        certificates: A function that returns the value of `JobRequest.certificates`.
     """
 
     url: str
@@ -92,7 +93,7 @@ class JobLogin:
     certificates: Callable[[], str] | None = None
 
     async def request(self, job: Job) -> JobRequest:
-        """Return the request of a job.
+        """Make the request of a job.
 
         Raises:
             JobFailed: There are no keys for the storage.
@@ -123,15 +124,15 @@ def has_local_spark() -> bool:
 
 
 def read_launcher(properties: Mapping[str, str]) -> str:
-    """Return the launcher that the table's property names; `auto` if the value of the property is invalid."""
+    """Return the launcher that the table's property names, or `auto` if the value of the property is invalid."""
     launcher_name = properties.get(PROPERTY, AUTO)
     return launcher_name if launcher_name in CHOICES else AUTO
 
 
 def why_ignored(launcher: str, permitted: Sequence[str]) -> str | None:
-    """Return why the property is ignored, or None if it is not ignored.
+    """Return the reason why the server ignores the property, or None if it does not.
 
-    If it is ignored, jobs run as with the value `auto`.
+    If the server ignores the property, jobs run as with the value `auto`.
     """
     if launcher not in CHOICES:
         return f"the launcher must be one of {', '.join(CHOICES)}"
@@ -143,9 +144,9 @@ def why_ignored(launcher: str, permitted: Sequence[str]) -> str | None:
 class LauncherChoice:
     """A `JobRunner` that passes each job to one of its launchers.
 
-    The launchers are stored by name, and WORKER is one of them.
-
-    If Spark is permitted, a job that reads at least `spark_bytes` runs on Spark. 0 disables this.
+    Args:
+        launchers: The launchers by name. `WORKER` must be one of them.
+        spark_bytes: The minimum number of bytes that a job reads for which Spark is chosen. 0 disables this choice.
     """
 
     def __init__(self, launchers: Mapping[str, Launcher], *, spark_bytes: int) -> None:
@@ -153,6 +154,7 @@ class LauncherChoice:
         self._spark_bytes = spark_bytes
 
     def find_launcher_name(self, job: Job) -> str:
+        """Return the name of the launcher that runs a job, by its properties and size."""
         if job.service not in SERVICES or not SERVICES[job.service].runs_on_spark:
             return WORKER
         if job.launcher in self._launchers:
@@ -172,7 +174,7 @@ class LauncherChoice:
 def sum_bytes_since(metadata: TableMetadata, mark: str) -> int:
     """Return the bytes that commits have added since the last snapshot whose summary has the key `mark`.
 
-    The next rewrite reads about this many bytes. If no snapshot has the key, all bytes of the table are returned.
+    The next rewrite reads about this many bytes. If no snapshot has the key, the size of the table is returned.
     """
     snapshot: Snapshot | None = metadata.current_snapshot
     total = 0 if snapshot is None else parse_count(snapshot.build_summary_map(), "total-files-size", 0)

@@ -1,12 +1,11 @@
-"""Runs a job with `spark-submit`: on this machine, or on a cluster of any kind that Spark supports.
+"""Launcher that runs jobs with `spark-submit`, on this machine or on any cluster that Spark supports.
 
-The driver runs in its own process, which Spark starts on this machine (client mode). The request and the answer
-are files in a private folder. Standard output would not work because Spark writes to it, and other users can see
-arguments and variables of a process. On this machine, each process of the job has a memory limit.
+The driver runs in its own process, which Spark starts on this machine (client mode). The request and the answer are
+files in a private folder. They are not sent by standard output, because Spark writes to it, nor as arguments or
+variables, because other users can see them. On this machine, each process of the job has a memory limit.
 
-The folder has a pipe whose other end this process keeps open. So a driver ends when the server ends, for
-any reason. The commits of a killed driver are complete. Its other files are orphans, which table services
-remove.
+The folder has a pipe whose other end this process keeps open. So a driver ends when the server ends, for any reason.
+The commits of a killed driver are complete. Its other files are orphans, which table services remove.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _POLL_S = 1.0
 """The time between two reads of the driver's progress."""
 _LOOPBACK = ("spark.driver.host=127.0.0.1", "spark.driver.bindAddress=127.0.0.1")
 _PROCESS_BYTES_MIN = 1 << 30
-"""The approximate minimum memory of a JVM with Spark, and of a task."""
+"""The approximate minimum memory of a JVM with Spark, and also of a task, in bytes."""
 _HEAP_FRACTION = 0.6
 """The fraction of the JVM's memory that is heap. The rest is for classes, threads and buffers."""
 _KEY_VARIABLES = ("SEAMARK_PARQUET_KEY_FILE", "SEAMARK_PARQUET_KMS")
@@ -51,7 +50,10 @@ _QUIET = ("spark.ui.enabled=false", "spark.ui.showConsoleProgress=false", "spark
 
 
 def submit_program() -> str | None:
-    """Return the path of spark-submit from SPARK_HOME, PySpark or the PATH, or None if it is not installed."""
+    """Return the path of spark-submit, or None if it is not installed.
+
+    The function searches SPARK_HOME, PySpark and the PATH.
+    """
     homes = [os.environ.get("SPARK_HOME", "")]
     if (spec := importlib.util.find_spec("pyspark")) is not None and spec.origin:
         homes.append(str(Path(spec.origin).parent))
@@ -66,7 +68,8 @@ class LocalLimits(NamedTuple):
     """The limits of a job on this machine.
 
     Attributes:
-        process_bytes: The memory limit of each process; 0 for no limit.
+        master: The master URL of Spark.
+        process_bytes: The memory limit of each process, or 0 for no limit.
     """
 
     master: str
@@ -76,7 +79,7 @@ class LocalLimits(NamedTuple):
 def compute_local_limits(memory_bytes: int) -> LocalLimits:
     """Divide the memory among the JVM, the driver and one task per CPU.
 
-    If the memory does not suffice, there are fewer tasks. If `memory_bytes` is 0, there is no limit.
+    If the memory is too small for all tasks, there are fewer tasks. If `memory_bytes` is 0, there is no limit.
     """
     if not memory_bytes:
         return LocalLimits("local[*]", 0)
@@ -87,9 +90,13 @@ def compute_local_limits(memory_bytes: int) -> LocalLimits:
 class SparkSubmit:
     """A `Launcher` that runs each job with spark-submit.
 
-    `options` are additional options of spark-submit, separated as in a shell. `environment` has the variables of
-    the driver. `driver` is the module whose `main` runs the job. `process_bytes` is the memory limit of each process
-    (`LocalLimits`).
+    Args:
+        master: The master URL of Spark.
+        options: Additional options of spark-submit, separated as in a shell.
+        login: The login of jobs.
+        environment: The environment variables of the driver.
+        driver: The module whose `main` runs the job.
+        process_bytes: The memory limit of each process, or 0 for no limit.
     """
 
     def __init__(
@@ -110,17 +117,18 @@ class SparkSubmit:
         self._environment = environment
 
     async def run(self, job: Job, report: Report) -> dict[str, Any]:
+        """Run a job with its own driver, and return its totals; see `Launcher.run`."""
         program = submit_program()
         if program is None:
             raise JobFailed("spark-submit is not installed; pip install 'seamark[spark]', or set SPARK_HOME")
         request = await self._login.request(job)
-        # Only the owner can read the folder.
+        # Only the owner can read a temporary folder.
         with tempfile.TemporaryDirectory(prefix="seamark-job-") as name:
             folder = Path(name)
             (folder / "job.py").write_text(self._script)
             (folder / REQUEST).write_bytes(msgspec.json.encode(request))
             os.mkfifo(folder / ALIVE, 0o600)
-            # The pipe is also opened for reading: otherwise, opening it would wait for the driver.
+            # Open the pipe also for reading. Otherwise, opening it would wait for the driver.
             alive = os.open(folder / ALIVE, os.O_RDWR | os.O_CLOEXEC)
             try:
                 async with asyncio.timeout(JOB_S_MAX):
@@ -139,6 +147,7 @@ class SparkSubmit:
         """Do nothing, because each job has its own driver."""
 
     def _make_command(self, program: str, folder: Path) -> list[str]:
+        """Return the command that starts the Spark application of a job."""
         local = self._master.startswith("local")
         defaults = [*_QUIET, *(_LOOPBACK if local else ())]
         if self._process_bytes:
@@ -147,7 +156,7 @@ class SparkSubmit:
         return [program, "--master", self._master, *configured, *self._options, str(folder / "job.py"), str(folder)]
 
     def _limit(self, pid: int) -> None:
-        """Limit the shell script that starts the JVM. All processes of the job inherit the limits from it.
+        """Set the limits of the shell script that starts the JVM. All processes of the job inherit them.
 
         Raises:
             OSError: The script has ended, or the system refuses the limits.
@@ -158,6 +167,11 @@ class SparkSubmit:
         Path(f"/proc/{pid}/autogroup").write_text(str(_NICE))  # See `job_worker.yield_to_requests`.
 
     async def _drive(self, program: str, folder: Path, report: Report) -> JobAnswer:
+        """Run the driver, and return its answer.
+
+        Raises:
+            JobFailed: The driver ended without an answer.
+        """
         with (folder / "output").open("wb") as output:
             process = await asyncio.create_subprocess_exec(
                 *self._make_command(program, folder),
@@ -172,7 +186,7 @@ class SparkSubmit:
                     self._limit(process.pid)
                 code = await _wait_for_end(process, folder / PROGRESS, report)
             finally:
-                with suppress(ProcessLookupError):  # This includes the driver, a child of Spark's launcher.
+                with suppress(ProcessLookupError):  # The group includes the driver, a child of Spark's launcher.
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         try:
@@ -180,8 +194,8 @@ class SparkSubmit:
         except FileNotFoundError:
             reason = "the output is left out, because it may quote values of encrypted files"
             if not any(self._environment.get(name) for name in _KEY_VARIABLES):
-                last = (folder / "output").read_bytes()[-_OUTPUT_BYTES:].decode(errors="replace")
-                reason = " ".join(last.split())[-500:]
+                output_end = (folder / "output").read_bytes()[-_OUTPUT_BYTES:].decode(errors="replace")
+                reason = " ".join(output_end.split())[-500:]
             raise JobFailed(f"The Spark driver ended with code {code} and without an answer: {reason}") from None
 
 

@@ -1,11 +1,11 @@
-"""Runs jobs in a process of the server, which uses Arrow and starts no JVM.
+"""Launcher that runs jobs in a worker process of the server, which uses Arrow and starts no JVM.
 
-The worker reads one job per line from its standard input, and answers with one line on its standard
-output, both JSON. Lines with the progress of the job precede the answer. The worker ends when its input
-ends, so it never outlives the server. Each job has a token for the namespace of its table. It also has the server's
-S3 keys, unless the catalog sends keys for the table. The process gets no other secrets of the server, except AWS's
-variables if tables are on S3. The process runs at a lower CPU priority and within a memory limit, because the data
-files that it decodes are untrusted.
+The worker reads one job per line from its standard input, and answers with one line on its standard output. Both are
+JSON. Lines with the progress of the job precede the answer. The worker ends when its input ends, so it never outlives
+the server. Each job has a token for the namespace of its table. It also has the server's S3 keys, unless the catalog
+sends keys for the table. The process gets no other secrets of the server, except the variables of AWS if tables are on
+S3. The process has a lower CPU priority. It also has a memory limit, because the data files that it decodes are
+untrusted.
 """
 
 from __future__ import annotations
@@ -71,8 +71,10 @@ class WorkerProcess:
         """Create a worker.
 
         Args:
+            login: The login of jobs.
             module: The module that the worker runs.
-            environment: The variables of the worker.
+            memory_bytes: The memory limit of the worker.
+            environment: The environment variables of the worker.
         """
         self._module = module
         self._login = login
@@ -81,6 +83,7 @@ class WorkerProcess:
         self._process: asyncio.subprocess.Process | None = None
 
     async def run(self, job: Job, report: Report) -> dict[str, Any]:
+        """Run a job in the worker, and return its totals; see `Launcher.run`."""
         try:
             async with asyncio.timeout(JOB_S_MAX):
                 answer = await self._ask(job, report)
@@ -98,10 +101,11 @@ class WorkerProcess:
         return answer.totals
 
     async def close(self) -> None:
+        """End the worker. If it does not end in time, kill it."""
         process, self._process = self._process, None
         if process is None or process.returncode is not None:
             return
-        # When its input ends, a worker ends its job and removes the files of the job.
+        # A worker whose input ends stops its job, and removes the files of the job.
         if process.stdin is not None:
             process.stdin.close()
         try:
@@ -112,6 +116,11 @@ class WorkerProcess:
             await process.wait()
 
     async def _ask(self, job: Job, report: Report) -> JobAnswer:
+        """Send a job to the worker, report its progress, and return its answer.
+
+        Raises:
+            JobFailed: The worker ended during the job.
+        """
         request = await self._login.request(job)
         process = await self._start()
         assert process.stdin is not None
@@ -130,8 +139,9 @@ class WorkerProcess:
             report(answer.progress)
 
     async def _start(self) -> asyncio.subprocess.Process:
+        """Return the running worker, or start a worker."""
         if self._process is None or self._process.returncode is not None:
-            # -P: Python must not import modules from the working directory.
+            # With -P, Python does not import modules from the working directory.
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-P",
@@ -142,6 +152,6 @@ class WorkerProcess:
                 stdout=asyncio.subprocess.PIPE,
                 limit=_ANSWER_BYTES_MAX,
                 env=dict(self._environment),
-                start_new_session=True,  # The priority of its session; see `job_worker.yield_to_requests`.
+                start_new_session=True,  # A session has its own priority; see `job_worker.yield_to_requests`.
             )
         return self._process

@@ -208,7 +208,7 @@ def test_auto_applies_once_within_its_budget_although_two_replicas_take_steps(we
     next_step = take_advice_step(week.client, TABLE)
     assert (next_step["action"], next_step["number"]) == ("apply", 1)
     assert COLUMNS in week.properties
-    with pytest.raises(Conflict, match="Another job makes the change of the trial 1"):
+    with pytest.raises(Conflict, match="Another job has taken the trial 1"):
         finish_advice_step(week.client, TABLE, step, "failed")
     with pytest.raises(InvalidRequest, match="applied, failed or busy"):
         finish_advice_step(week.client, TABLE, next_step, "done")
@@ -291,6 +291,6 @@ def test_chosen_index_replaces_no_index_that_was_created_meanwhile(week: Week, m
 
     monkeypatch.setattr(advice_application, "_find_proposal", find_late)
     monkeypatch.setattr(advice_application, "state_of_services", lambda *_: ServicesState(running=True, enabled=True))
-    with pytest.raises(Conflict, match="was set meanwhile"):
+    with pytest.raises(Conflict, match="Another request has set the property"):
         week.client._request_json("POST", f"{make_table_path(TABLE)}/advice/apply", {}, {"id": best["id"]})
     assert '"id"' in week.properties[f"seamark.index.{index_name}"]

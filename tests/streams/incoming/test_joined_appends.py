@@ -190,7 +190,7 @@ async def test_an_unknown_outcome_is_the_answer_to_all_joined_requests(
     requests = [partial(stream.send, json.dumps([{"id": number}]).encode()) for number in range(5)]
     for status, answer in await send_together(stream, may_fail, requests):
         assert (status, answer["error"]["type"]) == (500, "CommitStateUnknownException")
-        assert "a repeat can store them twice" in answer["error"]["message"]
+        assert "may store them twice" in answer["error"]["message"]
 
 
 async def test_no_request_waits_after_an_unexpected_error_of_a_joined_append(

@@ -1,8 +1,8 @@
 """Structured logging: one line per event on standard error, as JSON or for a terminal.
 
 Standard output is reserved for the line with the server's address. Records of libraries that use `logging` (aiohttp,
-botocore) pass through the same formatting. Callers log fields, never formatted sentences with values in them, so that
-secrets can be recognised by name.
+botocore) have the same format. Callers log fields instead of sentences that contain values, so that secrets can be
+recognised by the names of their fields.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from seamark.metaserver.settings.settings import Settings
 def configure_logging(settings: Settings, worker: int | None = None) -> None:
     """Configure logging, once per process.
 
-    `worker` is added to every line if there are several workers.
+    `worker` is the number of the worker, which each line contains if there are several workers.
     """
     console = settings.log_format == "console" or (settings.log_format == "auto" and sys.stderr.isatty())
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
@@ -55,9 +55,10 @@ _STANDARD_ERROR = 2
 
 
 class _Lines:
-    """Writes whole lines, unbuffered.
+    """Writes each line at once, without a buffer.
 
-    A line that cannot be written (full disk, closed pipe) is lost, because logging must not make a request fail.
+    A line that cannot be written, for example because of a full disk or a closed pipe, is lost, because logging must
+    not make a request fail.
     """
 
     def __init__(self, *_: Any) -> None:
@@ -77,6 +78,8 @@ def _to_bytes(logger: Any, method: str, line: str) -> bytes:
 
 
 def _add_worker(worker: int) -> Any:
+    """Return a processor that adds the number of the worker to each event."""
+
     def add(logger: Any, method: str, event: dict[str, Any]) -> dict[str, Any]:
         event["worker"] = worker
         return event
@@ -85,6 +88,7 @@ def _add_worker(worker: int) -> Any:
 
 
 def _serialize(event: dict[str, Any], **_: Any) -> bytes:
+    """Return an event as JSON."""
     try:
         return encode_json(event, enc_hook=str)
     except (UnicodeEncodeError, RecursionError):
@@ -94,17 +98,18 @@ def _serialize(event: dict[str, Any], **_: Any) -> bytes:
 
 _REPR_MAX = 1000
 _QUOTING = ("aiohttp", "asyncio")
-"""The loggers of which exceptions may quote requests."""
+"""The loggers whose exceptions may quote requests."""
 
 
 class _Bridge(logging.Handler):
     """Forwards `logging` records to structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Pass a record of the standard library to structlog."""
         log = structlog.get_logger(record.name)
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and record.name.split(".")[0] in _QUOTING:
-            # Log only the frames and the type: the message may quote the request.
+            # Log only the frames and the type of the exception, because its message may quote the request.
             frames = "".join(traceback.format_tb(error.__traceback__))
             log.log(record.levelno, _read_first_line(record), error=type(error).__name__, at=frames)
             return
@@ -112,8 +117,8 @@ class _Bridge(logging.Handler):
 
 
 def _read_first_line(record: logging.LogRecord) -> str:
-    """Return the first line of the record.
+    """Return the first line of a record.
 
-    The other lines may contain a task or a protocol with the exception in it.
+    The other lines may contain the text of an exception.
     """
     return record.getMessage().partition("\n")[0]

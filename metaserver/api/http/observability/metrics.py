@@ -1,12 +1,12 @@
 """Prometheus metrics of the server.
 
-Each application has its own registry, so that two servers in one process (in tests) do not share counts. With
-several workers, a scrape reaches one of them. The supervisor therefore sets PROMETHEUS_MULTIPROC_DIR
-(`<home>/metrics`) before it starts the workers. Values are then stored in memory-mapped files, and any worker
-reports the values of all. The supervisor removes the files of a worker that has ended.
+Each application has its own registry, so that two servers in one process (in tests) do not share counts. With several
+workers, a scrape reaches only one of them. So the supervisor sets PROMETHEUS_MULTIPROC_DIR (`<home>/metrics`) before it
+starts the workers. Then values are stored in memory-mapped files, and each worker reports the values of all workers.
+The supervisor removes the files of a worker that has ended.
 
-Counts of requests and plans are accumulated in plain numbers, and `flush` adds them to the metrics: at a scrape, and
-every second for scrapes of other workers.
+Counts of requests and plans are accumulated in plain numbers. `flush` adds them to the metrics at each scrape. It also
+runs every second, for scrapes that reach other workers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from seamark.metaserver.planner.plan.planner import PlannerStats
 
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 COMMIT_OPERATIONS = frozenset({"updateTable", "commitTransaction", "replaceView", "commitChange"})
-"""The ids of the operations that move a pointer by compare-and-swap, of Iceberg REST and of Seamark."""
+"""The ids of the operations of Iceberg REST and of Seamark that move a pointer by compare-and-swap."""
 
 
 class MetricFactory:
@@ -55,10 +55,10 @@ class _PendingTimes:
         self.counts = [0] * (len(_BUCKETS) + 1)
 
     def flush(self) -> None:
+        """Add the pending times to the histogram."""
         if not any(self.counts):
             return
-        # The library's API takes only single observations. When the metrics are rendered, the library adds the
-        # buckets up.
+        # The library's API takes only single observations. The library adds up the buckets when it renders the metrics.
         self._histogram._sum.inc(self.sum)
         for bucket, count in zip(self._histogram._buckets, self.counts, strict=True):
             bucket.inc(count)
@@ -67,7 +67,7 @@ class _PendingTimes:
 
 
 class _Totals:
-    """A counter of events, with a label. Another component counts these events since the start."""
+    """A counter of events that another component counts since its start, with a label."""
 
     def __init__(self, counter: prometheus.Counter) -> None:
         self._counter = counter
@@ -92,6 +92,7 @@ class RequestMetrics:
         self._took: dict[str, _PendingTimes] = {}
 
     def observe(self, operation: str, status: int, seconds: float) -> None:
+        """Count an answered request and its duration."""
         key = (operation, status)
         self._answered[key] = self._answered.get(key, 0) + 1
         times = self._took.get(operation)
@@ -101,6 +102,7 @@ class RequestMetrics:
         times.counts[bisect_left(_BUCKETS, seconds)] += 1
 
     def flush(self) -> None:
+        """Add the pending counts to the metrics."""
         for key, count in self._answered.items():
             self._requests.labels(*key).inc(count)
         self._answered.clear()
@@ -151,12 +153,12 @@ class PlanMetrics:
 
     def __init__(self, make: MetricFactory) -> None:
         self._counters = (
-            make.create_counter("seamark_plans", "Scans planned, those answered from kept plans included."),
+            make.create_counter("seamark_plans", "Planned scans, including scans with cached plans."),
             make.create_counter(
-                "seamark_plan_files_considered", "Live files of the snapshots that scans were planned on."
+                "seamark_plan_files_considered", "Live files of the snapshots for which scans were planned."
             ),
-            make.create_counter("seamark_plan_files_kept", "Files that those plans left for the reader to open."),
-            make.create_counter("seamark_plan_seconds", "Time spent planning, reading of manifests included."),
+            make.create_counter("seamark_plan_files_kept", "Files that the plans keep for readers to open."),
+            make.create_counter("seamark_plan_seconds", "Time of planning, including the time to read manifests."),
         )
         self._since_flush = [0, 0, 0, 0.0]
         self._views = make.create_gauge("seamark_plan_views", "Snapshots whose manifests are in memory.")
@@ -165,13 +167,13 @@ class PlanMetrics:
             "seamark_plan_memory_bytes", "Bytes of decoded manifests, mapped files, views and plans."
         )
         self._decoded = make.create_gauge("seamark_plan_manifests_decoded", "Manifests decoded since start.")
-        self._hits = make.create_gauge("seamark_plan_hits", "Plans that were kept from before, since start.")
+        self._hits = make.create_gauge("seamark_plan_hits", "Plans that were returned from the cache, since start.")
         self._prepared = make.create_gauge(
             "seamark_plan_views_prepared", "Snapshots whose manifests were decoded before a plan, since start."
         )
         refused = make.create_counter(
             "seamark_plan_tables_refused",
-            "Plan tables that were not made, or renewed, by what there was no room in; statements read whole tables.",
+            "Plan tables that were refused, by the exhausted resource. Their statements read whole tables.",
             "exhausted",
         )
         self._refused = _Totals(refused)
@@ -192,7 +194,7 @@ class PlanMetrics:
     def sample(self, planner: PlannerStats, refused: Mapping[str, int]) -> None:
         """Set the current values.
 
-        `refused` counts the refused plan tables since the start, by the exhausted resource.
+        `refused` contains the numbers of refused plan tables since the start, by the exhausted resource.
         """
         self._refused.update(refused)
         self._views.set(planner.views)
@@ -210,17 +212,21 @@ class CacheMetrics:
         self._memory = make.create_gauge("seamark_cache_memory_bytes", "Memory of each cache.", "cache")
         self._bytes = make.create_gauge("seamark_metadata_cache_bytes", "Bytes of cached metadata and answers.")
         self._hits = make.create_gauge(
-            "seamark_metadata_cache_hits", "Lookups the metadata cache answered, since start."
+            "seamark_metadata_cache_hits", "Lookups that the metadata cache answered, since start."
         )
-        self._misses = make.create_gauge("seamark_metadata_cache_misses", "Lookups it had to load, since start.")
-        self._index_bytes = make.create_gauge("seamark_index_memory_bytes", "What opened index files count for.")
+        self._misses = make.create_gauge(
+            "seamark_metadata_cache_misses", "Lookups that the metadata cache did not answer, since start."
+        )
+        self._index_bytes = make.create_gauge(
+            "seamark_index_memory_bytes", "Bytes that open index files count for in the memory limit."
+        )
         self._index_evictions = make.create_gauge(
-            "seamark_index_evictions", "Opened index files that were closed for others, since start."
+            "seamark_index_evictions", "Open index files that were evicted from memory, since start."
         )
         self._names: set[str] = set()
 
     def sample(self, used_bytes: Mapping[str, int], metadata: CacheStats, indexes: CacheStats) -> None:
-        """Set the current values. `used_bytes` has the bytes of each cache; a cache without an entry has 0 bytes."""
+        """Set the current values. `used_bytes` contains the bytes of each cache. A missing cache has 0 bytes."""
         for cache in self._names - used_bytes.keys():
             self._memory.labels(cache).set(0)
         for cache, size_bytes in used_bytes.items():
@@ -239,7 +245,7 @@ class PeerMetrics:
     def __init__(self, make: MetricFactory) -> None:
         reads = make.create_counter(
             "seamark_peer_reads",
-            "Reads of immutable files, by where the content came from, and failures of replicas.",
+            "Reads of immutable files, by the source of the content, and failures of replicas.",
             "source",
         )
         self._reads = _Totals(reads)
@@ -267,12 +273,14 @@ class JobMetrics:
         )
         self._bytes = make.create_counter(
             "seamark_service_bytes",
-            "Bytes of data files that jobs of table services replaced, wrote, or read and lost to writers.",
+            "Bytes of data files that jobs of table services replaced or wrote, or read before a commit conflict.",
             "service",
             "kind",
         )
         self._lag = make.create_gauge(
-            "seamark_service_lag_seconds", "How long the oldest job of a table service has been due.", "service"
+            "seamark_service_lag_seconds",
+            "Seconds for which the oldest job of a table service has been due.",
+            "service",
         )
         self._failing = make.create_gauge(
             "seamark_service_failing_tables", "Tables whose last job of a table service failed.", "service"
@@ -289,7 +297,7 @@ class JobMetrics:
         )
         self._running_bytes = make.create_gauge(
             "seamark_service_running_bytes",
-            "Bytes of data files that the running jobs have read, and that they will have read in the end.",
+            "Bytes of data files that the running jobs have read, and that they will read in total.",
             "service",
             "kind",
         )
@@ -307,7 +315,7 @@ class JobMetrics:
         self._queued.set(count)
 
     def set_job_lag(self, service: str, lag_s: float, failing: int) -> None:
-        """Set how many seconds the oldest job has been due, and the number of tables whose last job failed."""
+        """Set for how many seconds the oldest job has been due, and the number of tables whose last job failed."""
         self._lag.labels(service).set(lag_s)
         self._failing.labels(service).set(failing)
 
@@ -340,7 +348,7 @@ class GatewayCacheMetrics:
             "seamark_gateway_cache_served_bytes", "Bytes of reads by their source, since start.", "source"
         )
         self._events = make.create_gauge(
-            "seamark_gateway_cache_events", "What happened in the gateway's cache, since start.", "event"
+            "seamark_gateway_cache_events", "Events in the gateway's cache, since start.", "event"
         )
 
     def sample(
@@ -369,7 +377,9 @@ class StreamMetrics:
         self._rows = make.create_gauge("seamark_stream_waiting_rows", "Rows of stream tables that wait for a flush.")
         self._bytes = make.create_gauge("seamark_stream_waiting_bytes", "Memory of rows that wait for a flush.")
         self._age = make.create_gauge(
-            "seamark_stream_oldest_seconds", "How long the oldest row in memory has waited for a flush.", mode="livemax"
+            "seamark_stream_oldest_seconds",
+            "Seconds for which the oldest row in memory has waited for a flush.",
+            mode="livemax",
         )
         self._fresh = make.create_gauge("seamark_stream_fresh_files", "Fresh files that the next plans may name.")
         self._failed = make.create_gauge(
@@ -379,14 +389,14 @@ class StreamMetrics:
             name: make.create_counter(f"seamark_stream_{name}", text)
             for name, text in (
                 ("appended_rows", "Rows that were appended to stream tables."),
-                ("appended_bytes", "Bytes of these rows in the log."),
-                ("refused_appends", "Appends that were refused until later: memory, a pause, or the log."),
+                ("appended_bytes", "Bytes in the log of the rows that were appended to stream tables."),
+                ("refused_appends", "Appends that were refused for now, because of memory, a pause, or the log."),
                 ("flushes", "Flushes that added rows to tables."),
                 ("flushed_rows", "Rows that flushes added to tables."),
-                ("failed_flushes", "Flushes that failed; they are tried again."),
+                ("failed_flushes", "Flushes that failed, and that are tried again."),
                 ("topic_messages", "Messages of input topics that were read."),
-                ("topic_rows", "Rows of these messages that were appended."),
-                ("topic_rejected", "Rows and messages of input topics that do not fit their table."),
+                ("topic_rows", "Rows of the messages of input topics that were appended."),
+                ("topic_rejected", "Rows and messages of input topics that are not valid for their table."),
                 ("topic_lost", "Messages that were not appended because Kafka has used their offsets before."),
             )
         }
@@ -412,12 +422,14 @@ class StreamMetrics:
 
 
 class LoadMetrics:
-    """The work that waits in the worker: its event loop, the store's writer, watchers."""
+    """The waiting work of the worker: the delay of its event loop, waiting transactions, and watchers."""
 
     def __init__(self, make: MetricFactory) -> None:
         self._queue = make.create_gauge("seamark_store_queue_depth", "Transactions that wait for the store's writer.")
-        self._watchers = make.create_gauge("seamark_timeline_watchers", "Long-polls and event streams held open.")
-        self._lag = make.create_gauge("seamark_event_loop_lag_seconds", "How late the event loop runs.", mode="livemax")
+        self._watchers = make.create_gauge("seamark_timeline_watchers", "Long-polls and event streams that are open.")
+        self._lag = make.create_gauge(
+            "seamark_event_loop_lag_seconds", "Delay with which the event loop runs tasks.", mode="livemax"
+        )
 
     def sample(self, lag_s: float, watchers: int, transacting: int) -> None:
         self._lag.set(max(0.0, lag_s))
@@ -426,7 +438,7 @@ class LoadMetrics:
 
 
 class EventMetrics:
-    """The delivery of events to webhooks, Kafka and NATS. Implements `DeliveryObserver`."""
+    """The delivery of events to webhooks, Kafka and NATS. The class implements `DeliveryObserver`."""
 
     def __init__(self, make: MetricFactory) -> None:
         self._webhook_failures = make.create_counter(
@@ -436,7 +448,10 @@ class EventMetrics:
             "seamark_event_failures", "Deliveries of events that failed and will be tried again.", "target"
         )
         self._lag = make.create_gauge(
-            "seamark_event_lag_seconds", "Age of the oldest event that a target waits for.", "target", mode="livemax"
+            "seamark_event_lag_seconds",
+            "Age of the oldest event that a target has not received.",
+            "target",
+            mode="livemax",
         )
         self._lags: dict[str, dict[str, float]] = {}
 
@@ -452,7 +467,8 @@ class EventMetrics:
 
 
 MULTIPROCESS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-# The creation time of each series would double the answer and add no information to the start time of the process.
+# The creation time of each series would double the size of the answer. It is about the same as the start time of the
+# process, which the answer has.
 prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
@@ -491,7 +507,7 @@ class ServerMetrics:
         self.plans.flush()
 
     def render(self) -> bytes:
-        """Return the text exposition format, for all workers."""
+        """Return the metrics of all workers in the text exposition format."""
         self.flush()
         folder = os.environ.get(MULTIPROCESS_VARIABLE)
         if folder is None:

@@ -1,8 +1,8 @@
-"""OpenTelemetry traces, one span per request, sent to `otel_endpoint` over OTLP/HTTP.
+"""OpenTelemetry traces with one span for each request, sent to `otel_endpoint` over OTLP/HTTP.
 
 The SDK is an optional dependency (`pip install 'seamark[otel]'`). Only this module imports the SDK, and the composition
-root loads this module only if an endpoint is set, so tracing costs nothing otherwise. A span has the same fields as the
-log line. The client's W3C `traceparent` becomes the parent.
+root loads this module only if an endpoint is set, so a server without tracing needs no memory for it. A span has the
+same fields as the log line. The client's W3C `traceparent` becomes the parent of the span.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EXPORT_TIMEOUT_S = 5
 
 @asynccontextmanager
 async def open_tracing(settings: Settings) -> AsyncIterator[Tracer]:
-    """Yield a tracer. A thread of the SDK sends its spans in batches; the remaining spans are sent when the block ends.
+    """Yield a tracer, whose spans a thread of the SDK sends in batches. The last batch is sent when the context ends.
 
     `otel_endpoint` is the collector's base URL (http://host:4318) or the full path to /v1/traces.
     """

@@ -1,10 +1,11 @@
-"""The headers with which a client reads rows of stream tables that no commit has added yet.
+"""The headers with which a client reads rows of stream tables before a commit adds them.
 
-`X-Seamark-Fresh: true`: loadTable answers with a current snapshot that includes these rows, and the routes that read a
-table read it at such a snapshot. The header is for engines that plan by themselves, and for Seamark's own readers.
+`X-Seamark-Fresh: true` requests a fresh snapshot, which includes these rows. loadTable returns it as the current
+snapshot, and the routes that read a table read it. The header is for engines that plan by themselves, and for Seamark's
+own readers.
 
-`X-Seamark-After`: tokens of rows that the client has written. The answer includes at least these rows, or the server
-refuses the request. A token is `UUID/SHARD:END,SHARD:END…`, where END is the offset after the last row.
+`X-Seamark-After` contains tokens of rows that the client has written. The answer includes at least these rows, or the
+server refuses the request. A token is `UUID/SHARD:END,SHARD:END…`, where END is the offset after the last row.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ FRESH = Parameter(
 AFTER = Parameter(
     AFTER_HEADER,
     "header",
-    "Tokens of appended rows, separated by spaces. The answer includes at least these rows; if this server does not "
-    "have them yet, the answer is 503 with Retry-After. Tokens of other tables are ignored.",
+    "Tokens of appended rows, separated by spaces. The answer includes at least these rows. If this server does not "
+    "have the rows yet, the answer is 503 with Retry-After. Tokens of other tables are ignored.",
     {"type": "string"},
 )
 _TOKENS_CHARACTERS_MAX = 8192
@@ -46,15 +47,15 @@ def reads_fresh(headers: Mapping[str, str]) -> bool:
 
 
 def encode_token(uuid: str, ends: Mapping[int, int]) -> str:
-    """Return the token of rows of a table, from the offset after the last row of each shard."""
+    """Return the token of rows of a table. `ends` contains the offset after the last row of each shard."""
     return f"{uuid}/{','.join(f'{shard}:{end}' for shard, end in sorted(ends.items()))}"
 
 
 def read_required_offsets(headers: Mapping[str, str], uuid: str) -> dict[int, int]:
-    """Return the offsets of a table that an answer has to reach, by shard; empty without tokens of the table.
+    """Return the offsets that an answer must reach for a table, by shard. The result is empty without tokens.
 
     Raises:
-        BadRequest: The header has something other than tokens.
+        BadRequest: The header contains text that is not a token.
     """
     text = headers.get(AFTER_HEADER, "")
     if not text:

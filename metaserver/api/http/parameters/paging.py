@@ -1,7 +1,7 @@
-"""Paging of Seamark's listings. Pages are always bounded, unlike those of the Iceberg specification.
+"""Paging of Seamark's listings. In contrast to the Iceberg specification, the size of a page is always limited.
 
-The token of a page of a snapshot contains the snapshot and a checksum of the request, so that all pages of a listing
-refer to the same snapshot, regardless of commits in between.
+The token of a page contains the snapshot and a checksum of the request. So all pages of a listing refer to the same
+snapshot, even if there are commits between the requests.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ _POSITION_MAX = 2**63 - 1
 
 PAGING = (
     Parameter("pageToken", "query", "The next-page-token of the previous answer.", {"type": "string"}),
-    Parameter("pageSize", "query", "Maximum number of items.", {"type": "integer", "minimum": 1}),
+    Parameter("pageSize", "query", "The maximum number of items.", {"type": "integer", "minimum": 1}),
 )
 
 
 class _Token(msgspec.Struct, frozen=True, array_like=True):
+    """The content of a page token."""
+
     version: int
     checksum: int
     snapshot_id: int | None
@@ -34,7 +36,7 @@ def write_token(checksum: int, snapshot_id: int | None, position: int) -> str:
     """Return the token of the next page.
 
     Args:
-        checksum: The CRC-32 of everything else that the pages depend on.
+        checksum: The CRC-32 of all other values on which the pages depend.
         snapshot_id: The snapshot of the listing.
         position: The position of the next item, from 0.
     """
@@ -43,10 +45,10 @@ def write_token(checksum: int, snapshot_id: int | None, position: int) -> str:
 
 
 def read_token(text: str, checksum: int, metadata: TableMetadata) -> tuple[int | None, int]:
-    """Return the snapshot and the position.
+    """Return the snapshot and the position in a page token.
 
     Raises:
-        BadRequest: The token belongs to another request, or the snapshot has expired.
+        BadRequest: The token belongs to a different request, or the snapshot has expired.
     """
     try:
         packed = decode_base64url(text)

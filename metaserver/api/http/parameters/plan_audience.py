@@ -1,9 +1,9 @@
-"""`X-Seamark-Plans`: the header that makes plans visible as snapshots to an adapter and the engine's catalog.
+"""The header `X-Seamark-Plans`, which makes plans visible as snapshots to an adapter and the engine's catalog.
 
-The operator chooses the value and configures it in the adapter and in the catalog. Requests with the header use plan
-snapshots: a plan that they create has no name, and loadTable adds the snapshots of the plans with that value to its
-answer. For such a request, the name of a plan table does not resolve. A user of such a catalog therefore cannot use a
-plan's name, and the engine's access rules for the table apply.
+The operator chooses the value of the header, and configures it in the adapter and in the catalog. Requests with the
+header use plan snapshots instead of plan tables: a plan that they create has no name, and loadTable adds the snapshots
+of the plans with the same value to its answer. For these requests, the name of a plan table does not resolve. So a user
+of the catalog cannot use the name of a plan, and the engine's access rules for the table apply.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _VALUE = re.compile(r"[!-~]{1,100}")
 AUDIENCE = Parameter(
     HEADER,
     "header",
-    "The audience: a value that the proxy and the engine's catalog share. With it, plans are snapshots of"
-    " the table instead of plan tables.",
+    "The audience: a value that the proxy and the engine's catalog share. With this header, plans are snapshots of the"
+    " table instead of plan tables.",
     {"type": "string", "pattern": "^[!-~]{1,100}$"},
 )
 

@@ -1,8 +1,8 @@
-"""Decodes requests: names in the path, values of the query, the idempotency key.
+"""Decoding of requests: the names in the path, the values of the query, and the idempotency key.
 
 Names are decoded from the raw path, because aiohttp's decoded path does not distinguish `%25FF` from `%FF`. In a path
-segment `+` is a space, as in a form: Iceberg Java's client (Spark, Trino, Flink) encodes names that way, and PyIceberg
-sends a plus as `%2B`. If a parameter cannot be decoded, BadRequest names it.
+segment, `+` is a space, as in a form: Iceberg Java's client (Spark, Trino, Flink) encodes names in this way, and
+PyIceberg sends a plus as `%2B`. If a parameter cannot be decoded, BadRequest names it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def parse_names(raw_path: str, template: str, variables: tuple[str, ...]) -> tup
 
 @memoize(2048)
 def read_namespace(raw_path: str, template: str) -> NamespacePath:
-    """Return the namespace in the path; levels are separated by 0x1F (`%1F`).
+    """Return the namespace in the path. Its levels are separated by 0x1F (`%1F`).
 
     Raises:
         BadRequest: The namespace is invalid.
@@ -58,7 +58,7 @@ def read_namespace(raw_path: str, template: str) -> NamespacePath:
     return parse_namespace(_decode_segment(raw_path.split("/")[_find_position(template, "namespace")], "namespace"))
 
 
-@lru_cache(maxsize=8192)  # Cache the results. The function is pure, and runs for every load of a table.
+@lru_cache(maxsize=8192)  # Each load of a table calls the function.
 def make_table_path(namespace: NamespacePath, name: str, prefix: str) -> str:
     """Return `v1/…/namespaces/{namespace}/tables/{name}`, percent-encoded, relative to the catalog's URI."""
     levels = quote(NAMESPACE_SEPARATOR.join(namespace), safe="")
@@ -67,10 +67,10 @@ def make_table_path(namespace: NamespacePath, name: str, prefix: str) -> str:
 
 
 def read_page_query(query: Mapping[str, str]) -> tuple[str | None, int | None]:
-    """Return `(pageToken, pageSize)` of a listing of the REST specification. An absent parameter is None.
+    """Return `pageToken` and `pageSize` of a listing of the REST specification, or None for an absent parameter.
 
-    A size without a token is checked and then ignored: a client that pages sends an empty token first, and every other
-    client must receive all items in one answer.
+    A size without a token is checked, and then ignored: a client that uses pages first sends an empty token, and all
+    other clients must receive all items in one answer.
     """
     size, token = query.get("pageSize"), query.get("pageToken")
     checked = None if size is None else _parse_page_size(size)
@@ -80,7 +80,7 @@ def read_page_query(query: Mapping[str, str]) -> tuple[str | None, int | None]:
 def read_boolean_query(query: Mapping[str, str], name: str) -> bool:
     """Return the value of a boolean parameter, or False if it is absent.
 
-    PyIceberg sends True, and Iceberg Java sends true, so case is ignored.
+    PyIceberg sends `True`, and Iceberg Java sends `true`, so the case is ignored.
     """
     text = query.get(name, "false")
     value = _BOOLEANS.get(text.lower())
@@ -90,7 +90,7 @@ def read_boolean_query(query: Mapping[str, str], name: str) -> bool:
 
 
 async def read_key(request: web.Request) -> IdempotencyKey | None:
-    """Return the idempotency key with the scope and the digest of the request, or None without such a header.
+    """Return the idempotency key with the scope and the digest of the request, or None if there is no such header.
 
     Raises:
         BadRequest: The key is invalid.
@@ -99,7 +99,7 @@ async def read_key(request: web.Request) -> IdempotencyKey | None:
     if not keys:
         return None
     if len(keys) > 1:
-        raise BadRequest(f"The request has {len(keys)} {IDEMPOTENCY_KEY} headers; send one")
+        raise BadRequest(f"The request has {len(keys)} {IDEMPOTENCY_KEY} headers; send one header")
     key = keys[0].strip().lower()
     if not _UUID7.fullmatch(key):
         raise BadRequest(f"{IDEMPOTENCY_KEY} is {keys[0][:60]!r}; it must be a UUID of version 7 (RFC 9562)")
@@ -113,8 +113,8 @@ async def read_key(request: web.Request) -> IdempotencyKey | None:
 def _hash(body: bytes, query: str) -> str:
     """Return a digest of the request.
 
-    The digest covers JSON with sorted keys, so a repeated request may be serialised differently. A large body must be
-    repeated byte by byte, because decoding 64 MB blocks the interpreter for seconds and takes ten times the memory.
+    For JSON, the digest sorts keys, so a repeated request may be serialised differently. A large body must be repeated
+    byte by byte, because decoding 64 MB blocks the interpreter for seconds, and takes ten times the memory.
     """
     canonical = body
     if len(body) <= bodies.QUICK_BYTES:
@@ -139,6 +139,11 @@ def _find_position(template: str, variable: str) -> int:
 
 
 def _decode_segment(segment: str, subject: str) -> str:
+    """Decode a segment of a path.
+
+    Raises:
+        BadRequest: The segment is not percent-encoded UTF-8.
+    """
     raw = segment.encode()
     at = raw.find(b"%")
     while at >= 0:

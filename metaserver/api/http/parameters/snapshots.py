@@ -13,20 +13,22 @@ from seamark.metaserver.api.http.describe import Parameter
 
 _DIGITS_MAX = 19
 SNAPSHOT = (
-    Parameter("snapshot-id", "query", "The snapshot to read; default: the current snapshot.", {"type": "integer"}),
+    Parameter(
+        "snapshot-id", "query", "The snapshot to read. The default is the current snapshot.", {"type": "integer"}
+    ),
     Parameter("ref", "query", "A branch or tag, instead of snapshot-id.", {"type": "string"}),
     Parameter(
         "as-of",
         "query",
-        "Milliseconds since the epoch, instead of snapshot-id: the snapshot that was current at this time, by"
-        " the table's snapshot log.",
+        "A time in milliseconds since the epoch, instead of snapshot-id. The snapshot that was current at this time is"
+        " read, by the table's snapshot log.",
         {"type": "integer"},
     ),
 )
 
 
 def find_requested_snapshot(query: Mapping[str, str], metadata: TableMetadata) -> int | None:
-    """Return the id of the snapshot that the query parameters name. See `resolve_snapshot_id`."""
+    """Return the id of the snapshot that the query parameters name; see `resolve_snapshot_id`."""
     return resolve_snapshot_id(
         metadata,
         parse_whole_number(query.get("snapshot-id"), "snapshot-id"),
@@ -60,6 +62,11 @@ def resolve_snapshot_id(
 
 
 def _find_snapshot_of_ref(metadata: TableMetadata, name: str) -> int | None:
+    """Return the snapshot id of a branch or tag, or None if the table has no snapshot.
+
+    Raises:
+        BadRequest: The table does not have this branch or tag.
+    """
     ref = metadata.refs.get(name)
     if ref is not None:
         return ref.snapshot_id
@@ -70,7 +77,7 @@ def _find_snapshot_of_ref(metadata: TableMetadata, name: str) -> int | None:
 
 
 def _find_snapshot_at(metadata: TableMetadata, as_of_ms: int) -> int:
-    """Return the current snapshot of main at a time, like Java's `SnapshotUtil.snapshotIdAsOfTime`."""
+    """Return the snapshot that was current on main at a time, like Java's `SnapshotUtil.snapshotIdAsOfTime`."""
     snapshot_id = None
     for entry in metadata.snapshot_log:
         if entry.timestamp_ms <= as_of_ms:
@@ -83,7 +90,7 @@ def _find_snapshot_at(metadata: TableMetadata, as_of_ms: int) -> int:
 
 
 def parse_whole_number(text: str | None, name: str) -> int | None:
-    """Return the number, or None if the text is None.
+    """Parse a whole number, or return None if the text is None.
 
     Raises:
         BadRequest: The text is not a whole number.
@@ -97,7 +104,7 @@ def parse_whole_number(text: str | None, name: str) -> int | None:
 
 
 def select_schema(metadata: TableMetadata, schema_id: int) -> TableMetadata:
-    """Return the metadata with this schema as its current schema, to resolve names in filters.
+    """Return the metadata with this schema as the current schema, which resolves names in filters.
 
     Raises:
         BadRequest: The table no longer has the schema.
