@@ -82,7 +82,7 @@ class Views:
         return metadata
 
     async def _is_recorded(self, entry: Entry, metadata: ViewMetadata) -> bool:
-        """Return whether the view was committed with this content, or before fingerprints were recorded."""
+        """Return whether the view was committed with this content, or by a version that recorded no fingerprints."""
         fingerprint = compute_view_fingerprint(metadata, entry.metadata_location)
         if self._recorded.get(entry.metadata_location) == fingerprint:
             return True
@@ -129,7 +129,7 @@ class Views:
         return LoadedView(entry=entry, metadata=metadata)
 
     async def register(self, caller: Caller, namespace: NamespacePath, name: str, location: str) -> LoadedView:
-        """Create a name for existing metadata.
+        """Create a name for an existing metadata file of a view.
 
         Raises:
             BadRequest: The file is outside the warehouse, or is not a valid metadata file.
@@ -168,7 +168,7 @@ class Views:
         requirements: builtins.list[dict[str, Any]],
         updates: builtins.list[dict[str, Any]],
     ) -> LoadedView:
-        """Update a view. If another commit comes first, try again on the current metadata.
+        """Update a view. If another commit comes first, try again with the new metadata.
 
         Raises:
             CommitConflict: A requirement failed, or other commits came first in every attempt.

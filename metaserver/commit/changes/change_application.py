@@ -1,4 +1,4 @@
-"""Applies one change: creates a snapshot of the change on the current head, and again on a new head after a lost race.
+"""Applies one change: creates its snapshot on the current head of the branch, and on each new head after a lost race.
 
 `prepare` runs before the commit lock is taken. It checks the files and writes the manifests of the added files. `apply`
 runs under the lock. It finds the files to remove, checks for conflicts, and writes all other files. Later attempts
@@ -61,14 +61,14 @@ from seamark.metaserver.planner.plan.planner import Planner
 DECODED_BYTES_MAX = 2 << 30
 """The memory limit for the decoded manifests of one change."""
 _IN_THREAD_FILES = 200
-"""The number of added files above which they are decoded in a thread."""
+"""The number of added files above which a thread decodes them."""
 
 
 class LocationChecks:
     """Checks that the table may refer to the files that a change reads. An instance belongs to one attempt.
 
-    Writers can overwrite manifest lists and manifests after their commit. Therefore each path is checked before the
-    server reads the file. Otherwise, the outcome of a change could reveal the content of another table's file. Each
+    Writers can overwrite manifest lists and manifests after their commit. Therefore the server checks each path before
+    it reads the file. Otherwise, the outcome of a change could reveal the content of another table's file. Each
     folder is checked once.
     """
 
@@ -105,7 +105,7 @@ class ChangeApplication:
         """Prepare the application of a change.
 
         Args:
-            uuid: The UUID that the database has for the table.
+            uuid: The UUID of the table in the database.
         """
         self._context = context
         self._uuid = uuid
@@ -124,8 +124,7 @@ class ChangeApplication:
         self._filter: RemovalFilter | None = None
         self._needed: frozenset[str] = frozenset()
         self._removal: str | None = None
-        """The note of the last removal of orphan files. The added files were checked to exist in the storage after it.
-        """
+        """The note of the last removal of orphan files after which the added files were found in storage."""
 
     @property
     def written(self) -> list[str]:
@@ -200,9 +199,9 @@ class ChangeApplication:
         self._removal = note
 
     async def preload(self, metadata: TableMetadata) -> None:
-        """Read the files that `apply` will need before the lock is taken, so other changes wait less.
+        """Read the files that `apply` will need into the caches, before the lock is taken. So other changes wait less.
 
-        Only the caches keep the results. `apply` reads the files again for the head that is current at that time.
+        The head may change before the lock is taken. `apply` reads the files for the head that is current then.
         """
         change = self._change
         assert change is not None
@@ -237,9 +236,9 @@ class ChangeApplication:
     async def _make_path_check(self, metadata: TableMetadata) -> Callable[[str], object]:
         """Return a function that checks the location of a file.
 
-        A location must be in the warehouse. The files of a confined writer must also be in the locations of the table.
-        Otherwise, the table would give access to files of another table. The locations of the table come from the
-        database, because a writer may overwrite the metadata file.
+        A location must be in the warehouse. If the writer is confined to some namespaces, the files must also be in the
+        locations of the table. Otherwise, the table would give access to files of another table. The locations of the
+        table come from the database, because a writer may overwrite the metadata file.
         """
         warehouse = self._context.warehouse
         if self._caller.confined_to is None:
@@ -297,7 +296,7 @@ class ChangeApplication:
             conflicts = ConflictCheck(files, manifests, metadata, listed, change, to_remove)
             await conflicts.check(parent, self._context.settings.commit_history_limit)
             await check_row_counts(manifests, listed, change, to_remove)
-        else:  # The undo has checked more than a conflict check would.
+        else:  # The undo has already checked the later commits.
             added, counts = await self._restore(undo, metadata), count_files(undo.restored_files)
         new = change.deletes if undo is None else undo.restored_files
         vectors = await run_by_count(len(new), lambda: {file.file_path for file in new if file.is_deletion_vector})
@@ -324,7 +323,7 @@ class ChangeApplication:
         return produced
 
     async def _restore_removals(self, manifests: Manifests, metadata: TableMetadata, undo: Undo) -> TableMetadata:
-        """Return metadata whose manifests no longer mark the restored files as DELETED."""
+        """Return table metadata in whose snapshots no manifest marks a restored file as DELETED."""
         assert self._writer is not None
         assert self.request.undo_snapshot_id is not None
         undone = metadata.snapshot(self.request.undo_snapshot_id)
@@ -351,10 +350,10 @@ class ChangeApplication:
         return tuple(stored)
 
     async def _check_new(self, listed: tuple[ManifestFile, ...], metadata: TableMetadata) -> None:
-        """Check that no added file is live already, according to cached manifests.
+        """Check that no added file is already live, according to cached manifests.
 
-        After a lost reply, a client may send a change again. Its files must not be added twice, and they must not be
-        deleted after the refusal.
+        After a lost reply, a client may send a change again. Its files must not be added twice, and the server must not
+        delete them after it refuses the change.
 
         Raises:
             AlreadyExists: An added file is live.

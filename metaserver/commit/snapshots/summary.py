@@ -1,8 +1,8 @@
 """The summary of a snapshot (Iceberg spec, "Snapshots", and appendix F, "Optional Snapshot Summary Fields").
 
 The rules are those of Java's `SnapshotSummary`. Zero counts are omitted. A total is the parent's total plus the count
-that this snapshot adds, minus the count that it removes. If the parent lacks a total or the result is invalid, the
-total is omitted, because every later snapshot would repeat a wrong total.
+that this snapshot adds, minus the count that it removes. If the parent has no total, or the result is invalid, the
+total is omitted, because a wrong total would be carried over to every later snapshot.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from seamark.metaserver.commit.change_requests.change_body import Producer
 
 _TOTALS = ("data-files", "delete-files", "records", "files-size", "position-deletes", "equality-deletes")
 _REMOVED_AS = {"data-files": "deleted-data-files", "records": "deleted-records"}
-"""Iceberg names these counts `deleted-` instead of `removed-`."""
+"""The names of removed counts that begin with `deleted-` instead of `removed-` in Iceberg."""
 _DIGITS_MAX = 18
 
 
 class SummaryCounts(NamedTuple):
-    """Counts over added or removed files."""
+    """The counts of added files or of removed files."""
 
     counts: dict[str, int]
     """The counts by name, without the prefix `added-` or `removed-`."""
@@ -68,7 +68,7 @@ def build_summary(
 
     Args:
         parent: The summary of the parent snapshot, or None if there is no parent.
-        properties: The properties that the client states.
+        properties: Additional entries that the client sent.
     """
     summary = {"operation": operation, **properties}
     if producer is not None:
