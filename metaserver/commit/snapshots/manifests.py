@@ -298,7 +298,7 @@ class Manifests:
                 self._blocks.put(manifest.manifest_path, decoded, decoded.size_bytes)
             if decoded.spec_id != manifest.partition_spec_id or decoded.content > manifest.content:
                 raise Corrupt(
-                    f"The partition spec or the content of manifest {manifest.manifest_path} differs from its manifest list"
+                    f"The spec or the content of manifest {manifest.manifest_path} differs from its manifest list"
                 )
             if memory is not None:
                 memory.hold(("block", manifest.manifest_path), decoded.size_bytes)
