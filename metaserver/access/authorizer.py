@@ -1,8 +1,8 @@
 """Authorization: decides whether a principal may do an operation on an object.
 
 Each operation needs privileges on an object (`RULES`). The grants of the principal give privileges on objects and on
-everything in them (`rights/decisions.py`). Only if the grants are not sufficient does the built-in authorizer read the
-database, to find out whether the principal owns the table, view or function.
+everything in them (`rights/decisions.py`). The built-in authorizer reads the
+database only if the grants are not sufficient, to determine whether the principal owns the table, view or function.
 
 | privileges | operations |
 |---|---|

@@ -313,7 +313,7 @@ class OpaAuthorizer(Authorizer):
         return self._grants.list_owning_namespaces(principal)
 
     def list_reusing_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...]:
-        # The policy might deny access to the dropped object, but is not asked about dropped objects.
+        # The policy might deny access to the dropped object, but does not decide about dropped objects.
         return ()
 
 

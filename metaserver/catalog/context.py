@@ -193,7 +193,7 @@ class CatalogContext:
         """Run the operations in one transaction, and wake the requests that watch the timeline.
 
         One of the operations records an instant. If the reply of the database is lost, the method looks for this
-        instant to find out whether the transaction was committed.
+        instant to determine whether the transaction was committed.
 
         Raises:
             Forbidden: An operation adds to a namespace that has reached its limit.
@@ -212,7 +212,7 @@ class CatalogContext:
             self.timeline.notify()
 
     def create_entry(self, caller: Caller, entry: Entry) -> list[Operation]:
-        """Return the operations that create an entry. They make the caller its owner if the caller's rights say so."""
+        """Return the operations that create an entry, and make the caller its owner if its rights include this."""
         return [CreateEntry(entry=entry), *make_owner(caller, entry.namespace, entry.kind.value, entry.name)]
 
     async def create_and_transact(self, location: str, data: bytes, operations: Sequence[Operation]) -> None:

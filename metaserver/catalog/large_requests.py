@@ -20,7 +20,7 @@ LARGE_BYTES = 128 << 10
 
 
 class LargeRequests(FairLock):
-    """A lock under which one large request runs at a time. The principals take turns."""
+    """A lock for large requests. It serves one request at a time, and the waiting principals in rotation."""
 
     async def run_by_size(self, holder: str, size_bytes: int, work: Callable[[], T]) -> T:
         """Run `work`, which has no side effects, and return its result.

@@ -57,7 +57,7 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 def make_owner(caller: Caller, namespace: NamespacePath, kind: str = NAMESPACE, name: str = "") -> list[Operation]:
-    """Return the operations that make the caller the owner of a new entry, if its rights say so."""
+    """Return the operations that make the caller the owner of a new entry, if its rights include this."""
     if not any(namespace[: len(path)] == path for path in caller.owns_created_in):
         return []
     return [SaveGrant(Grant(caller.principal_name, OWNER, namespace, kind, name))]

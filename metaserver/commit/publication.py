@@ -124,7 +124,7 @@ class EnginePriority(Protocol):
 
 
 class Races:
-    """Counts the races that one commit has lost against other processes, and gives it priority after several losses.
+    """Counts the races that a commit has lost against other processes, and gives it priority after several losses.
 
     The priority is stored in the database. While a process has priority, other processes lose their races. The priority
     ends with the `async with` block, or after `_PRIORITY_MS`. Therefore no process loses every race, even if other

@@ -180,7 +180,7 @@ class GatewayRunner(ConnectionRunner):
 
 
 class SentAnswer(web.StreamResponse):
-    """A response that tells aiohttp that the answer was already sent."""
+    """A response that makes aiohttp assume that the answer was already sent."""
 
     def __init__(self, status: int, length: int) -> None:
         super().__init__(status=status)

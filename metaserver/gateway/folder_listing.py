@@ -40,8 +40,8 @@ def _walk(root: RootFolder, path: str, start: str, prefix: str, after: str, *, g
             continue
         name = path + "/" + key[len(start) :].rstrip("/")
         if is_folder:
-            # A folder may contain keys greater than `after` even if its own key is not greater. This is not so for a
-            # common prefix.
+            # A folder may contain keys greater than `after` even if its own key is not greater. A common prefix may not
+            # be listed again.
             if encode_key(key) <= floor and (not after.startswith(key) or (grouped and after == key)):
                 continue
             if not grouped:

@@ -329,8 +329,8 @@ def _read_span(call: S3Call, answer: aiohttp.ClientResponse) -> tuple[int, int, 
 async def _to_client(work: Awaitable[object]) -> None:
     """Run `work`, which sends bytes to the client. If the client has closed the connection, raise ConnectionError.
 
-    aiohttp raises the same error for connections to the store, so without this function, the gateway could not tell
-    them apart.
+    aiohttp raises the same error for connections to the store, so without this function, the gateway could not
+    distinguish them apart.
     """
     try:
         await work

@@ -1,4 +1,4 @@
-"""Detects conflicts of a change with the snapshots after the one that it has read (docs/design/0004, "What conflicts").
+"""Detects conflicts of a change with snapshots that were committed after its read (docs/design/0004, "What conflicts").
 
 A change is accepted only if its computation from the current snapshot would give the same result, as far as the
 isolation level requires. If this is uncertain, the change is refused. So a refused change may have been correct, but an

@@ -42,7 +42,7 @@ from seamark.metaserver.store.port import InstantFilter, PointerStore
 
 ACTION = "expiration"
 SNAPSHOTS_MAX = 1000
-"""The maximum number of snapshots that one expiration removes. The next expiration removes further snapshots."""
+"""The maximum number of snapshots that an expiration removes. The next expiration removes further snapshots."""
 _MEMORY_DIVISOR = 8
 """The divisor of `commit_memory_bytes` for the memory of the manifests that an expiration reads."""
 _DELETED_FILES_PER_BATCH = 100

@@ -49,7 +49,7 @@ class SendBudget:
 
 
 class AnswerBudget:
-    """The part of a `SendBudget` that one answer uses."""
+    """The part of a `SendBudget` that an answer uses."""
 
     __slots__ = ("_budget", "_holder", "_size_bytes")
 
