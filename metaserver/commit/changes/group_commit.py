@@ -3,8 +3,8 @@
 The outcome of a change is committed, refused or unknown (docs/design/0001, "The commit"). The changes of a group share
 a metadata file and a transaction. Each change has its own snapshot, instant, response and conflicts, and a refused
 change does not affect the other changes. The last sequence number of a producer is read before its change is applied,
-and is advanced in the transaction that publishes the change. Files are deleted as soon as it is
-certain that no snapshot refers to them.
+and is advanced in the transaction that publishes the change. When it is certain that no snapshot
+refers to a file, the file is deleted.
 """
 
 from __future__ import annotations
