@@ -246,7 +246,7 @@ class StreamTable:
         return await append_to_tables({self: batches}, producer)
 
     async def get_fresh_rows(self, flushed: Mapping[int, int]) -> FreshRows:
-        """Return fresh files with the rows that were acknowledged before the call and are not in the files of a pointer.
+        """Return fresh files with the rows that were acknowledged before the call, except rows in a pointer's files.
 
         Fresh files are written at most once in `fresh_interval_s` for all readers. A reader waits for the next write if
         necessary, so that it gets all rows. If a slow write fails, all waiting readers get its error, because otherwise

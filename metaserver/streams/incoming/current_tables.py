@@ -34,7 +34,7 @@ class CurrentTables:
         self._changes = changes
         self._number: int | None = None
         self._locations: dict[str, str] = {}
-        """The location of the metadata of each table, by UUID. It is current while the number of commits is the same."""
+        """The location of the metadata of each table, by UUID, which is current until the next commit."""
 
     async def load(self, loaded: LoadedTable) -> TableMetadata:
         """Return the current metadata of a table, after checking that packed rows fit them.
