@@ -104,7 +104,7 @@ def serve_command(settings: Settings) -> str:
 
 
 def _describe_server_options(settings: Settings) -> str:
-    where = f"--home {shlex.quote(str(settings.home))}"
+    options = f"--home {shlex.quote(str(settings.home))}"
     if settings.database:
-        where += f" --database {shlex.quote(redact_url(settings.database))}"
-    return where
+        options += f" --database {shlex.quote(redact_url(settings.database))}"
+    return options

@@ -186,10 +186,10 @@ class Oidc:
             and self._measure_age_s(self._fetched_s) < STALE_S
         ):
             return  # Do not wait for the running fetch of a slow issuer, because the old keys can still be used.
-        before = self._attempts
+        attempts_before = self._attempts
         async with self._fetching:
             paused = self._failed and self._measure_age_s(self._tried_s) < RETRY_S
-            if self._attempts == before and not paused:
+            if self._attempts == attempts_before and not paused:
                 await self._fetch()
                 self._attempts += 1
         if not self._failed:

@@ -286,12 +286,12 @@ class OpaAuthorizer(Authorizer):
         return await self._grants.allows_somewhere(principal, operation)
 
     async def sees(self, principal: Principal, namespaces: Sequence[NamespacePath]) -> list[bool]:
-        seen = await self._grants.sees(principal, namespaces)
+        visibility = await self._grants.sees(principal, namespaces)
         if principal.name == SERVICE_PRINCIPAL:
-            return seen
-        listed = [Securable(namespace) for namespace, is_seen in zip(namespaces, seen, strict=True) if is_seen]
+            return visibility
+        listed = [Securable(namespace) for namespace, is_seen in zip(namespaces, visibility, strict=True) if is_seen]
         decisions = iter(await self._policy.decide(principal, "namespaceExists", listed))
-        return [is_seen and next(decisions) for is_seen in seen]
+        return [is_seen and next(decisions) for is_seen in visibility]
 
     async def explain_refusal(self, principal: Principal, operation: str, securable: Securable) -> str:
         return f"{principal.name} may not {operation} here: the policy of Open Policy Agent does not allow it"

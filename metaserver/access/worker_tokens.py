@@ -92,8 +92,8 @@ class _SignedTokens:
 
     def _sign(self, claims: _ServiceClaims | _StatementClaims) -> str:
         key_id, key = self._keyring.find_signing_key(self._purpose)
-        whole = key_id + msgspec.msgpack.encode(claims)
-        return self.prefix + to_base64url(whole + _compute_mac(key, whole))
+        signed_part = key_id + msgspec.msgpack.encode(claims)
+        return self.prefix + to_base64url(signed_part + _compute_mac(key, signed_part))
 
     def _count_characters(self, claims_bytes: int) -> int:
         """Return the number of characters of a token with claims of this size."""

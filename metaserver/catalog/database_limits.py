@@ -167,8 +167,8 @@ async def _count_additions(store: PointerStore, operations: Sequence[Operation])
                 characters[operation.path[0]] += _count_characters(operation.properties)
             case ReplaceNamespaceProperties():
                 stored = await store.load_namespace(operation.path)
-                before = 0 if stored is None else _count_characters(stored.properties)
-                characters[operation.path[0]] += max(0, _count_characters(operation.properties) - before)
+                former_characters = 0 if stored is None else _count_characters(stored.properties)
+                characters[operation.path[0]] += max(0, _count_characters(operation.properties) - former_characters)
             case CreateEntry():
                 rows[operation.entry.namespace[0]] += 1
             case RenameEntry() if operation.namespace[0] != operation.to_namespace[0]:

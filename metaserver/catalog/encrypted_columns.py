@@ -88,8 +88,8 @@ def check_encrypted_columns(
         for name in parse_names(properties, ENCRYPTED_COLUMNS, "different columns"):
             if name not in names:
                 raise BadRequest(f"{ENCRYPTED_COLUMNS} names {name[:200]!r}, but the table has no such column")
-    former = set() if base is None else set(_list_uses(base, list_indexed(base)))
-    for use, column_id in sorted(set(_list_uses(metadata, list_indexed(metadata))) - former):
+    former_uses = set() if base is None else set(_list_uses(base, list_indexed(base)))
+    for use, column_id in sorted(set(_list_uses(metadata, list_indexed(metadata))) - former_uses):
         column = metadata.current_schema.index.by_id[column_id].name
         raise BadRequest(
             f"The column {column} is encrypted, and {use} would publish its values or their order; choose another "

@@ -93,7 +93,7 @@ def record_setters(principal: str, properties: Mapping[str, str], before: Mappin
         properties: The properties after the change. Names of setters in them are ignored.
         before: The properties before the change.
     """
-    former = parse_setters(before)
+    former_setters = parse_setters(before)
     setters: dict[str, str] = {}
     for name, value in properties.items():
         if not name.startswith(_RECORDED):
@@ -101,8 +101,8 @@ def record_setters(principal: str, properties: Mapping[str, str], before: Mappin
         if value != before.get(name) and principal != SERVICE_PRINCIPAL:
             if principal != ANONYMOUS_NAME:
                 setters[name] = principal
-        elif name in former:
-            setters[name] = former[name]
+        elif name in former_setters:
+            setters[name] = former_setters[name]
     other_properties = {name: value for name, value in properties.items() if name != SETTERS}
     return (
         {**other_properties, SETTERS: msgspec.json.encode(setters, order="sorted").decode()}

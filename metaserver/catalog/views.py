@@ -89,8 +89,8 @@ class Views:
         store = self._context.store
         if await store.find_instant_by_fingerprint(entry.uuid, fingerprint) is None:
             for action in ("commit", "register", "create"):
-                where = InstantFilter(uuid=entry.uuid, action=action, newest_first=True)
-                if any(instant.fingerprint for instant in await store.list_instants(where, 1)):
+                instant_filter = InstantFilter(uuid=entry.uuid, action=action, newest_first=True)
+                if any(instant.fingerprint for instant in await store.list_instants(instant_filter, 1)):
                     return False
         if len(self._recorded) >= _RECORDED_MAX:
             self._recorded.clear()

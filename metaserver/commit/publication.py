@@ -289,12 +289,12 @@ class Publisher:
         if base is None or metadata.location != base.location:
             await self._context.check_location(caller, metadata.location, "The table's location", namespace)
             await check_unclaimed(self._context, caller, metadata.location, "The table's location", full_name, uuid)
-        before = {} if base is None else base.properties
-        await self._context.check_properties(caller, metadata.properties, before, namespace)
-        if base is None or metadata.properties != before or not _has_same_layout(metadata, base):
+        base_properties = {} if base is None else base.properties
+        await self._context.check_properties(caller, metadata.properties, base_properties, namespace)
+        if base is None or metadata.properties != base_properties or not _has_same_layout(metadata, base):
             check_encrypted_columns(metadata, base, _list_indexed_columns)
             metadata = msgspec.structs.replace(
-                metadata, properties=record_setters(caller.principal_name, metadata.properties, before)
+                metadata, properties=record_setters(caller.principal_name, metadata.properties, base_properties)
             )
         unneeded: Sequence[str] = ()
         if entry is not None and base is not None:
@@ -310,7 +310,7 @@ class Publisher:
             claims = (await claim(self._context, caller, metadata, new, fresh=base is None),)
         elif entry is not None and not is_checked:
             await check_writable(self._context, entry.uuid, metadata)
-        claims += tuple(await allow(self._context, caller, uuid, metadata.properties, before))
+        claims += tuple(await allow(self._context, caller, uuid, metadata.properties, base_properties))
         return PreparedCommit(
             namespace, name, uuid, entry, metadata, events, files, document, location, unneeded, claims
         )
@@ -322,8 +322,8 @@ class Publisher:
         Therefore each file must also be in a location that the table claims in the database.
         """
         owns = make_owns(self._context, metadata)
-        own = [location for location in removed if owns(location)]
-        return await list_claimed(self._context, uuid, own) if own else ()
+        own_files = [location for location in removed if owns(location)]
+        return await list_claimed(self._context, uuid, own_files) if own_files else ()
 
     async def publish_all(
         self,

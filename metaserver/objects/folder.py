@@ -44,9 +44,9 @@ class FolderObjects(ForwardingObjects):
         return map_to_file_location(location, self._folder)
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        before = f"file://{self._folder}/"
+        folder_prefix = f"file://{self._folder}/"
         async for info in self._stored.list(self._map_location(prefix)):
-            yield ObjectInfo(f"s3://{info.location.removeprefix(before)}", info.size_bytes, info.modified_ms)
+            yield ObjectInfo(f"s3://{info.location.removeprefix(folder_prefix)}", info.size_bytes, info.modified_ms)
 
     def list_uploads(self, prefix: str) -> AsyncIterator[Upload]:
         # The objects gateway deletes unfinished uploads.

@@ -44,10 +44,10 @@ async def list_uploads(folder: Location, settings: Settings) -> AsyncIterator[Up
         StorageError: The store refuses the request.
     """
     with closing(await asyncio.to_thread(_open, settings)) as client:
-        after: dict[str, str] = {}
+        marker: dict[str, str] = {}
         while True:
             prefix = f"{folder.path}/" if folder.path else ""
-            options = {"Bucket": folder.bucket, "Prefix": prefix, "MaxUploads": _UPLOADS_PER_PAGE, **after}
+            options = {"Bucket": folder.bucket, "Prefix": prefix, "MaxUploads": _UPLOADS_PER_PAGE, **marker}
             page = await asyncio.to_thread(_call_s3, client.list_multipart_uploads, str(folder), **options)
             for upload in page.get("Uploads", ()):
                 begun_ms = int(upload["Initiated"].timestamp() * 1000)
@@ -55,9 +55,9 @@ async def list_uploads(folder: Location, settings: Settings) -> AsyncIterator[Up
             # Omit the marker of the upload, because some servers refuse it. If the last key of a page has several
             # uploads, a later listing shows the others after the uploads of this page are aborted.
             following = {"KeyMarker": page.get("NextKeyMarker") or ""}
-            if not page.get("IsTruncated") or following in (after, {"KeyMarker": ""}):
+            if not page.get("IsTruncated") or following in (marker, {"KeyMarker": ""}):
                 return
-            after = following
+            marker = following
 
 
 async def abort(uploads: Sequence[tuple[Upload, Location]], settings: Settings) -> int:

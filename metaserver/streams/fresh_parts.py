@@ -110,8 +110,8 @@ class FreshParts:
 
         This may be false for a part that was being written while another process flushed rows before it.
         """
-        before = max((part.end for part in self.parts if part.end <= start), default=flushed)
-        return before == start
+        covered_end = max((part.end for part in self.parts if part.end <= start), default=flushed)
+        return covered_end == start
 
     def replace(self, written: Sequence[FreshPart]) -> list[FreshPart]:
         """Add written parts, and return the parts that they replace."""

@@ -130,7 +130,7 @@ def _summarize(current: Snapshot | None, files: Sequence[ContentFile], *, has_de
     If the snapshot has deletes, totals of deletes are left out, because with a total of 0, an engine could skip the
     delete files.
     """
-    before = {} if current is None else current.build_summary_map()
+    former_summary = {} if current is None else current.build_summary_map()
     added = {
         "data-files": len(files),
         "records": sum(file.record_count for file in files),
@@ -141,10 +141,10 @@ def _summarize(current: Snapshot | None, files: Sequence[ContentFile], *, has_de
         **{f"added-{name}": str(count) for name, count in added.items()},
     }
     for name in ("delete-files", "position-deletes", "equality-deletes"):
-        if f"total-{name}" in before and not has_deletes:
-            summary[f"total-{name}"] = before[f"total-{name}"]
+        if f"total-{name}" in former_summary and not has_deletes:
+            summary[f"total-{name}"] = former_summary[f"total-{name}"]
     for name, count in added.items():
-        total = parse_count(before, f"total-{name}", -1) if current is not None else 0
+        total = parse_count(former_summary, f"total-{name}", -1) if current is not None else 0
         if total >= 0:
             summary[f"total-{name}"] = str(total + count)
     return summary

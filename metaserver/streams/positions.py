@@ -300,9 +300,9 @@ def _list_snapshots_after(position: ReadPosition, table: ReadableTable, until: R
     metadata = table.metadata
     end_id = metadata.current_snapshot_id if until is None else until.snapshot_id
     path: list[Snapshot] = []
-    seen: set[int] = set()
+    visited_ids: set[int] = set()
     snapshot_id = end_id
-    while snapshot_id is not None and snapshot_id != position.snapshot_id and snapshot_id not in seen:
+    while snapshot_id is not None and snapshot_id != position.snapshot_id and snapshot_id not in visited_ids:
         snapshot = metadata.snapshot(snapshot_id)
         if snapshot is None:
             if position.snapshot_id is not None and metadata.snapshot(position.snapshot_id) is not None:
@@ -311,7 +311,7 @@ def _list_snapshots_after(position: ReadPosition, table: ReadableTable, until: R
                 f"Snapshot {snapshot_id} has expired, and the reader has not read it; begin again at earliest, latest "
                 "or a snapshot of the table"
             )
-        seen.add(snapshot_id)
+        visited_ids.add(snapshot_id)
         path.append(snapshot)
         snapshot_id = snapshot.parent_snapshot_id
     if snapshot_id != position.snapshot_id:

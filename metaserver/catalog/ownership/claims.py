@@ -308,14 +308,14 @@ async def create_missing_claims(context: CatalogContext) -> int:
     entry's own location. `context.unclaimed` lists these entries.
     """
     state = context.unclaimed
-    state.tried_s, filled, unread, after = context.clock.monotonic(), 0, 0, ""
+    state.tried_s, filled, unread, after_uuid = context.clock.monotonic(), 0, 0, ""
     lost: dict[str, list[str]] = {}
-    while unread < _ENTRIES_PER_FILL and (entries := await context.store.list_unclaimed(after, _ENTRIES_PER_FILL)):
-        after = entries[-1].uuid
+    while unread < _ENTRIES_PER_FILL and (entries := await context.store.list_unclaimed(after_uuid, _ENTRIES_PER_FILL)):
+        after_uuid = entries[-1].uuid
         # All names of a UUID must be in one batch.
-        if len(entries) == _ENTRIES_PER_FILL and entries[0].uuid != after:
-            entries = [entry for entry in entries if entry.uuid != after]
-            after = entries[-1].uuid
+        if len(entries) == _ENTRIES_PER_FILL and entries[0].uuid != after_uuid:
+            entries = [entry for entry in entries if entry.uuid != after_uuid]
+            after_uuid = entries[-1].uuid
         found_locations = await asyncio.gather(*(_list_locations(context, entry) for entry in entries))
         located = list(zip(entries, found_locations, strict=True))
         unknown = {entry.uuid for entry, locations in located if locations is None}

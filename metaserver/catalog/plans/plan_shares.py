@@ -75,11 +75,11 @@ class PlanShares:
         if len(self._granted) >= self._sweep_at:
             self._granted = {key: kept for key, kept in self._granted.items() if kept[0] > now_s}
             self._sweep_at = max(_SWEEP_MIN, 2 * len(self._granted))
-        before = self._granted.pop((holder, plan), None)
-        if before is not None:
-            self._leases.take_back(holder, before[0])
+        former_share = self._granted.pop((holder, plan), None)
+        if former_share is not None:
+            self._leases.take_back(holder, former_share[0])
             for quota, share_holder in ((self._bytes, holder), (self._bytes_of_all, _EVERYBODY)):
-                quota.take_back(share_holder, before[0] + self._grace_s, before[1])
+                quota.take_back(share_holder, former_share[0] + self._grace_s, former_share[1])
         for quota, share_holder in ((self._bytes, holder), (self._bytes_of_all, _EVERYBODY)):
             quota.add(share_holder, now_s, until_s + self._grace_s, size)
         if until_s > now_s:

@@ -370,9 +370,9 @@ class PlanTables:
             0
         ] == _WITHDRAWN_PLANS_PER_BATCH:
             pass
-        deleted_count, after = 0, None
-        while plans := await store.list_retired_plan_tables(after, _WITHDRAWN_PLANS_PER_BATCH):
-            after = plans[-1].id
+        deleted_count, after_id = 0, None
+        while plans := await store.list_retired_plan_tables(after_id, _WITHDRAWN_PLANS_PER_BATCH):
+            after_id = plans[-1].id
             slots = asyncio.Semaphore(_DELETES_CONCURRENT_MAX)
             deleted_count += sum(await asyncio.gather(*(self._delete(plan, slots) for plan in plans)))
         return deleted_count

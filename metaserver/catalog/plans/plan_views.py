@@ -248,8 +248,8 @@ def _names_table(match: re.Match[str], reference: ReplacedReference, default: Na
 
     Names are compared as Trino compares them. The name of the catalog is not checked.
     """
-    before = [_unquote(part) for part in _PARTS.findall(match[1])]
-    schema = before[-1] if before else ".".join(default)
+    namespace_parts = [_unquote(part) for part in _PARTS.findall(match[1])]
+    schema = namespace_parts[-1] if namespace_parts else ".".join(default)
     table_name = (schema.lower(), _unquote(match[2]).lower())
     return table_name == (".".join(reference.namespace).lower(), reference.name.lower())
 

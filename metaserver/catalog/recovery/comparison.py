@@ -75,11 +75,11 @@ async def compare_with_storage(context: CatalogContext, caller: Caller, *, advan
     comparer = _Comparer(context, caller, folders, advance=advance)
     async for entry in _list_entries(context.store):
         await comparer.compare(entry)
-    after = None
-    while rows := await context.store.list_dropped(None, after, _ENTRIES_PER_PAGE):
+    after_id = None
+    while rows := await context.store.list_dropped(None, after_id, _ENTRIES_PER_PAGE):
         for row in rows:
             comparer.check_exists(row.entry, "dropped ")
-        after = rows[-1].id
+        after_id = rows[-1].id
     return Comparison(comparer.entries, tuple(comparer.missing), tuple(comparer.later), tuple(comparer.findings))
 
 
@@ -175,13 +175,13 @@ async def _list_entries(store: PointerStore) -> AsyncIterator[Entry]:
     pending: list[NamespacePath] = [()]
     while pending:
         parent = pending.pop()
-        after = None
-        while children := await store.list_namespaces(parent, after, _ENTRIES_PER_PAGE):
+        after_name = None
+        while children := await store.list_namespaces(parent, after_name, _ENTRIES_PER_PAGE):
             pending += children
-            after = children[-1][-1]
+            after_name = children[-1][-1]
         for kind in EntryKind if parent else ():
-            after = None
-            while entries := await store.list_entries(kind, parent, after, _ENTRIES_PER_PAGE):
+            after_name = None
+            while entries := await store.list_entries(kind, parent, after_name, _ENTRIES_PER_PAGE):
                 for entry in entries:
                     yield entry
-                after = entries[-1].name
+                after_name = entries[-1].name

@@ -90,7 +90,7 @@ class ChangeFields(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", fo
         doc(
             "Only answer a repeat. If the producer has committed this change, the server returns the first answer; "
             "otherwise it answers 409 and changes nothing. A writer whose rows were changed since it read them uses "
-            "this to find out whether its own change changed them."
+            "this to determine whether its own change changed them."
         ),
     ] = False
     change_id: Annotated[

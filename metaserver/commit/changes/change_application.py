@@ -243,11 +243,11 @@ class ChangeApplication:
         warehouse = self._context.warehouse
         if self._caller.confined_to is None:
             return lambda path: warehouse.parse(path, "The file")
-        own = await list_own_locations(self._context, self._uuid)
+        own_locations = await list_own_locations(self._context, self._uuid)
 
         def check(path: str) -> None:
             warehouse.parse(path, "The file")
-            if not own.holds(path):
+            if not own_locations.holds(path):
                 raise Forbidden(
                     f"The file {path[:500]!r} is outside the folders of the table; {self._caller.principal_name} may "
                     "write only "

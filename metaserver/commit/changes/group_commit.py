@@ -264,19 +264,19 @@ class Commits:
         retries, attempts = self._context.settings.commit_retries, 0
         async with self._publisher.races() as races:
             while attempts <= retries:
-                left = [pending for pending in group if not pending.done.done()]
+                open_changes = [pending for pending in group if not pending.done.done()]
                 try:
                     async with self._publisher.lock(namespace, name):
-                        await self._attempt(namespace, name, left)
+                        await self._attempt(namespace, name, open_changes)
                 except LostRace:  # Another process has moved the pointer. The changes need not conflict.
-                    if not await races.record_loss({pending.uuid for pending in left}):
+                    if not await races.record_loss({pending.uuid for pending in open_changes}):
                         break
                     continue
                 except CommitConflict:
                     if attempts == retries:
                         raise
                 except IdempotencyTaken as error:
-                    await self._fail_taken(left, error)
+                    await self._fail_taken(open_changes, error)
                 if all(pending.done.done() for pending in group):
                     return
                 attempts += 1

@@ -141,14 +141,14 @@ class History:
             for manifest in await self._manifests.read_list(parent)
             if manifest.manifest_path not in still and (manifest.content != _DATA) == deletes
         ]
-        own = []
+        own_manifests = []
         if dropped:
-            own = [
+            own_manifests = [
                 manifest
                 for manifest in await self._list_own_manifests(snapshot)
                 if (manifest.content != _DATA) == deletes
             ]
-        still_listed = await self._manifests.read_blocks(own)
+        still_listed = await self._manifests.read_blocks(own_manifests)
         view = TableView(dropped, await self._manifests.read_blocks(dropped))
         rows = view.file_count + sum(block.rows for block in still_listed)
         return AddedFiles(view, await run_by_count(rows, partial(_find_missing, view, still_listed)))

@@ -85,7 +85,7 @@ def _select_deletes(added: AddedFiles, bound: Expression) -> tuple[FileSelection
         deletes whose keys must be compared.
     """
     selection = added.selection.copy()
-    left: list[_File] = []
+    unmatched_files: list[_File] = []
     for columns, positions in _group_equality_deletes(added).items():
         condition = _restrict_condition(bound, columns)
         if condition == TRUE:
@@ -94,8 +94,8 @@ def _select_deletes(added: AddedFiles, bound: Expression) -> tuple[FileSelection
         narrow_by_stats(part, condition, return_false)
         matching = set(part.list_positions().tolist())
         _drop(selection, [position for position in positions if position not in matching])
-        left += (_describe_file(added.view, position, condition) for position in sorted(matching))
-    return selection, left
+        unmatched_files += (_describe_file(added.view, position, condition) for position in sorted(matching))
+    return selection, unmatched_files
 
 
 async def exclude_data(source: CheckedFiles, added: AddedFiles, bound: Expression) -> AddedFiles:

@@ -140,14 +140,14 @@ class Targets:
             applies: Returns whether to compare the targets of the spec with this id.
             unknown: The result for a spec if the limit of comparisons is reached.
         """
-        left = self._partitions.list_constraints(partition)
+        constraints = self._partitions.list_constraints(partition)
         for spec_id, targets in self._by_spec.items():
             if not applies(spec_id):
                 continue
-            if spec_id == partition.spec_id and _have_same_fields(left, next(iter(targets.values()))):
-                yield _make_key(left) in targets
+            if spec_id == partition.spec_id and _have_same_fields(constraints, next(iter(targets.values()))):
+                yield _make_key(constraints) in targets
             elif self._partitions.may_compare(len(targets)):
-                yield any(compare(left, right) for right in targets.values())
+                yield any(compare(constraints, right) for right in targets.values())
             else:
                 yield unknown
 

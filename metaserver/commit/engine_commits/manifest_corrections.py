@@ -75,13 +75,15 @@ class ManifestCorrections:
 
         Errors are ignored, because `correct` reads the manifests again.
         """
-        own = manifests.with_checks(uuid, _MEMORY_BYTES).own
+        own_manifests = manifests.with_checks(uuid, _MEMORY_BYTES).own
         for update in updates:
             if isinstance(update, AddSnapshot) and update.snapshot.manifest_list is not None:
                 with contextlib.suppress(SeamarkError, ValueError):
-                    listed = await own.read_list_at(update.snapshot.manifest_list)
+                    listed = await own_manifests.read_list_at(update.snapshot.manifest_list)
                     added = _select_new(listed, update.snapshot.snapshot_id)
-                    await gather([partial(own.read_encoded, manifest) for manifest in added], MANIFESTS_CONCURRENT_MAX)
+                    await gather(
+                        [partial(own_manifests.read_encoded, manifest) for manifest in added], MANIFESTS_CONCURRENT_MAX
+                    )
 
     async def correct(
         self,

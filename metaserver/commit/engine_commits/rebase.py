@@ -200,8 +200,8 @@ async def _read_recorded_updates(
     The result contains an empty tuple if a snapshot has no record. The summary of a snapshot is not used, because any
     client can write it.
     """
-    where = InstantFilter(uuid=uuid, action="commit", newest_first=True, archived=False)
-    instants = await context.store.list_instants(where, _INSTANTS_MAX)
+    instant_filter = InstantFilter(uuid=uuid, action="commit", newest_first=True, archived=False)
+    instants = await context.store.list_instants(instant_filter, _INSTANTS_MAX)
     updates: dict[int | None, tuple[str, ...]] = {}
     # The instants are ordered from the newest. Use the newest, because a new snapshot may reuse the id of a removed
     # one.
@@ -272,8 +272,8 @@ class _Rebase:
         self._sequence_number = base.last_sequence_number + 1
         self._manifests = manifests.with_checks(uuid, _DECODED_BYTES_MAX)
         self._files = HeldFiles()
-        own = manifests.unchecked.own
-        self._writer = SnapshotWriter(self._files, context.clock, own, folder, snapshot.snapshot_id)
+        own_manifests = manifests.unchecked.own
+        self._writer = SnapshotWriter(self._files, context.clock, own_manifests, folder, snapshot.snapshot_id)
 
     async def move_onto_head(self) -> RevisedUpdates:
         """Move an append onto the head. The result lists the client's new manifests and the manifests of the head."""
@@ -398,12 +398,12 @@ class _Rebase:
             if parent is None:
                 raise CannotRebase("the parent of the client's snapshot has expired")
         published = self._manifests.published
-        own = await _read_list(self._manifests.own, snapshot)
-        head = await _read_list(published, self._head)
-        before: dict[str, ManifestFile] = {}
+        snapshot_manifests = await _read_list(self._manifests.own, snapshot)
+        head_manifests = await _read_list(published, self._head)
+        parent_manifests: dict[str, ManifestFile] = {}
         if parent is not None:
-            before = head if parent is self._head else await _read_list(published, parent)
-        return _Lists(before, own, head)
+            parent_manifests = head_manifests if parent is self._head else await _read_list(published, parent)
+        return _Lists(parent_manifests, snapshot_manifests, head_manifests)
 
     def _check_added(self, lists: _Lists) -> None:
         """Check that the added manifests contain only data files that this snapshot adds.
@@ -450,8 +450,8 @@ class _Rebase:
             if numbers != (snapshot_id, _NO_NUMBER, _NO_NUMBER) or _get_row_id(entry) is not None:
                 raise CannotRebase("an entry has sequence numbers that the client chose")
         there = all(manifest.manifest_path in lists.head for manifest in dropped)
-        former = [lists.head[each.manifest_path] for each in dropped] if there else dropped
-        merged = await self._read(self._manifests.published, former)
+        former_manifests = [lists.head[each.manifest_path] for each in dropped] if there else dropped
+        merged = await self._read(self._manifests.published, former_manifests)
         existing = [entry for each in entries for entry in each if entry.status == EXISTING]
         if _count_identities(existing) != _count_identities(entry for each in merged for entry in each):
             raise CannotRebase("the merged entries differ from the entries of the parent")
@@ -480,11 +480,11 @@ class _Rebase:
 
     def _renumber(self, manifest: ManifestFile) -> ManifestFile:
         """Return the client's manifest with the moved snapshot's sequence number, which its entries inherit."""
-        own = manifest.min_sequence_number == manifest.sequence_number
+        is_own = manifest.min_sequence_number == manifest.sequence_number
         return structs.replace(
             manifest,
             sequence_number=self._sequence_number,
-            min_sequence_number=self._sequence_number if own else manifest.min_sequence_number,
+            min_sequence_number=self._sequence_number if is_own else manifest.min_sequence_number,
             first_row_id=None,
         )
 
@@ -531,8 +531,8 @@ def _mark_added(entry: ManifestEntry, snapshot_id: int) -> ManifestEntry:
 
 def _get_row_id(entry: ManifestEntry) -> int | None:
     """Return the explicit row id of an entry, or None if the entry inherits its row id."""
-    own = entry.file.first_row_id
-    return None if own is None or own < 0 else own
+    row_id = entry.file.first_row_id
+    return None if row_id is None or row_id < 0 else row_id
 
 
 def _map_row_ids(entries: Iterable[ManifestEntry]) -> dict[str, int | None]:

@@ -115,8 +115,8 @@ class _Removal(msgspec.Struct, frozen=True):
 
 async def list_pending_expirations(store: PointerStore, uuid: str | None = None) -> list[Instant]:
     """Return the expirations of one table, or of all tables, whose files are not all deleted yet."""
-    where = InstantFilter(uuid=uuid, action=ACTION, state=InstantState.INFLIGHT, archived=False)
-    return await store.list_instants(where, _DELETED_FILES_PER_BATCH)
+    instant_filter = InstantFilter(uuid=uuid, action=ACTION, state=InstantState.INFLIGHT, archived=False)
+    return await store.list_instants(instant_filter, _DELETED_FILES_PER_BATCH)
 
 
 class Expiration:
@@ -215,9 +215,9 @@ class Expiration:
     async def _plan(self, namespace: NamespacePath, name: str, request: ExpireSnapshotsRequest) -> _Removal:
         context = self._context
         entry = await context.require_entry(EntryKind.TABLE, namespace, name)
-        before = await context.documents.table(entry.metadata_location)
-        check_uuid(entry, before)
-        if not is_collectable(before):
+        former_metadata = await context.documents.table(entry.metadata_location)
+        check_uuid(entry, former_metadata)
+        if not is_collectable(former_metadata):
             raise BadRequest(
                 f"Cannot expire snapshots of {show(namespace, name)}: its gc.enabled is false, so others may use its "
                 "files"
@@ -226,7 +226,7 @@ class Expiration:
         now_ms = passed.now_ms
         policies = await load_policies(context.store, namespace)
         policy = ExpirationPolicy.of(
-            with_policies(before, policies),
+            with_policies(former_metadata, policies),
             now_ms,
             older_than_ms=request.older_than_ms,
             retain_last=request.retain_last,
@@ -234,17 +234,17 @@ class Expiration:
         )
         in_use = await context.store.list_planned_snapshots(entry.uuid, now_ms)
         # A table may have tens of thousands of branches.
-        expired = await asyncio.to_thread(find_expired, before, policy, now_ms, in_use, passed)
+        expired = await asyncio.to_thread(find_expired, former_metadata, policy, now_ms, in_use, passed)
         count = min(len(expired.snapshot_ids), SNAPSHOTS_MAX)
         while True:
             chosen = Expired(expired.refs, expired.snapshot_ids[:count])
-            after = self._remove_expired(before, chosen)
+            new_metadata = self._remove_expired(former_metadata, chosen)
             try:
-                unused = await self._find_unused_files(entry.uuid, before, after)
+                unused = await self._find_unused_files(entry.uuid, former_metadata, new_metadata)
             except TooManyEntries:
                 count //= 2
                 continue
-            return _Removal(entry, before, after, chosen, len(expired.snapshot_ids) - count, unused)
+            return _Removal(entry, former_metadata, new_metadata, chosen, len(expired.snapshot_ids) - count, unused)
 
     def _remove_expired(self, base: TableMetadata, expired: Expired) -> TableMetadata:
         updates: list[Update] = [RemoveSnapshotRef(name) for name in expired.refs]
@@ -305,10 +305,12 @@ class Expiration:
         return instant
 
     async def _resume(self, instant: Instant) -> None:
-        before = await self._context.documents.table(str(instant.summary[METADATA_BEFORE]))
+        metadata_before = await self._context.documents.table(str(instant.summary[METADATA_BEFORE]))
         entry = await self._load_current(instant)
-        after = await self._context.documents.table(entry.metadata_location)
-        unused = await self._find_unused_files(instant.uuid, before, after, repeated=set(instant.summary.get(_IDS, ())))
+        metadata_after = await self._context.documents.table(entry.metadata_location)
+        unused = await self._find_unused_files(
+            instant.uuid, metadata_before, metadata_after, repeated=set(instant.summary.get(_IDS, ()))
+        )
         await self._delete(instant, unused)
 
     async def _load_current(self, instant: Instant) -> Entry:

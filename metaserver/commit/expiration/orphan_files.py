@@ -229,7 +229,7 @@ class OrphanRemoval:
         await self._add_pending(entry, needed)
         folders = _drop_nested_folders(list_own_folders(self._context, metadata))
         allowed = await make_deletable_check(self._context, entry.uuid, metadata, exclusive=True)
-        former = (
+        former_folders = (
             f"{parse_location(metadata.location)}/{FORMER_INDEX_FOLDER}/",
             f"{parse_location(get_metadata_folder(metadata.location, metadata.properties))}/{FORMER_PLANS_FOLDER}/",
         )
@@ -239,7 +239,7 @@ class OrphanRemoval:
                 info.modified_ms < older_than_ms
                 and info.location.startswith(f"{folder}/")
                 and info.location.endswith(_SUFFIXES)
-                and not info.location.startswith(former)
+                and not info.location.startswith(former_folders)
                 and not _is_hidden(info.location[len(folder) + 1 :])
                 and info.location not in needed
                 and allowed(info.location)
@@ -385,7 +385,11 @@ class _NeededNames:
             if snapshot.manifest_list is None or snapshot.manifest_list not in self._read:
                 listed = await self._manifests.read_list(snapshot)
                 lists.add(snapshot.manifest_list or "")
-                manifests.update((one.manifest_path, one) for one in listed if one.manifest_path not in self._read)
+                manifests.update(
+                    (manifest.manifest_path, manifest)
+                    for manifest in listed
+                    if manifest.manifest_path not in self._read
+                )
                 if len(manifests) > MANIFESTS_MAX:
                     raise BadRequest(f"The table has more than {MANIFESTS_MAX:,} manifests; expire snapshots first")
         metadata_files = [entry.metadata_location, entry.previous_location or "", *lists, *manifests]

@@ -32,9 +32,9 @@ def count_touches(manifests: Iterable[Sequence[ManifestEntry]]) -> tuple[int, in
     seen_keys: set[Key] = set()
     touches = 0
     for entries in manifests:
-        own = {make_partition_key(entry) for entry in entries}
-        touches += len(own)
-        seen_keys |= own
+        partition_keys = {make_partition_key(entry) for entry in entries}
+        touches += len(partition_keys)
+        seen_keys |= partition_keys
     return touches, len(seen_keys)
 
 

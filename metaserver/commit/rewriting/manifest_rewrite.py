@@ -352,17 +352,18 @@ def _divide_entries(
     metadata: TableMetadata,
 ) -> _Group:
     type_of = DeclaredTypes(metadata)
-    former = [entry for listed in read for entry in listed]
+    former_entries = [entry for listed in read for entry in listed]
     entries = [
-        msgspec.structs.replace(entry, status=EXISTING, file=repair_file(entry.file, type_of)) for entry in former
+        msgspec.structs.replace(entry, status=EXISTING, file=repair_file(entry.file, type_of))
+        for entry in former_entries
     ]
-    repaired = sum(new.file is not old.file for new, old in zip(entries, former, strict=True))
+    repaired = sum(new.file is not old.file for new, old in zip(entries, former_entries, strict=True))
     chunks = divide(
         entries, _count_fitting_entries(entries, metadata, spec_id, content), make_clustering_bound(metadata)
     )
     before, partitions = count_touches(read)
-    after = count_touches(chunks)[0]
-    return _Group(spec_id, content, tuple(manifests), chunks, before, after, partitions, repaired)
+    touches_after = count_touches(chunks)[0]
+    return _Group(spec_id, content, tuple(manifests), chunks, before, touches_after, partitions, repaired)
 
 
 def _count_fitting_entries(

@@ -228,9 +228,9 @@ class ManifestFilter:
     ) -> _Rewritten:
         def select() -> tuple[frozenset[Remove], frozenset[Remove]]:
             keys = (make_file_key(entry.file) for entry in entries)
-            own = frozenset(key for key in keys if key in to_remove.removed)
-            return own, frozenset(
-                key for key in own if key.content_offset is not None and key.file_path in to_remove.in_use
+            removed_keys = frozenset(key for key in keys if key in to_remove.removed)
+            return removed_keys, frozenset(
+                key for key in removed_keys if key.content_offset is not None and key.file_path in to_remove.in_use
             )
 
         own, unmarked = await run_by_count(len(entries), select)

@@ -120,11 +120,11 @@ async def produce(
         added_rows=added_rows,
     )
     updates: list[Update] = [AddSnapshot(snapshot), _set_branch(terms.branch, metadata, writer)]
-    after = apply_updates(metadata, updates, now_ms=now_ms)
+    new_metadata = apply_updates(metadata, updates, now_ms=now_ms)
     return ProducedSnapshot(
-        snapshot=after.snapshots_by_id[writer.snapshot_id],
+        snapshot=new_metadata.snapshots_by_id[writer.snapshot_id],
         summary=summary,
-        metadata=after,
+        metadata=new_metadata,
         needed=frozenset({location, *(manifest.manifest_path for manifest in listed)}),
     )
 

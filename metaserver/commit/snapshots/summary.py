@@ -81,9 +81,9 @@ def build_summary(
             summary[_REMOVED_AS.get(name, f"removed-{name}")] = str(count)
     summary["changed-partition-count"] = str(len(added.partitions | removed.partitions))
     for name in _TOTALS:
-        before = 0 if parent is None else _parse_number(parent.get(f"total-{name}"))
-        if before is not None:
-            total = before + added.counts.get(name, 0) - removed.counts.get(name, 0)
+        parent_total = 0 if parent is None else _parse_number(parent.get(f"total-{name}"))
+        if parent_total is not None:
+            total = parent_total + added.counts.get(name, 0) - removed.counts.get(name, 0)
             if 0 <= total <= LONG_MAX:
                 summary[f"total-{name}"] = str(total)
     return summary

@@ -175,8 +175,8 @@ class ObjectBlocks:
     async def _write_all(self) -> None:
         while self._waiting:
             tier = self._waiting[0][0]
-            batch = [one for one in self._waiting[:_WRITES_MAX] if one[0] is tier]
-            other_writes = [one for one in self._waiting[:_WRITES_MAX] if one[0] is not tier]
+            batch = [waiting for waiting in self._waiting[:_WRITES_MAX] if waiting[0] is tier]
+            other_writes = [waiting for waiting in self._waiting[:_WRITES_MAX] if waiting[0] is not tier]
             self._waiting[:_WRITES_MAX] = other_writes
             try:
                 await asyncio.get_running_loop().run_in_executor(

@@ -391,8 +391,8 @@ class CachingBackend:
 
     def _continues_last_read(self, record: ObjectRecord, start: int) -> bool:
         """Return whether a read starts in the middle of a block, where the previous read of the object ended."""
-        before = self._sequences.get(record.location)
-        return before is not None and start == before[0] and start % self._tiers.blocks.block_bytes != 0
+        previous_read = self._sequences.get(record.location)
+        return previous_read is not None and start == previous_read[0] and start % self._tiers.blocks.block_bytes != 0
 
     def _follow(self, record: ObjectRecord, start: int, end: int, owner: Owner) -> None:
         """Record a read. If it continues the previous read, read ahead.
@@ -534,4 +534,4 @@ def _list_written(call: S3Call) -> list[str]:
         keys = []
         with contextlib.suppress(Exception):  # An invalid body was refused already, and changes nothing.
             keys = parse_delete_body((call.document or b"").decode())
-    return [f"s3://{bucket}/{one}" for one in keys if find_written_once_kind(one) is not None]
+    return [f"s3://{bucket}/{object_key}" for object_key in keys if find_written_once_kind(object_key) is not None]

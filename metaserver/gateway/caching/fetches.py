@@ -96,9 +96,9 @@ class Fetch:
     def wake(self) -> None:
         """Wake the readers whose bytes have arrived, or all readers at the end of the fetch."""
         if self._waiting:
-            still = [one for one in self._waiting if one[0] >= self.arrived and not self.done]
-            woken = [one for one in self._waiting if one[0] < self.arrived or self.done]
-            self._waiting = still
+            still_waiting = [waiter for waiter in self._waiting if waiter[0] >= self.arrived and not self.done]
+            woken = [waiter for waiter in self._waiting if waiter[0] < self.arrived or self.done]
+            self._waiting = still_waiting
             for _, future in woken:
                 if not future.done():
                     future.set_result(None)

@@ -116,7 +116,7 @@ async def _await_usable(attempts: list[_Attempt]) -> _Attempt:
     waiting = {attempt.opening for attempt in attempts}
     while waiting:
         _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        usable = [one for one in attempts if one.is_usable]
+        usable = [attempt for attempt in attempts if attempt.is_usable]
         if usable:
             return usable[0]
     return attempts[0]

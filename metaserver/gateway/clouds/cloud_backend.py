@@ -146,8 +146,8 @@ class CloudBackend:
         if call.method != "HEAD":
             await response.write(first)
             try:
-                rest = read_stream(store, key, start + len(first), start + length, result.meta["e_tag"])
-                async for piece in rest:
+                remaining_pieces = read_stream(store, key, start + len(first), start + length, result.meta["e_tag"])
+                async for piece in remaining_pieces:
                     await response.write(piece)
             except (*FAILED, EOFError):
                 # The answer has started, so only an aborted connection shows the client that bytes are missing.

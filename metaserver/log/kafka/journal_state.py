@@ -120,11 +120,11 @@ class JournalState:
         return answer
 
     def _release(self, offsets: Mapping[Shard, int]) -> None:
-        before = self.state.get_released_offsets()
+        former_offsets = self.state.get_released_offsets()
         self.state.release(offsets)
-        for shard in offsets.keys() & before.keys():
+        for shard in offsets.keys() & former_offsets.keys():
             batches, released = self.list_batches(shard), self.state.shards[shard].released
-            first = bisect.bisect_right(batches, before[shard], key=lambda batch: batch.end)
+            first = bisect.bisect_right(batches, former_offsets[shard], key=lambda batch: batch.end)
             last = bisect.bisect_right(batches, released, key=lambda batch: batch.end)
             self._count_unreleased(shard.stream, -sum(batch.size_bytes for batch in batches[first:last]))
 

@@ -547,14 +547,14 @@ class KafkaLog:
         )
         if starts or now_ms - self._journal.trimmed_ms >= REMEMBERED_MS:
             await self._request(TrimRequest(tuple(starts[:TRIMMED_SHARDS_MAX]), limits.retention_ms))
-        before = {
+        first_records = {
             shard: record
             for shard, record in self._journal.get_first_records().items()
             if self._deleted.get(shard, 0) < record
         }
-        if before:
-            await self._broker.delete_records(before)
-            self._deleted.update(before)
+        if first_records:
+            await self._broker.delete_records(first_records)
+            self._deleted.update(first_records)
         for stream in self._journal.state.removed.keys() - self._dropped:
             await self._broker.delete_stream(stream)
             self._dropped.add(stream)

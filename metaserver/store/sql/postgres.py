@@ -94,11 +94,11 @@ async def open_postgres(
         ConfigError: The server refuses the credentials, or the database is unsuitable.
         RetryLater: The server does not answer.
     """
-    where = describe_database(dsn)
-    pool = await open_pool(dsn, where, pool_min, pool_max, timeout_s)
+    database = describe_database(dsn)
+    pool = await open_pool(dsn, database, pool_min, pool_max, timeout_s)
     try:
-        await _prepare(pool, where, dsn)
-        store = _PostgresStore(pool, clock, where, pool_max, timeout_s, stale_reads)
+        await _prepare(pool, database, dsn)
+        store = _PostgresStore(pool, clock, database, pool_max, timeout_s, stale_reads)
         try:
             yield store
         finally:

@@ -360,9 +360,9 @@ def grants_page(principal: str | None, after: Grant | None, limit: int) -> Steps
         numbers = format_placeholders(6, len(params) + 1)
         terms.append(f"(principal, namespace, name, kind, role, deny) > ({numbers})")
         params += [after.principal, pack(after.namespace), after.name, after.kind, after.role, int(after.deny)]
-    where = f"WHERE {' AND '.join(terms)} " if terms else ""
+    where_clause = f"WHERE {' AND '.join(terms)} " if terms else ""
     order = f"ORDER BY principal, namespace, name, kind, role, deny LIMIT ${len(params) + 1}"
-    return _read_all(GRANT.decode, f"SELECT {GRANT} FROM grants {where}{order}", *params, limit)  # noqa: S608
+    return _read_all(GRANT.decode, f"SELECT {GRANT} FROM grants {where_clause}{order}", *params, limit)  # noqa: S608
 
 
 def list_owned(principals: tuple[str, ...], namespace: NamespacePath, name: str | None) -> Steps[list[Grant]]:

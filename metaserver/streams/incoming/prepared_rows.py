@@ -277,8 +277,8 @@ class RowPreparation:
         if not key:
             return PreparedRows(rows.num_rows, Batch(rows.num_rows, self.row_files.pack(rows, self.metadata)), letters)
         if self.shards == 1:
-            whole = Batch(rows.num_rows, self.row_files.pack(rows, self.metadata, key), kinds)
-            return PreparedRows(rows.num_rows, {0: whole}, letters)
+            batch = Batch(rows.num_rows, self.row_files.pack(rows, self.metadata, key), kinds)
+            return PreparedRows(rows.num_rows, {0: batch}, letters)
         shards = pa.array(self.row_files.compute_shards(rows, self.metadata, key, self.shards))
         batches = {}
         for shard in sorted(pc.unique(shards).to_pylist()):

@@ -149,9 +149,9 @@ class Mirrors:
         if borrows_rights(view):
             raise BadRequest("the view runs with the rights of a user of the other catalog")
         new = make_entry(namespace, name, view.view_uuid, location, self._context.clock.now_ms(), EntryKind.VIEW)
-        former = await self._find_former(new, entry)
-        claimed = await claim(self._context, _CALLER, view, new, may_restore=former is None)
-        await self._context.transact([*_drop_replaced(new, entry), *_point(new, former), claimed])
+        former_entry = await self._find_former(new, entry)
+        claimed = await claim(self._context, _CALLER, view, new, may_restore=former_entry is None)
+        await self._context.transact([*_drop_replaced(new, entry), *_point(new, former_entry), claimed])
 
     async def _write_table(self, namespace: NamespacePath, name: str, location: str, entry: Entry | None) -> None:
         metadata = await self._context.documents.peek(location)
@@ -160,18 +160,18 @@ class Mirrors:
         if root.holds(parse_location(metadata.location)):
             raise BadRequest(f"the table is in the folder {str(root)!r} of this server")
         new = make_entry(namespace, name, _check_uuid(table_uuid(metadata)), "", self._context.clock.now_ms())
-        former = await self._find_former(new, entry)
-        before = None
-        if former is not None:
+        former_entry = await self._find_former(new, entry)
+        former_mirror = None
+        if former_entry is not None:
             with suppress(NotFound):  # The mirror was deleted.
-                before = await self._context.documents.table(former.metadata_location)
-        mirror, unused_files = self._make_mirror(metadata, location, new.uuid, former, before)
+                former_mirror = await self._context.documents.table(former_entry.metadata_location)
+        mirror, unused_files = self._make_mirror(metadata, location, new.uuid, former_entry, former_mirror)
         document, suffix = compress("none", encode_table(mirror))
-        previous = None if former is None else former.metadata_location
+        previous = None if former_entry is None else former_entry.metadata_location
         file = create_metadata_location(self._context, mirror.location, mirror.properties, previous, suffix)
         new = structs.replace(new, metadata_location=file)
-        claimed = await claim(self._context, _CALLER, mirror, new, may_restore=former is None)
-        operations = [*_drop_replaced(new, entry), *_point(new, former), claimed]
+        claimed = await claim(self._context, _CALLER, mirror, new, may_restore=former_entry is None)
+        operations = [*_drop_replaced(new, entry), *_point(new, former_entry), claimed]
         await self._context.create_and_transact(file, document, operations)
         for unused_file in unused_files:
             with suppress(SeamarkError):  # The file is small, and nothing reads it.
