@@ -123,7 +123,7 @@ async def open_components(
     """Open all components of one worker, and close them in reverse order.
 
     Raises:
-        ConfigError: A setting is invalid; the message names it.
+        ConfigError: A setting is invalid. The message names the setting.
     """
     log_repaired(prepare_home(settings))
     async with AsyncExitStack() as stack:
@@ -214,7 +214,7 @@ async def _open_catalog_components(
         store: The pointer store of the warehouse.
         keyring: The signing keys of the warehouse.
         warehouses: The further warehouses of the server. None for a further warehouse.
-        warehouse_name: The name of a further warehouse; empty for the server's own warehouse.
+        warehouse_name: The name of a further warehouse, or an empty text for the server's own warehouse.
     """
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
@@ -398,7 +398,7 @@ def open_certificate(settings: Settings) -> Certificate | None:
     """Return the certificate of tls_cert and tls_key, or None if they are not set.
 
     Raises:
-        ConfigError: A file is unusable; the message names it.
+        ConfigError: A file is unusable. The message names the file.
     """
     if not settings.tls_cert:
         return None
@@ -421,7 +421,7 @@ def bind(settings: Settings, *, shared: bool, port: int | None = None) -> socket
     Args:
         settings: The settings.
         shared: Whether other workers may bind the same port (SO_REUSEPORT).
-        port: The port; the default is the port of the settings.
+        port: The port. The default is the port in the settings.
 
     Raises:
         ConfigError: The address is in use, does not belong to this machine, or would serve other machines without
@@ -482,7 +482,7 @@ async def serve_requests(components: ServerComponents, sock: socket.socket) -> A
         Answers(make_error_response, partial(components.metrics.observe, UNREADABLE, 400, 0.0, None)),
         tls=None if components.certificate is None else components.certificate.login_context,
         access_log=None,
-        # `bodies` inflates in steps. aiohttp would inflate everything at once, before a route can refuse the body.
+        # `bodies` inflates a body in steps. aiohttp would inflate the whole body before a route can refuse it.
         auto_decompress=False,
         handle_signals=False,
         keepalive_timeout=components.settings.idle_timeout_s,
@@ -573,7 +573,7 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain.
 
-    A second signal has no effect; SIGKILL stops immediately.
+    A second signal has no effect. SIGKILL stops the process immediately.
 
     Args:
         settings: The settings.

@@ -312,7 +312,7 @@ class Authenticator:
 
 
 def _parse_host(url: str) -> str:
-    """Return the host of a URL; empty if the URL is invalid."""
+    """Return the host of a URL, or an empty text if the URL is invalid."""
     try:
         return urlsplit(url).hostname or ""
     except ValueError:

@@ -241,7 +241,7 @@ class Authorizer(ABC):
             shown_name: The name that the client used for the object, if it differs from the object's name.
 
         Raises:
-            Forbidden: The principal may not do the operation; the message names the missing right.
+            Forbidden: The principal may not do the operation. The message names the missing right.
             NoSuchTable, NoSuchView, NoSuchFunction: The principal sees the namespace, but may not browse the object.
                 The answer does not depend on whether the object exists.
         """
@@ -420,7 +420,7 @@ class GrantAuthorizer(Authorizer):
 
 
 class WarehouseAuthorizer(GrantAuthorizer):
-    """The authorizer of a further warehouse. It denies operations on tokens, replicas and warehouses."""
+    """The authorizer of a further warehouse, which denies operations on tokens, replicas and warehouses."""
 
     async def require(
         self, principal: Principal, operation: str, securable: Securable, shown_name: str | None = None

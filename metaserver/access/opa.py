@@ -117,7 +117,7 @@ class PolicySlots:
 
     @property
     def is_free(self) -> bool:
-        """Whether no request holds or waits for a slot. Only tests use this property."""
+        """Whether no request uses a slot or waits for a slot. Only tests use this property."""
         return not self._held and not self._waiting
 
 

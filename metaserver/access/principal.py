@@ -74,7 +74,7 @@ class Principal(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The principals whose grants count for the login."""
+        """The principals whose grants apply to the login."""
         return (self.name, *self.groups)
 
 

@@ -139,7 +139,7 @@ async def open_catalog(
     """Open the catalog.
 
     Args:
-        stored: The storage itself, without the caches that `objects` may have; by default `objects`.
+        stored: The storage without the caches that `objects` may have. The default is `objects`.
 
     Raises:
         ConfigError: The warehouse URI is invalid.

@@ -47,7 +47,7 @@ class ColumnRead(NamedTuple):
 
     Attributes:
         columns: The ids of the columns, from `select_columns_of_read`.
-        oldest_age_d: The age of the oldest partition in days; see `ColumnReads`.
+        oldest_age_d: The age of the oldest partition in days. See `ColumnReads`.
     """
 
     uuid: str
@@ -90,7 +90,8 @@ class ColumnUsage:
         """Count a read.
 
         Args:
-            principal: The principal that reads. None if the server has no logins; then reads may use the whole limit.
+            principal: The principal that reads. None means that the server has no logins, and reads may use the whole
+                limit.
         """
         if read not in self._counts:
             cost = 1 + len(read.columns) // _COLUMNS_PER_COUNTED_READ
@@ -159,10 +160,10 @@ def _group_by_table(counts: Mapping[ColumnRead, int]) -> dict[str, tuple[tuple[i
     """Return, for each table, tuples of (column id, oldest_age_d, reads)."""
     tables: defaultdict[str, dict[int, tuple[int, int]]] = defaultdict(dict)
     for read, count in counts.items():
-        of_table = tables[read.uuid]
+        table_counts = tables[read.uuid]
         for column in read.columns if UNKNOWN_COLUMNS in read.columns else (*read.columns, NAMED_COLUMNS):
-            age_d, reads = of_table.get(column, (0, 0))
-            of_table[column] = max(age_d, read.oldest_age_d), reads + count
+            age_d, reads = table_counts.get(column, (0, 0))
+            table_counts[column] = max(age_d, read.oldest_age_d), reads + count
     return {
         uuid: tuple((column, *counted) for column, counted in by_column.items()) for uuid, by_column in tables.items()
     }

@@ -69,7 +69,7 @@ class Documents:
         """Create the cache of metadata documents.
 
         Args:
-            stored: The storage itself, without the caches that `objects` may have; by default `objects`.
+            stored: The storage without the caches that `objects` may have. The default is `objects`.
         """
         self._objects = objects
         self._sources = (objects,) if stored is None or stored is objects else (objects, stored)
@@ -330,9 +330,9 @@ def is_named_by_content(location: str) -> bool:
 
 
 def compress(codec: str, document: bytes) -> tuple[bytes, str]:
-    """Return the bytes to store, and the suffix of the file name.
+    """Return a tuple of the bytes to store and the suffix of the file name.
 
-    `codec` is the value of the table property write.metadata.compression-codec: none or gzip.
+    `codec` is the value of the table property write.metadata.compression-codec, which is `none` or `gzip`.
     """
     match codec.lower():
         case "none" | "":

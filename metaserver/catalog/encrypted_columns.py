@@ -69,7 +69,7 @@ def check_encrypted_columns(
 ) -> None:
     """Check that a commit publishes no values of encrypted columns.
 
-    Uses that the table had before the commit are not checked; jobs refuse them.
+    The function does not check uses that the table had before the commit, which jobs refuse.
 
     Args:
         metadata: The table's metadata after the commit.

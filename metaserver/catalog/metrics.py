@@ -69,7 +69,7 @@ class MetricsReports:
     async def list(
         self, namespace: NamespacePath, name: str, page_token: str | None, page_size: int | None
     ) -> Page[MetricsReport]:
-        """Return a page of the reports of a table; see `CatalogContext.read_page`.
+        """Return a page of the reports of a table. See `CatalogContext.read_page`.
 
         The number of reports in a page is limited, so that even reports of the maximum size fit into `_PAGE_BYTES`.
         """

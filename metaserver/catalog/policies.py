@@ -43,7 +43,7 @@ class Inherited(NamedTuple):
     value: str
     namespace: NamespacePath
     principal_name: str = ""
-    """The principal that set the property; empty if it is unknown."""
+    """The principal that set the property, or an empty text if it is unknown."""
 
 
 Policies = Mapping[str, Inherited]

@@ -53,7 +53,7 @@ class Caller(msgspec.Struct, frozen=True):
     reuses_locations_in: tuple[NamespacePath, ...] = ((),)
     """In these namespaces and below them, the caller may create entries at the locations of dropped entries."""
     request_bytes: int = 0
-    """The length of the request's decompressed body; 0 without a body."""
+    """The length of the request's decompressed body, or 0 without a body."""
 
 
 def make_owner(caller: Caller, namespace: NamespacePath, kind: str = NAMESPACE, name: str = "") -> list[Operation]:

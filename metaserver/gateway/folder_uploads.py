@@ -157,7 +157,7 @@ class Uploads:
         target: LocalPlace,
         conditions: Mapping[str, str],
     ) -> FileInfo:
-        """Publish the object at `target`. It consists of the parts in `part_etags`, pairs of part number and ETag."""
+        """Publish the object at `target`, which consists of the parts in `part_etags` (number, ETag)."""
         upload = self._make_name(location, upload_id)
         parts = choose_parts(part_etags, {part.number: part for part in self.list_parts(location, upload_id)})
         staged = f"{upload_id}-{os.getpid():x}-{os.urandom(8).hex()}"

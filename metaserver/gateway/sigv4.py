@@ -81,8 +81,8 @@ class RequestTarget:
 def split_presigned(query: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """Split a query into the parameters of the operation and the parameters of the authentication.
 
-    The names of the authentication parameters are in lower case, and without `x-amz-`. If the request is not presigned,
-    there are none.
+    The names of the authentication parameters are in lower case, and without `x-amz-`. A request
+    that is not presigned has no authentication parameters.
     """
     names = {f"X-Amz-{name}".lower(): name.lower() for name in _PRESIGNED}
     authentication = {names[name.lower()]: value for name, value in query.items() if name.lower() in names}

@@ -163,7 +163,7 @@ class SegmentLog:
         self._is_closing = False
         self.identity = identity
         self.syncs = 0
-        """The number of written groups. It is a metric."""
+        """The number of written groups, which is a metric."""
 
     async def catch_up(self) -> None:
         self._check_open()  # The watermarks are current, because no other process appends.
@@ -519,7 +519,7 @@ class SegmentLog:
 
     @property
     def size_bytes(self) -> int:
-        """The size of all segments in bytes. It is a metric."""
+        """The size of all segments in bytes, which is a metric."""
         return sum(segment.size_bytes for segment in self._segments)
 
     # -- opening and closing -----------------------------------------------------------------------------------------

@@ -484,7 +484,7 @@ def check_writable(root: str, umask: int | None) -> None:
     """Create the folder if it does not exist, and check that files can be created in it.
 
     Raises:
-        StorageError: Files cannot be created in the folder; the message has the reason.
+        StorageError: Files cannot be created in the folder. The message contains the reason.
     """
     try:
         if not os.path.isdir(root):

@@ -503,4 +503,4 @@ class Claim(msgspec.Struct, frozen=True):
     allowed: bool = False
     """Whether the entry does not claim the location, but may name files of other entries there."""
     spelled: str = ""
-    """The location as it was claimed, of which `location` is the key. It is empty for claims of earlier versions."""
+    """The claimed location, of which `location` is the key. The text is empty for claims of earlier versions."""

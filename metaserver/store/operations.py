@@ -73,7 +73,7 @@ class CreateEntry(Operation, frozen=True):
     """Create an entry.
 
     Raises:
-        AlreadyExists: The name is in use; the message names the existing kind.
+        AlreadyExists: The name is in use. The message names the kind of the existing entry.
         NoSuchNamespace: The namespace does not exist.
     """
 

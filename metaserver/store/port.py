@@ -99,7 +99,7 @@ class PointerStore(Protocol):
 
     @property
     def transacting(self) -> int:
-        """The number of waiting and running transactions of this process. It is a metric."""
+        """The number of waiting and running transactions of this process, which is a metric."""
 
     async def ping(self) -> None:
         """Check that the database answers.

@@ -33,7 +33,12 @@ class StreamOwners:
     """Decides whether this process is the owner of a table, and whether it flushes waiting rows."""
 
     def __init__(self, membership: Membership | None, *, lease_s: float = 0.0, only_reads: bool = False) -> None:
-        """Use the leases of `membership`. It is None if no other process uses the log, or this process only reads."""
+        """Create the owners.
+
+        Args:
+            membership: The membership whose leases are used, or None if no other process uses the log or this process
+                only reads.
+        """
         self._membership = membership
         self._only_reads = only_reads
         self._lease_ms = int(1000 * lease_s)

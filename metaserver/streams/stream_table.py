@@ -292,8 +292,8 @@ class StreamTable:
             self._get_covered_offset(number) < max(mark, self._flushed[number]) for number, mark in marks.items()
         )
 
-    def _get_covered_offset(self, number: int) -> int:
-        return self._parts[number].get_covered_offset(self._flushed[number])
+    def _get_covered_offset(self, shard_number: int) -> int:
+        return self._parts[shard_number].get_covered_offset(self._flushed[shard_number])
 
     def _observe(self, flushed: Mapping[int, int]) -> None:
         """Advance to the flushed offsets of a pointer. Raise FlushedBefore if it is older than the last flush."""
@@ -330,12 +330,12 @@ class StreamTable:
                 else:  # A flush has ended meanwhile.
                     self._give_up(written)
 
-    def _choose_ranges(self, number: int, mark: int) -> list[tuple[int, int]]:
+    def _choose_ranges(self, shard_number: int, mark: int) -> list[tuple[int, int]]:
         """Return the ranges of the parts to write, so that the parts of a shard reach the offset `mark`."""
-        blocks, parts = self._blocks[number], self._parts[number]
+        blocks, parts = self._blocks[shard_number], self._parts[shard_number]
         return [
             piece
-            for chosen in parts.choose_ranges(blocks.start, mark, self._cut.get(number))
+            for chosen in parts.choose_ranges(blocks.start, mark, self._cut.get(shard_number))
             for piece in blocks.split(chosen.start, chosen.end, bytes_max=self._limits.part_bytes_max)
         ]
 
@@ -381,30 +381,30 @@ class StreamTable:
             raise errors[0]
         return written
 
-    async def _read_rows(self, number: int, mark: int) -> None:
+    async def _read_rows(self, shard_number: int, mark: int) -> None:
         """Read the rows of a shard into memory, up to the offset `mark`.
 
         Raises:
             FlushedBefore: Another process has flushed some of the rows, and the log has removed them.
         """
-        start = self._blocks[number].start
+        start = self._blocks[shard_number].start
         try:
-            await self._blocks[number].catch_up(mark)
+            await self._blocks[shard_number].catch_up(mark)
         except OffsetOutOfRange:
             await self.follow()
-            if self._blocks[number].start == start:
+            if self._blocks[shard_number].start == start:
                 raise
             raise FlushedBefore("Another process has flushed these rows; read the pointer again") from None
 
-    def _read_slices(self, number: int, start: int, end: int) -> list[RowSlice]:
+    def _read_slices(self, shard_number: int, start: int, end: int) -> list[RowSlice]:
         """Return the rows of a shard in memory from `start` to `end` (exclusive).
 
         Raises:
             FlushedBefore: Another process has flushed some of the rows meanwhile.
         """
-        if start < self._blocks[number].start:
+        if start < self._blocks[shard_number].start:
             raise FlushedBefore("Another process has flushed these rows; read the pointer again")
-        return self._blocks[number].list_slices(start, end)
+        return self._blocks[shard_number].list_slices(start, end)
 
     async def _store(
         self, rows: Sequence[RowSlice], metadata: TableMetadata, folder: str | None, key: tuple[str, ...]

@@ -137,7 +137,7 @@ def may_add_locations(base: TableMetadata | ViewMetadata | None, metadata: Table
 
 
 async def claim_folder(context: CatalogContext, entry: Entry, folder: str, *, fresh: bool) -> ClaimLocations:
-    """Return the operation that claims the folder of a function; see `claim`."""
+    """Return the operation with which a function claims its folder. See `claim`."""
     locations = _drop_nested_locations(context.warehouse, [ClaimedLocation(key=folder, display_form=folder)])
     await context.objects.check_links([folder])
     await check_known(context, (claimed_location.key for claimed_location in locations), entry.uuid)

@@ -325,7 +325,7 @@ def _list_paths(data: bytes, location: str) -> Iterator[tuple[str, str | None]]:
     """Yield the path of each live entry, and the path of the data file to which a delete file refers, or None.
 
     Raises:
-        Corrupt: The manifest is damaged; the message contains its location.
+        Corrupt: The manifest is damaged. The message contains its location.
     """
     decoded = decode_manifest(data, location)
     heap = decoded.heap.tobytes()

@@ -103,7 +103,7 @@ def plan_name(entry: Entry, snapshot_id: int, bound_filter_text: str, holder: Ho
 
     Args:
         bound_filter_text: The bound filter as text.
-        holder: The requests that may use the plan; None for all requests.
+        holder: The requests that may use the plan, or None if all requests may use it.
     """
     table = (*entry.namespace, entry.name, entry.uuid, entry.metadata_location)
     identity = encode_json((table, entry.index_version, snapshot_id, bound_filter_text, *(holder or ())))
@@ -158,7 +158,7 @@ class PlanTables:
             grace_s=settings.plan_table_grace_s,
         )
         self.refused: Counter[str] = Counter()
-        """The number of refused plans, by the exhausted limit. It is a metric."""
+        """The number of refused plans by the exhausted limit, which is a metric."""
         self._logged_s: dict[str, float] = {}
 
     async def has_room(self, principal: str) -> bool:
@@ -378,7 +378,7 @@ class PlanTables:
         return deleted_count
 
     async def _delete(self, plan: StoredPlanTable, slots: asyncio.Semaphore) -> bool:
-        """Delete the files of a plan. Return False if a file could not be deleted; a later round tries again."""
+        """Delete the files of a plan. Return False if a file could not be deleted, so that a later call tries again."""
         async with slots:
             try:
                 for location in reversed(plan.files):

@@ -42,7 +42,7 @@ class FoundFile(NamedTuple):
         table_location: The location of the table or view. For a function, the folder above the file's folder.
         updated_ms: The time of the last change of the metadata. For a function, the time when the file was written.
         previous: The earlier metadata files that the file lists, newest last.
-        metadata: The decoded metadata; None for a function.
+        metadata: The decoded metadata, or None for a function.
     """
 
     location: str

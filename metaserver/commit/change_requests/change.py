@@ -293,13 +293,13 @@ def read_change(request: ChangeRequest, metadata: TableMetadata, check_path: Cal
     )
 
 
-def _parse_file(number: int, json: msgspec.Raw, metadata: TableMetadata) -> ContentFile:
+def _parse_file(index: int, json: msgspec.Raw, metadata: TableMetadata) -> ContentFile:
     try:
         return decode_content_file(msgspec.json.decode(json), metadata)
     except BadRequest as error:
-        raise BadRequest(f"add[{number}]: {error.message}") from None
+        raise BadRequest(f"add[{index}]: {error.message}") from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise BadRequest(f"add[{number}] is malformed: {error}") from None
+        raise BadRequest(f"add[{index}] is malformed: {error}") from None
 
 
 def _check_distinct(files: Iterable[ContentFile]) -> None:

@@ -402,7 +402,11 @@ class ConflictCheck:
 
 
 def _list_referenced_files(change: Change) -> tuple[set[str], set[str]]:
-    """Return the paths of the data files that the position deletes name, and those that the change does not add."""
+    """Return a tuple (all, not added) of paths of data files.
+
+    The first set has the data files to which the change's position deletes refer. The second set has those of them
+    that the change does not add.
+    """
     paths = {file.referenced_data_file for file in change.positional}
     referenced = {path for path in paths if path is not None}
     return referenced, referenced - {file.file_path for file in change.data}

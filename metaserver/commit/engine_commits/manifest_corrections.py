@@ -385,5 +385,5 @@ def _inherit_numbers(entry: ManifestEntry) -> ManifestEntry:
     if entry.status != ADDED:
         return entry
     numbers = (entry.sequence_number, entry.file_sequence_number)
-    of_data, of_file = (None if number == _UNASSIGNED else number for number in numbers)
-    return structs.replace(entry, sequence_number=of_data, file_sequence_number=of_file)
+    data_number, file_number = (None if number == _UNASSIGNED else number for number in numbers)
+    return structs.replace(entry, sequence_number=data_number, file_sequence_number=file_number)

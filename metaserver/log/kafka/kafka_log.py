@@ -174,7 +174,7 @@ class KafkaLog:
         """The streams whose topics this replica has deleted."""
         self._failure: str | None = None
         self.groups = 0
-        """The number of written groups. It is a metric."""
+        """The number of written groups, which is a metric."""
 
     @property
     def identity(self) -> str:

@@ -71,7 +71,9 @@ NO_COLUMNS = MissingColumns({}, frozenset())
 def find_missing_columns(
     rows: Sequence[Any], metadata: TableMetadata, subject: str, *, is_envelope: bool = False
 ) -> MissingColumns:
-    """Return the columns to add to a table before rows are appended. If its rule does not add columns, there are none.
+    """Return the columns to add to a table before rows are appended.
+
+    The result is empty if the table's rule does not add columns.
 
     Args:
         rows: Decoded JSON rows, or the record batches of Arrow rows.

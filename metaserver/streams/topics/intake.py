@@ -46,7 +46,10 @@ from seamark.metaserver.streams.stream_table import RunInThread
 from seamark.metaserver.streams.topics.messages import MessageRun, divide_messages, read_messages, reject
 
 ENVELOPE = "seamark.stream.topic-envelope"
-"""The table property for the envelope of JSON messages. The value is `debezium`; without it, messages are rows."""
+"""The table property for the envelope of JSON messages.
+
+With the value `debezium`, messages are changes of rows. Without the property, messages are rows.
+"""
 _RETRY_S, _RETRY_S_MAX = 0.1, 5.0
 """The first and the maximum pause before an append is repeated."""
 _UNEXPECTED_S_MAX = 300.0
