@@ -148,9 +148,9 @@ class OpaClient:
             is_allowed, until_s = self._decisions.get(question, (False, now_s))
             if until_s > now_s:
                 decided[question] = is_allowed
-        new = list(dict.fromkeys(question for question in questions if question not in decided))
-        for start in range(0, len(new), BATCH_MAX):
-            batch = new[start : start + BATCH_MAX]
+        new_questions = list(dict.fromkeys(question for question in questions if question not in decided))
+        for start in range(0, len(new_questions), BATCH_MAX):
+            batch = new_questions[start : start + BATCH_MAX]
             answers = await self._ask(principal, operation, [question[3] for question in batch])
             decided.update(zip(batch, answers, strict=True))
             self._keep(zip(batch, answers, strict=True), now_s + self._cache_s)
@@ -289,8 +289,10 @@ class OpaAuthorizer(Authorizer):
         visibility = await self._grants.sees(principal, namespaces)
         if principal.name == SERVICE_PRINCIPAL:
             return visibility
-        listed = [Securable(namespace) for namespace, is_seen in zip(namespaces, visibility, strict=True) if is_seen]
-        decisions = iter(await self._policy.decide(principal, "namespaceExists", listed))
+        listed_namespaces = [
+            Securable(namespace) for namespace, is_seen in zip(namespaces, visibility, strict=True) if is_seen
+        ]
+        decisions = iter(await self._policy.decide(principal, "namespaceExists", listed_namespaces))
         return [is_seen and next(decisions) for is_seen in visibility]
 
     async def explain_refusal(self, principal: Principal, operation: str, securable: Securable) -> str:

@@ -226,10 +226,10 @@ class StatementTokens(_SignedTokens):
         """
         expired = "The statement token has expired: the statement ran longer than sql_time_s"
         claims = self._verify(token, _StatementClaims, expired)
-        read = Privilege.READ.value
-        grants = [Grant(claims.name, read, path) for path in claims.namespaces]
+        read_privilege = Privilege.READ.value
+        grants = [Grant(claims.name, read_privilege, path) for path in claims.namespaces]
         for namespace, kind, name, is_denied in claims.exceptions:
-            privilege = Privilege.BROWSE.value if is_denied else read
+            privilege = Privilege.BROWSE.value if is_denied else read_privilege
             grants.append(Grant(claims.name, privilege, namespace, kind, name, is_denied))
         reader = ROLE_BITS["reader"]
         return Principal(claims.name, tuple(grants), "token", claims.groups, reader), claims.expires_ms

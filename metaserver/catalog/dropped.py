@@ -182,8 +182,8 @@ class Dropped:
             ended = ReleaseLocations(uuid=row.entry.uuid) if row.is_retained else ForgetDropped(dropped_id=row.id)
             await self._context.transact([ended])
             return
-        now = self._context.clock.now_ms()
-        instant = self._context.make_instant(caller, row.entry, "purge", requested_ms=now).instant
+        now_ms = self._context.clock.now_ms()
+        instant = self._context.make_instant(caller, row.entry, "purge", requested_ms=now_ms).instant
         instant = msgspec.structs.replace(instant, state=InstantState.INFLIGHT, completed_ms=None)
         try:
             await self._context.transact(

@@ -33,11 +33,11 @@ def find_encrypted_ids(metadata: TableMetadata) -> frozenset[int]:
         return frozenset()
     encrypted = set(declared)
     for column_id in columns:
-        above = list(_list_ancestors(metadata, column_id))
-        if declared.intersection(above):
+        ancestors = list(_list_ancestors(metadata, column_id))
+        if declared.intersection(ancestors):
             encrypted.add(column_id)
         if column_id in declared:
-            encrypted.update(above)
+            encrypted.update(ancestors)
     return frozenset(encrypted)
 
 

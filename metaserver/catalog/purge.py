@@ -134,41 +134,41 @@ async def list_reachable_files(context: CatalogContext, uuid: str, metadata_loca
         return
     if not is_collectable(metadata):  # The property may have been set after the drop.
         return
-    allowed = await make_deletable_check(context, uuid, metadata, without_claims=True)
+    may_delete = await make_deletable_check(context, uuid, metadata, without_claims=True)
     seen_paths: set[str] = set()
     manifests: list[str] = []
     lists = [snapshot.manifest_list for snapshot in metadata.snapshots if snapshot.manifest_list]
     for location in lists:
-        if allowed(location):
+        if may_delete(location):
             manifests += await _read_field(context, location, "manifest_path")
     for snapshot in metadata.snapshots:
         manifests += snapshot.manifests or ()
     for manifest in dict.fromkeys(manifests):
-        if not allowed(manifest):
+        if not may_delete(manifest):
             continue
         for path in await _read_field(context, manifest, "data_file", "file_path"):
-            if allowed(path) and path not in seen_paths:
+            if may_delete(path) and path not in seen_paths:
                 seen_paths.add(path)
                 yield path
     for manifest in dict.fromkeys(manifests):
-        if allowed(manifest):
+        if may_delete(manifest):
             yield manifest
     base = metadata.location.rstrip("/")
     former_plans = f"{get_metadata_folder(metadata.location, metadata.properties)}/{FORMER_PLANS_FOLDER}"
     own_names = (INDEX_FOLDER, FORMER_INDEX_FOLDER, PLANS_FOLDER, FRESH_FOLDER)
     for folder in (*(f"{base}/{name}" for name in own_names), former_plans):
-        if allowed(folder):
+        if may_delete(folder):
             # Complete the listing before yielding files, because deletions during a listing could make it skip files.
             for location in [item.location async for item in context.objects.list(folder)]:
-                if allowed(location):
+                if may_delete(location):
                     yield location
     statistics = [entry.statistics_path for entry in metadata.statistics]
     statistics += [entry.statistics_path for entry in metadata.partition_statistics]
     older = [entry.metadata_file for entry in metadata.metadata_log]
     for location in dict.fromkeys([*lists, *statistics, *older]):
-        if allowed(location):
+        if may_delete(location):
             yield location
-    if allowed(metadata_location):
+    if may_delete(metadata_location):
         yield metadata_location
 
 

@@ -92,10 +92,10 @@ class Tables:
         location = create_metadata_location(self._context, metadata.location, metadata.properties, None, suffix)
         entry = make_entry(namespace, request.name, table_uuid(metadata), location, requested_ms)
         claimed = await claim(self._context, caller, metadata, entry, fresh=True)
-        allowed = await allow(self._context, caller, entry.uuid, metadata.properties, {})
+        allowed_operations = await allow(self._context, caller, entry.uuid, metadata.properties, {})
         operations = [
             claimed,
-            *allowed,
+            *allowed_operations,
             *self._context.create_entry(caller, entry),
             self._context.make_instant(caller, entry, "create", requested_ms=requested_ms),
             *self._context.remember(caller, status=200, metadata_location=location),

@@ -209,13 +209,13 @@ class Views:
         if metadata.location != base.location:
             await self._context.check_location(caller, metadata.location, "The view's location", entry.namespace)
         await self._context.check_properties(caller, metadata.properties, base.properties, entry.namespace)
-        now = self._context.clock.now_ms()
+        now_ms = self._context.clock.now_ms()
         document = encode_view(metadata)
         suffix = name_suffix(document)
         path = create_metadata_location(
             self._context, metadata.location, metadata.properties, entry.metadata_location, suffix
         )
-        updated = make_entry(entry.namespace, entry.name, metadata.view_uuid, path, now, EntryKind.VIEW)
+        updated = make_entry(entry.namespace, entry.name, metadata.view_uuid, path, now_ms, EntryKind.VIEW)
         record = self._make_instant(caller, updated, "commit", requested_ms, metadata)
         remember = self._context.remember(caller, status=200, metadata_location=path)
         claimed: builtins.list[Any] = []
@@ -224,7 +224,7 @@ class Views:
         else:
             await check_writable(self._context, entry.uuid, metadata)
         await self._context.create_and_transact(
-            path, document, [*claimed, build_swap(entry, path, now), record, *remember]
+            path, document, [*claimed, build_swap(entry, path, now_ms), record, *remember]
         )
         return LoadedView(entry=updated, metadata=metadata)
 

@@ -306,8 +306,8 @@ class Publisher:
         location = create_metadata_location(self._context, metadata.location, metadata.properties, previous, suffix)
         claims: tuple[Operation, ...] = ()
         if may_add_locations(base, metadata):
-            new = make_entry(namespace, name, uuid, location, 0)
-            claims = (await claim(self._context, caller, metadata, new, fresh=base is None),)
+            new_entry = make_entry(namespace, name, uuid, location, 0)
+            claims = (await claim(self._context, caller, metadata, new_entry, fresh=base is None),)
         elif entry is not None and not is_checked:
             await check_writable(self._context, entry.uuid, metadata)
         claims += tuple(await allow(self._context, caller, uuid, metadata.properties, base_properties))
@@ -372,12 +372,12 @@ class Publisher:
         for prepared in commits:
             operations += prepared.claims
             if prepared.location:
-                now = self._context.clock.now_ms()
+                now_ms = self._context.clock.now_ms()
                 if prepared.entry is None:
                     caller = prepared.events[0].caller
-                    operations += self._context.create_entry(caller, prepared.make_entry(now))
+                    operations += self._context.create_entry(caller, prepared.make_entry(now_ms))
                 else:
-                    operations.append(build_swap(prepared.entry, prepared.location, now, self._holder))
+                    operations.append(build_swap(prepared.entry, prepared.location, now_ms, self._holder))
                 operations += [self._build_instant(prepared, event) for event in prepared.events]
         operations += further
         if operations:
@@ -391,10 +391,10 @@ class Publisher:
             summary |= {key: _shorten(recorded[key]) for key in _SUMMARY_KEYS if key in recorded}
             if (reason := _describe_difference(prepared.metadata, event.snapshot_id)) is not None:
                 summary[OTHER_ROWS] = reason
-        now = self._context.clock.now_ms()
+        now_ms = self._context.clock.now_ms()
         return self._context.make_instant(
             event.caller,
-            prepared.make_entry(now),
+            prepared.make_entry(now_ms),
             "create" if prepared.entry is None else "commit",
             requested_ms=event.requested_ms,
             snapshot_id=event.snapshot_id,
@@ -403,7 +403,7 @@ class Publisher:
         )
 
     def _build_outcome(self, prepared: PreparedCommit) -> LoadedTable:
-        now = self._context.clock.now_ms()
+        now_ms = self._context.clock.now_ms()
         if not prepared.location:
             assert prepared.entry is not None
             return LoadedTable(entry=prepared.entry, metadata=prepared.metadata)
@@ -414,7 +414,7 @@ class Publisher:
         if prepared.unneeded:
             shared = partial(self._has_another_name, prepared.uuid)
             self._cleanup.remove(prepared.unneeded, is_in_use=shared)
-        entry = prepared.make_entry(now)
+        entry = prepared.make_entry(now_ms)
         if prepared.entry is not None:
             entry = msgspec.structs.replace(
                 entry,

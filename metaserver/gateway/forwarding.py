@@ -315,8 +315,8 @@ def _read_span(call: S3Call, answer: aiohttp.ClientResponse) -> tuple[int, int, 
     This is possible only for a plain read of an object with a strong ETag. Otherwise the result is None.
     """
     headers = {name.lower(): value for name, value in answer.headers.items()}
-    plain = call.method == "GET" and call.address.query.keys() <= {"x-id"} and "content-encoding" not in headers
-    if not plain or not headers.get("etag", "").startswith('"'):
+    is_plain = call.method == "GET" and call.address.query.keys() <= {"x-id"} and "content-encoding" not in headers
+    if not is_plain or not headers.get("etag", "").startswith('"'):
         return None
     if any(name.startswith("x-amz-server-side-encryption-customer-") for name in call.headers):
         return None

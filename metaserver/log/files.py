@@ -171,11 +171,12 @@ class FolderFiles:
 def _write_all(descriptor: int, position: int, parts: Sequence[bytes]) -> int:
     """Write the parts at a position, and return the position after them."""
     size_bytes = sum(map(len, parts))
-    written = os.pwritev(descriptor, parts, position)
-    if written < size_bytes:  # The disk may be full, a signal may have arrived, or the write is larger than 2 GiB.
+    written_bytes = os.pwritev(descriptor, parts, position)
+    # The disk may be full, a signal may have arrived, or the write is larger than 2 GiB.
+    if written_bytes < size_bytes:
         remaining = memoryview(b"".join(parts))
-        while written < size_bytes:
-            written += os.pwrite(descriptor, remaining[written:], position + written)
+        while written_bytes < size_bytes:
+            written_bytes += os.pwrite(descriptor, remaining[written_bytes:], position + written_bytes)
     return position + size_bytes
 
 

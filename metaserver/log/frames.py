@@ -182,9 +182,9 @@ def make_damage_error(name: str, position: int) -> Corrupt:
 def split_payloads(entry: AppendEntry, payloads: memoryview) -> Iterator[tuple[BatchEntry, memoryview]]:
     """Yield each batch of an append with the bytes of its payload and kinds."""
     place = 0
-    for each in entry.batches:
-        yield each, payloads[place : place + each.size_bytes]
-        place += each.size_bytes
+    for batch in entry.batches:
+        yield batch, payloads[place : place + batch.size_bytes]
+        place += batch.size_bytes
 
 
 def find_batch(entry: AppendEntry, payloads: memoryview, shard: Shard) -> tuple[int, Batch] | None:

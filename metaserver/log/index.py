@@ -89,7 +89,7 @@ class ShardIndex:
 
     def to_bytes(self) -> bytes:
         """Encode the four arrays."""
-        return b"".join(each.tobytes() for each in (self.offsets, self.times, self.positions, self.lengths))
+        return b"".join(values.tobytes() for values in (self.offsets, self.times, self.positions, self.lengths))
 
     @classmethod
     def from_bytes(cls, data: bytes, rows: ShardRange) -> ShardIndex | None:
@@ -169,11 +169,11 @@ class SegmentIndex:
         """Add the batches of an append, which has one batch for each of its shards."""
         self.time_ms = entry.time_ms
         self.first_time_ms = self.first_time_ms or entry.time_ms
-        for each in entry.batches:
-            index = self.shards.get(each.shard)
+        for batch in entry.batches:
+            index = self.shards.get(batch.shard)
             if index is None:
-                index = self.shards[each.shard] = ShardIndex()
-            index.add(each.offset, each.offset + each.rows, entry.time_ms, place, each.size_bytes)
+                index = self.shards[batch.shard] = ShardIndex()
+            index.add(batch.offset, batch.offset + batch.rows, entry.time_ms, place, batch.size_bytes)
 
     def list_ranges(self) -> dict[Shard, ShardRange]:
         """Return the range of rows of each shard, with the positions that `encode_index` uses."""
@@ -190,7 +190,7 @@ class SegmentIndex:
 
 def encode_index(index: SegmentIndex, segment: int, segment_bytes: int, segment_crc: int) -> bytes:
     """Return the content of an index file."""
-    body = b"".join(each.to_bytes() for each in index.shards.values())
+    body = b"".join(shard_index.to_bytes() for shard_index in index.shards.values())
     header = msgspec.msgpack.encode(
         SegmentIndexHeader(
             _VERSION, segment, segment_bytes, segment_crc, crc32c(body), tuple(index.list_ranges().values())

@@ -118,7 +118,7 @@ class LogSegment:
         """Return the time of the last record. If there is no record, return the time of the head."""
         if self.index is not None:
             return self.index.time_ms or self.head_time_ms
-        return max((each.last_time_ms for each in self.ranges.values()), default=self.head_time_ms)
+        return max((shard_range.last_time_ms for shard_range in self.ranges.values()), default=self.head_time_ms)
 
     def is_released(self, released: Mapping[Shard, int]) -> bool:
         """Return whether retention may remove all rows. `released` contains no shards of removed streams."""
@@ -196,7 +196,7 @@ class LogSegment:
     def use_index_file(self, header: tuple[SegmentIndexHeader, int] | None) -> None:
         """Use the index file from now on, instead of the index in memory."""
         if header is not None:
-            self.ranges = {each.shard: each for each in header[0].ranges}
+            self.ranges = {shard_range.shard: shard_range for shard_range in header[0].ranges}
             self.body_position = header[1]
             self.size_bytes = header[0].segment_bytes
             self.index = None

@@ -276,7 +276,7 @@ class SegmentLog:
         for entry, place in zip(group.entries, places, strict=True):
             if isinstance(entry, AppendEntry):
                 active.index.add(entry, place)
-                self._waiters.wake(each.shard for each in entry.batches)
+                self._waiters.wake(batch.shard for batch in entry.batches)
         return True
 
     def _fail(self, error: OSError) -> CommitUnknown:

@@ -213,13 +213,13 @@ class LogState:
             TooManyRequests: The log has too many producers, or the owner has too many of them.
         """
         pending = Counter() if pending is None else pending
-        free = limit - len(self.producers) - pending.total()
+        free_producers = limit - len(self.producers) - pending.total()
         owned = self.producer_counts[parse_owner(name)] + pending[parse_owner(name)]
-        if free <= 0 or owned >= free:
-            reason = "" if free <= 0 else f", {owned} of them of the owner of {name!r}"
+        if free_producers <= 0 or owned >= free_producers:
+            reason = "" if free_producers <= 0 else f", {owned} of them of the owner of {name!r}"
             raise TooManyRequests(
-                f"The log has {limit - free} of at most {limit} producers already{reason}, and {name!r} is new; use "
-                "fewer names of producers, or raise the limit"
+                f"The log has {limit - free_producers} of at most {limit} producers already{reason}, and {name!r} is "
+                "new; use fewer names of producers, or raise the limit"
             )
 
     def read_watermarks(self, shards: Iterable[Shard]) -> dict[Shard, int]:
@@ -317,7 +317,9 @@ class LogState:
     def restore(self, summary: StateSummary) -> None:
         """Replace the state by a stored state."""
         self.time_ms = summary.time_ms
-        self.shards = {Shard(each.stream, each.number): each for each in summary.shards}
+        self.shards = {
+            Shard(shard_summary.stream, shard_summary.number): shard_summary for shard_summary in summary.shards
+        }
         self.producers = summary.producers
         self.producer_counts = Counter(map(parse_owner, summary.producers))
         self.removed = summary.removed
@@ -395,12 +397,12 @@ class Group:
             *((producer.name, producer.epoch, producer.sequence) if producer is not None else ()),
         )
         self.entries.append(entry)
-        for each in entry.batches:
-            self._ends[each.shard] = each.offset + each.rows
+        for batch in entry.batches:
+            self._ends[batch.shard] = batch.offset + batch.rows
         if producer is not None:
             self._set_producer(producer.name, follow(self._find_producer(producer.name), entry))
         return Acknowledgement(
-            tuple(Position(each.shard, each.offset, each.offset + each.rows) for each in entry.batches)
+            tuple(Position(batch.shard, batch.offset, batch.offset + batch.rows) for batch in entry.batches)
         )
 
     def fence(self, name: str) -> StreamProducerState:
@@ -460,7 +462,7 @@ class Group:
                 f"The log has no session with epoch {producer.epoch} of the producer {producer.name!r}; begin a session"
             )
         if previous is not None and producer.sequence <= last:
-            repeated = (each.acknowledge() for each in previous.appends if each.sequence == producer.sequence)
+            repeated = (append.acknowledge() for append in previous.appends if append.sequence == producer.sequence)
             return next(repeated, Acknowledgement((), duplicate=True))
         if producer.sequence != last + 1 and not producer.sparse:
             raise SequenceGap(

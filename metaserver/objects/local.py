@@ -207,9 +207,9 @@ class LocalObjects:
     def _find_place(self, location: Location) -> LocalPlace:
         path = _check_local(location).file_path
         for root in self._roots:
-            below = root.find_path_below(path)
-            if below is not None:
-                return LocalPlace(root, below, self._umasks.get(root.path))
+            relative_path = root.find_path_below(path)
+            if relative_path is not None:
+                return LocalPlace(root, relative_path, self._umasks.get(root.path))
         raise BadRequest(f"The location {str(location)!r} is outside the warehouse and the allowed locations")
 
     def _check_links(self, locations: Iterable[str]) -> None:
@@ -467,14 +467,14 @@ def _walk(place: LocalPlace) -> Iterator[ObjectInfo]:
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    below = f"{current}/{entry.name}" if current else entry.name
+                    relative_path = f"{current}/{entry.name}" if current else entry.name
                     if entry.is_dir(follow_symlinks=False):
-                        pending.append(below)
+                        pending.append(relative_path)
                     elif entry.is_file(follow_symlinks=False) and not entry.name.startswith(TEMPORARY_PREFIX):
                         with contextlib.suppress(FileNotFoundError):
                             status = entry.stat(follow_symlinks=False)
                             yield ObjectInfo(
-                                f"file://{prefix}/{below}", status.st_size, status.st_mtime_ns // 1_000_000
+                                f"file://{prefix}/{relative_path}", status.st_size, status.st_mtime_ns // 1_000_000
                             )
         finally:
             os.close(folder)

@@ -158,10 +158,10 @@ def _choose_timestamp(headers: dict[str, str], now_ms: int) -> str:
     if amz_date is None:
         return now.strftime(_AMZ_DATE)
     try:
-        then = datetime.strptime(amz_date, _AMZ_DATE).replace(tzinfo=UTC)
+        signed_time = datetime.strptime(amz_date, _AMZ_DATE).replace(tzinfo=UTC)
     except ValueError:
         raise BadRequest(f"x-amz-date is {amz_date!r}; it must have the form 20261121T120000Z") from None
-    if abs((then - now).total_seconds()) * 1000 > CLOCK_SKEW_MS:
+    if abs((signed_time - now).total_seconds()) * 1000 > CLOCK_SKEW_MS:
         raise BadRequest(
             f"x-amz-date is {amz_date}, but the server's time is {now.strftime(_AMZ_DATE)}; "
             "set the clock or leave it out"

@@ -82,9 +82,9 @@ class Warehouse:
         """
         if location.is_local:
             for root in self._folders:
-                below = root.find_path_below(location.file_path)
-                if below is not None:
-                    return make_canonical_key(location, f"{root.real_path}/{below}".strip("/"))
+                path_below = root.find_path_below(location.file_path)
+                if path_below is not None:
+                    return make_canonical_key(location, f"{root.real_path}/{path_below}".strip("/"))
         return make_location_key(location)
 
     def contains(self, location: str) -> bool:

@@ -243,28 +243,28 @@ def choose_next_step(
         return _scan(position.snapshot_id, position, table)
     position = msgspec.structs.replace(position, is_scan=False)
     ranges: dict[int, tuple[int, int]] = {}
-    ahead = position  # This is the position after `ranges`.
+    next_position = position  # This is the position after `ranges`.
     for snapshot in _list_snapshots_after(position, table, until):
         flushed = parse_ranges(snapshot, table)
-        if flushed is not None and (missing := _find_in_log(ahead, flushed, table.shards)) is not None:
+        if flushed is not None and (missing := _find_in_log(next_position, flushed, table.shards)) is not None:
             ranges |= {moved.shard: (position.get_offset(moved.shard), moved.end) for moved in missing}
-            ahead = ahead.advance({moved.shard: moved.end for moved in missing})
+            next_position = next_position.advance({moved.shard: moved.end for moved in missing})
         elif ranges:  # The next request reads this snapshot.
             return LogRows(ranges, position)
         else:
-            passed = msgspec.structs.replace(ahead, snapshot_id=snapshot.snapshot_id)
+            passed = msgspec.structs.replace(next_position, snapshot_id=snapshot.snapshot_id)
             step = _read_files(passed, snapshot, flushed, skips_changes)
             if isinstance(step, Files):
                 return step
-            ahead = step
+            next_position = step
         if not ranges:
-            position = ahead = msgspec.structs.replace(ahead, snapshot_id=snapshot.snapshot_id)
+            position = next_position = msgspec.structs.replace(next_position, snapshot_id=snapshot.snapshot_id)
     if until is None or until.snapshot_id == table.metadata.current_snapshot_id:
         if not ranges:
-            position = ahead = _skip_rolled_back(position, table.flushed, skips_changes)
-        elif any(ahead.get_offset(shard) < offset for shard, offset in table.flushed.items()):
+            position = next_position = _skip_rolled_back(position, table.flushed, skips_changes)
+        elif any(next_position.get_offset(shard) < offset for shard, offset in table.flushed.items()):
             return LogRows(ranges, position)  # The next request reports the rollback.
-    for shard, (_, end) in _find_unflushed(ahead, table.shards, until).items():
+    for shard, (_, end) in _find_unflushed(next_position, table.shards, until).items():
         ranges[shard] = (position.get_offset(shard), end)
     return LogRows(ranges, position) if ranges else End(position)
 

@@ -435,9 +435,9 @@ class Streams:
                     "were in. Restore that log"
                 )
         # Schedule the fresh files of other processes for deletion. Another process may still have the table open.
-        listed = [info async for info in self._objects.list(folder)]
+        listed_files = [info async for info in self._objects.list(folder)]
         oldest_ms = self._context.clock.now_ms() - _FOREIGN_FILES_MS if self._logs.is_shared else 1 << 62
-        table.give_up_files([info.location for info in listed if info.modified_ms < oldest_ms])
+        table.give_up_files([info.location for info in listed_files if info.modified_ms < oldest_ms])
         if table.keeps_rows:
             await (
                 table.release()

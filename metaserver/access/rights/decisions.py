@@ -186,7 +186,7 @@ def narrow_read_grants(grants: Sequence[Grant]) -> Iterator[tuple[list[Grant], l
     for position, grant in enumerate(grants):
         if _is_below(grant, 1):
             trees.setdefault(grant.namespace[:1], []).append((position, grant))
-    heap = [(-len(inside), inside[0][0], root) for root, inside in trees.items()]
+    heap = [(-len(grants_inside), grants_inside[0][0], root) for root, grants_inside in trees.items()]
     heapq.heapify(heap)
     next_position = len(grants)
     while heap and heap[0][0] <= -2:
@@ -195,12 +195,12 @@ def narrow_read_grants(grants: Sequence[Grant]) -> Iterator[tuple[list[Grant], l
         denials = [Grant("", "read", path, deny=True)] if any(grant.deny for grant in removed) else []
         yield removed, denials
         removed_grants = set(removed)
-        inside = [(position, grant) for position, grant in trees[root] if grant not in removed_grants]
-        inside += [(next_position, grant) for grant in denials if _is_below(grant, 1)]
+        grants_inside = [(position, grant) for position, grant in trees[root] if grant not in removed_grants]
+        grants_inside += [(next_position, grant) for grant in denials if _is_below(grant, 1)]
         next_position += 1
-        trees[root] = inside
-        if inside:
-            heapq.heappush(heap, (-len(inside), inside[0][0], root))
+        trees[root] = grants_inside
+        if grants_inside:
+            heapq.heappush(heap, (-len(grants_inside), grants_inside[0][0], root))
 
 
 def _find_fullest(path: NamespacePath, inside: list[Grant]) -> tuple[NamespacePath, list[Grant]]:

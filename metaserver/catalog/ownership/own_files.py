@@ -64,9 +64,10 @@ async def replace_allowed_locations(
     locations = read_allowed_locations(properties)
     if locations:
         _check_may_allow(caller)
-    allowed = [context.warehouse.parse(location, ALLOWED_LOCATIONS, root_ok=True) for location in locations]
+    allowed_locations = [context.warehouse.parse(location, ALLOWED_LOCATIONS, root_ok=True) for location in locations]
     return AllowLocations(
-        uuid=uuid, locations=tuple(ClaimedLocation(key=context.warehouse.make_key(location)) for location in allowed)
+        uuid=uuid,
+        locations=tuple(ClaimedLocation(key=context.warehouse.make_key(location)) for location in allowed_locations),
     )
 
 
@@ -93,10 +94,10 @@ async def find_foreign_paths(context: CatalogContext, uuid: str, paths: Iterable
     is_quick = len(paths) <= _PATHS_IN_LOOP_MAX
     group = partial(_group_by_folder, context.warehouse, paths)
     for key, within in (group() if is_quick else await asyncio.to_thread(group)).items():
-        above = set(with_folders(key))
-        if locations.isdisjoint(above):
+        keys_above = set(with_folders(key))
+        if locations.isdisjoint(keys_above):
             claims = await context.store.find_overlapping_claims([key], uuid, 0)
-            foreign |= within if any(claim.location in above for claim in claims) else set()
+            foreign |= within if any(claim.location in keys_above for claim in claims) else set()
     return foreign
 
 
@@ -168,9 +169,9 @@ async def check_added(
     fresh = [path for path in dict.fromkeys(manifests) if path not in carried]
     await asyncio.to_thread(own_locations.check, fresh, "The manifest")
     for manifest in fresh:
-        outside = await reader.list_outside_files(manifest)
-        if outside:
-            await _check_carried(reader, carried, outside)
+        outside_files = await reader.list_outside_files(manifest)
+        if outside_files:
+            await _check_carried(reader, carried, outside_files)
 
 
 def _list_new_locations(
@@ -304,8 +305,8 @@ class _Reader:
             self._own.check(
                 (data_file for path, data_file in entries if data_file and self._own.holds(path)), "The data file"
             )
-            outside = {path for path, _ in entries if not self._own.holds(path)}
-            return [path for path, _ in entries if path not in outside], outside
+            outside_paths = {path for path, _ in entries if not self._own.holds(path)}
+            return [path for path, _ in entries if path not in outside_paths], outside_paths
 
         own_paths, outside = await asyncio.to_thread(find)
         await self._context.objects.check_links(own_paths)

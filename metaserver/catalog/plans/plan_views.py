@@ -235,10 +235,14 @@ def _replace_references(text: str, references: list[ReplacedReference], default:
                 f"Characters {reference.start} to {reference.end} of the view's text are not the name of {table}"
             )
         if reference.version is not None:
-            new = f"{match[0]} FOR VERSION AS OF {reference.version}"
+            replacement = f"{match[0]} FOR VERSION AS OF {reference.version}"
         else:
-            new = f"{match[1]}{_quote(str(reference.plan))}"
-        pieces += [text[at : reference.start], new, f" AS {_quote(_unquote(match[2]))}" if reference.alias else ""]
+            replacement = f"{match[1]}{_quote(str(reference.plan))}"
+        pieces += [
+            text[at : reference.start],
+            replacement,
+            f" AS {_quote(_unquote(match[2]))}" if reference.alias else "",
+        ]
         at = reference.end
     return "".join([*pieces, text[at:]])
 

@@ -144,9 +144,9 @@ class FileReader:
                 continue
             for location in file.previous:
                 pending.pop(location, None)
-            chosen = newest.setdefault(file.uuid, file)
-            if chosen is not file and _may_be_newer(file, chosen):
-                rivals.setdefault(file.uuid, [chosen]).append(file)
+            newest_file = newest.setdefault(file.uuid, file)
+            if newest_file is not file and _may_be_newer(file, newest_file):
+                rivals.setdefault(file.uuid, [newest_file]).append(file)
         uncertain: list[FoundFile] = []
         for uuid, candidates in rivals.items():
             uncertain.append(newest.pop(uuid))

@@ -147,14 +147,14 @@ def _find_shared_uuids(
     by_uuid: defaultdict[str, set[str]] = defaultdict(set)
     for file in files:
         by_uuid[file.uuid].add(file.location)
-    chosen = Counter(candidate.file.uuid for candidate in candidates if candidate.is_chosen)
+    chosen_counts = Counter(candidate.file.uuid for candidate in candidates if candidate.is_chosen)
     return {
         number: (
             f"Several folders have files of {candidate.file.kind.value} {candidate.file.uuid}: "
             f"{_show(by_uuid[candidate.file.uuid])}. Choose one of the files"
         )
         for number, candidate in enumerate(candidates)
-        if len(by_uuid[candidate.file.uuid]) > 1 and (not candidate.is_chosen or chosen[candidate.file.uuid] > 1)
+        if len(by_uuid[candidate.file.uuid]) > 1 and (not candidate.is_chosen or chosen_counts[candidate.file.uuid] > 1)
     }
 
 
@@ -210,9 +210,9 @@ def _find_shared_names(
         by_name[get_name_space(candidate.file.kind), *candidate.name.namespace, candidate.name.name].append(number)
     reasons: dict[int, str] = {}
     for numbers in by_name.values():
-        chosen = [number for number in numbers if candidates[number].is_chosen]
+        chosen_numbers = [number for number in numbers if candidates[number].is_chosen]
         for number in numbers:
-            if len(numbers) > 1 and (not candidates[number].is_chosen or len(chosen) > 1):
+            if len(numbers) > 1 and (not candidates[number].is_chosen or len(chosen_numbers) > 1):
                 other_locations = _show(candidates[other].file.location for other in numbers)
                 reasons[number] = (
                     f"Several tables, views or functions have this name; all but one were probably dropped or renamed: "
@@ -224,5 +224,5 @@ def _find_shared_names(
 def _show(locations: Iterable[str]) -> str:
     """Return at most five of the locations as text for a message."""
     sorted_locations = sorted(locations)
-    more = f" and {len(sorted_locations) - 5} more" if len(sorted_locations) > 5 else ""
-    return f"{', '.join(sorted_locations[:5])}{more}"
+    more_text = f" and {len(sorted_locations) - 5} more" if len(sorted_locations) > 5 else ""
+    return f"{', '.join(sorted_locations[:5])}{more_text}"

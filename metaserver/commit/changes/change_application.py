@@ -168,8 +168,8 @@ class ChangeApplication:
             files = (*change.data, *change.deletes)
             return change, count_files(files), frozenset(map(make_file_key, files))
 
-        few = len(self.request.add) <= _IN_THREAD_FILES and self._caller.request_bytes <= LARGE_BYTES
-        change, counts, fresh = read() if few else await asyncio.to_thread(read)
+        is_small = len(self.request.add) <= _IN_THREAD_FILES and self._caller.request_bytes <= LARGE_BYTES
+        change, counts, fresh = read() if is_small else await asyncio.to_thread(read)
         await self._context.objects.check_links([file.file_path for file in (*change.data, *change.deletes)])
         if self._writer is None:
             await self._create_writers(metadata)
@@ -214,7 +214,7 @@ class ChangeApplication:
                 undo = await compute_undo(manifests, metadata, parent, self.request.undo_snapshot_id)
                 await self._restore_removals(manifests, metadata, undo)
             return
-        listed = drop_dead_manifests(await manifests.read_list(parent))
+        live_manifests = drop_dead_manifests(await manifests.read_list(parent))
 
         def paths() -> set[str]:
             referenced = (file.referenced_data_file for file in change.deletes)
@@ -222,7 +222,7 @@ class ChangeApplication:
             return {*removed, *(path for path in referenced if path is not None)}
 
         await manifests.find_listing_manifests(
-            listed, await run_by_count(len(self.request.remove) + len(change.deletes), paths)
+            live_manifests, await run_by_count(len(self.request.remove) + len(change.deletes), paths)
         )
         if change.replaced is not None:
             with contextlib.suppress(BadRequest):
@@ -285,27 +285,29 @@ class ChangeApplication:
             parent = find_head(self.request.branch, metadata)
             removals |= undo.added
             summary = {**summary, UNDONE: str(self.request.undo_snapshot_id)}
-        listed = await manifests.read_list(parent)
-        await self._check_new(listed, metadata)
+        parent_manifests = await manifests.read_list(parent)
+        await self._check_new(parent_manifests, metadata)
         if change.replaced is not None:
             removals |= await find_replaced_files(self._planner, metadata, parent, change.replaced)
-        to_remove = await find_files(manifests, listed, removals, metadata)
+        to_remove = await find_files(manifests, parent_manifests, removals, metadata)
         files = CheckedFiles(self._context.objects, check_paths)
         added, counts = self._added_row, self._counts
         if undo is None:
-            conflicts = ConflictCheck(files, manifests, metadata, listed, change, to_remove)
+            conflicts = ConflictCheck(files, manifests, metadata, parent_manifests, change, to_remove)
             await conflicts.check(parent, self._context.settings.commit_history_limit)
-            await check_row_counts(manifests, listed, change, to_remove)
+            await check_row_counts(manifests, parent_manifests, change, to_remove)
         else:  # The undo has already checked the later commits.
             added, counts = await self._restore(undo, metadata), count_files(undo.restored_files)
-        new = change.deletes if undo is None else undo.restored_files
-        vectors = await run_by_count(len(new), lambda: {file.file_path for file in new if file.is_deletion_vector})
+        new_deletes = change.deletes if undo is None else undo.restored_files
+        vectors = await run_by_count(
+            len(new_deletes), lambda: {file.file_path for file in new_deletes if file.is_deletion_vector}
+        )
         to_remove = to_remove._replace(in_use=to_remove.in_use | vectors)
         sequence_number = metadata.last_sequence_number + 1 if metadata.format_version > 1 else 0
         if undo is not None and undo.manifests:
             removed = RewrittenManifests(undo.manifests, ())
         else:
-            removed = await self._removing.remove(listed, to_remove, metadata, sequence_number)
+            removed = await self._removing.remove(parent_manifests, to_remove, metadata, sequence_number)
         request = self.request
         produced = await produce(
             writer,

@@ -178,20 +178,20 @@ class ConflictCheck:
             return None
         if not (scoped or change.request.remove) and not await run_by_count(len(change.deletes), self._rests_on_rows):
             return None
-        read = change.request.read_snapshot_id
+        read_snapshot_id = change.request.read_snapshot_id
         try:
-            snapshots = list_snapshots_since(self._metadata, head, read, look_back)
+            snapshots = list_snapshots_since(self._metadata, head, read_snapshot_id, look_back)
         except HistoryTooLong:
             raise Collision(
                 "history",
-                f"More than {look_back} snapshots were committed after snapshot {read}; compute the change again from "
-                "the current snapshot",
+                f"More than {look_back} snapshots were committed after snapshot {read_snapshot_id}; compute the "
+                "change again from the current snapshot",
             ) from None
         if snapshots is None:
             raise Collision(
                 "read-snapshot",
-                f"Snapshot {read}, which the change was computed from, has expired or is not an ancestor of the head "
-                f"of {change.request.branch!r}; compute the change again from the current snapshot",
+                f"Snapshot {read_snapshot_id}, which the change was computed from, has expired or is not an ancestor "
+                f"of the head of {change.request.branch!r}; compute the change again from the current snapshot",
             )
         return History(self._manifests, self._metadata, snapshots)
 

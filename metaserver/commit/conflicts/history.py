@@ -134,8 +134,8 @@ class History:
         return removals
 
     async def _read_removed_files(self, snapshot: Snapshot, parent: Snapshot, deletes: bool) -> AddedFiles:
-        listed = await self._manifests.read_list(snapshot)
-        still = {manifest.manifest_path for manifest in listed}
+        listed_manifests = await self._manifests.read_list(snapshot)
+        still = {manifest.manifest_path for manifest in listed_manifests}
         dropped = [
             manifest
             for manifest in await self._manifests.read_list(parent)

@@ -228,8 +228,8 @@ async def find_first_match(
             return True
         try:
             deleted_keys = decode_delete_content(keys, deleted, columns, limit_bytes=DECODED_BYTES_MAX)
-            there = _read_columns(data, file.path, [column_id for column_id, _ in columns])
-            stored = [there[column_id] for column_id, _ in columns]
+            stored_columns = _read_columns(data, file.path, [column_id for column_id, _ in columns])
+            stored = [stored_columns[column_id] for column_id, _ in columns]
             hashes = hash_halves(
                 [convert_to_keys(column, kind) for column, (_, kind) in zip(stored, columns, strict=True)]
             )

@@ -82,14 +82,14 @@ def _select_files_in_scope(view: TableView, metadata: TableMetadata, scope: Read
     groups = group_by_partition(find_files_at(view, rows))
     removed = []
     for number, partition in enumerate(groups.partitions):
-        inside = targets.contain(partition)
-        if not inside and targets.overlap(partition):
+        is_inside = targets.contain(partition)
+        if not is_inside and targets.overlap(partition):
             path = min(_list_paths(view, rows[groups.numbers == number]))
             raise BadRequest(
                 f"replace: {path[:1000]} has partition spec {partition.spec_id}; only some of its rows may be in the "
                 "written partitions. Rewrite the file with the current partition spec first"
             )
-        removed.append(inside)
+        removed.append(is_inside)
     return {Remove(path) for path in _list_paths(view, rows[np.array(removed, dtype=np.bool_)[groups.numbers]])}
 
 

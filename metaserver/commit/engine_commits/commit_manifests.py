@@ -103,14 +103,14 @@ class CommitManifests:
         )
 
     async def _check_paths(self, uuid: str, paths: Iterable[str]) -> None:
-        allowed = self._allowed_folders.setdefault(uuid, set())
+        allowed_folders = self._allowed_folders.setdefault(uuid, set())
         by_folder = {path.rpartition("/")[0]: path for path in paths}
-        unchecked = {folder: path for folder, path in by_folder.items() if folder not in allowed}
+        unchecked = {folder: path for folder, path in by_folder.items() if folder not in allowed_folders}
         if not unchecked:
             return
         if await find_foreign_paths(self._context, uuid, unchecked.values()):
             raise Forbidden("A manifest or manifest list is in the location of another table")
-        allowed.update(unchecked)
+        allowed_folders.update(unchecked)
 
 
 def open_published_manifests(context: CatalogContext) -> Manifests:

@@ -433,13 +433,15 @@ class EngineCommits:
         entry = await self._context.store.load_entry(EntryKind.TABLE, table.namespace, table.name)
         if entry is None or entry.uuid != instant.uuid:
             raise make_pointer_moved(table.namespace, table.name)
-        then = msgspec.structs.replace(entry, metadata_location=instant.metadata_location or entry.metadata_location)
+        committed_entry = msgspec.structs.replace(
+            entry, metadata_location=instant.metadata_location or entry.metadata_location
+        )
         try:
-            metadata = await documents.table(then.metadata_location)
+            metadata = await documents.table(committed_entry.metadata_location)
         except NotFound:
             # The metadata file of the commit has been deleted, but the current metadata contain the commit.
-            then, metadata = entry, await documents.table(entry.metadata_location)
-        return LoadedTable(entry=then, metadata=metadata)
+            committed_entry, metadata = entry, await documents.table(entry.metadata_location)
+        return LoadedTable(entry=committed_entry, metadata=metadata)
 
 
 def _parse(changes: Sequence[TableChange]) -> tuple[list[TableCommit], str | None]:

@@ -175,10 +175,10 @@ class _Correction:
             if not removed:
                 return []
             published = {manifest.manifest_path for manifest in await self._published.read_list(parent)}
-            old = [manifest for manifest in listed if manifest.manifest_path in published]
-            new = [manifest for manifest in listed if manifest.manifest_path not in published]
-            in_use = await find_used_puffins(self._published, old, removed, self._metadata, {})
-            in_use |= await find_used_puffins(self._own, new, removed, self._metadata, {})
+            old_manifests = [manifest for manifest in listed if manifest.manifest_path in published]
+            new_manifests = [manifest for manifest in listed if manifest.manifest_path not in published]
+            in_use = await find_used_puffins(self._published, old_manifests, removed, self._metadata, {})
+            in_use |= await find_used_puffins(self._own, new_manifests, removed, self._metadata, {})
             return await self._write_without_marks(snapshot, listed, removals, in_use)
         except SeamarkError:
             return []

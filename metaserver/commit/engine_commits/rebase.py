@@ -449,21 +449,21 @@ class _Rebase:
             numbers = (entry.snapshot_id, entry.sequence_number, entry.file_sequence_number)
             if numbers != (snapshot_id, _NO_NUMBER, _NO_NUMBER) or _get_row_id(entry) is not None:
                 raise CannotRebase("an entry has sequence numbers that the client chose")
-        there = all(manifest.manifest_path in lists.head for manifest in dropped)
-        former_manifests = [lists.head[each.manifest_path] for each in dropped] if there else dropped
+        are_listed = all(manifest.manifest_path in lists.head for manifest in dropped)
+        former_manifests = [lists.head[each.manifest_path] for each in dropped] if are_listed else dropped
         merged = await self._read(self._manifests.published, former_manifests)
         existing = [entry for each in entries for entry in each if entry.status == EXISTING]
         if _count_identities(existing) != _count_identities(entry for each in merged for entry in each):
             raise CannotRebase("the merged entries differ from the entries of the parent")
-        keeps_merge = there and _map_row_ids(existing) == _map_row_ids(entry for each in merged for entry in each)
+        keeps_merge = are_listed and _map_row_ids(existing) == _map_row_ids(entry for each in merged for entry in each)
         own: list[ManifestFile] = []
         for manifest, listed in zip(added, entries, strict=True):
             if keeps_merge or not manifest.existing_files_count:
                 own.append(self._renumber(manifest))
             elif manifest.added_files_count:
-                written = [_mark_added(entry, snapshot_id) for entry in listed if entry.status == ADDED]
+                written_entries = [_mark_added(entry, snapshot_id) for entry in listed if entry.status == ADDED]
                 spec_id = manifest.partition_spec_id
-                stored = await self._writer.write_manifest(written, self._base, spec_id, DATA_MANIFEST)
+                stored = await self._writer.write_manifest(written_entries, self._base, spec_id, DATA_MANIFEST)
                 own.append(stored.describe(snapshot_id, self._sequence_number))
         return own, {manifest.manifest_path for manifest in dropped} if keeps_merge else set()
 

@@ -198,16 +198,16 @@ class Expiration:
             The number of continued deletions.
         """
         pending = await list_pending_expirations(self._context.store)
-        old = [
+        old_expirations = [
             instant for instant in pending if self._context.clock.now_ms() - instant.requested_ms > _RESUMED_AFTER_MS
         ]
-        for instant in old:
+        for instant in old_expirations:
             try:
                 await self._resume(instant)
             except SeamarkError as error:
                 if self._is_given_up(instant):
                     await self._end(instant, {"error": error.message[:1000]})
-        return len(old)
+        return len(old_expirations)
 
     def _is_given_up(self, instant: Instant) -> bool:
         return self._context.clock.now_ms() - instant.requested_ms > _GIVEN_UP_AFTER_MS
@@ -237,14 +237,16 @@ class Expiration:
         expired = await asyncio.to_thread(find_expired, former_metadata, policy, now_ms, in_use, passed)
         count = min(len(expired.snapshot_ids), SNAPSHOTS_MAX)
         while True:
-            chosen = Expired(expired.refs, expired.snapshot_ids[:count])
-            new_metadata = self._remove_expired(former_metadata, chosen)
+            chosen_snapshots = Expired(expired.refs, expired.snapshot_ids[:count])
+            new_metadata = self._remove_expired(former_metadata, chosen_snapshots)
             try:
                 unused = await self._find_unused_files(entry.uuid, former_metadata, new_metadata)
             except TooManyEntries:
                 count //= 2
                 continue
-            return _Removal(entry, former_metadata, new_metadata, chosen, len(expired.snapshot_ids) - count, unused)
+            return _Removal(
+                entry, former_metadata, new_metadata, chosen_snapshots, len(expired.snapshot_ids) - count, unused
+            )
 
     def _remove_expired(self, base: TableMetadata, expired: Expired) -> TableMetadata:
         updates: list[Update] = [RemoveSnapshotRef(name) for name in expired.refs]
@@ -267,11 +269,11 @@ class Expiration:
         """
         if before is after or not is_collectable(after) or await self._is_shared(uuid):
             return UnusedFiles((), (), (), 0)
-        allowed = await make_deletable_check(self._context, uuid, after)
+        may_delete = await make_deletable_check(self._context, uuid, after)
 
         check = partial(self._planner.check_paths, before, uuid)
         manifests = self._manifests.with_checks(lambda paths: check(list(paths)), None)
-        return await find_unused(manifests, before, after, allowed, repeated=repeated)
+        return await find_unused(manifests, before, after, may_delete, repeated=repeated)
 
     async def _is_shared(self, uuid: str) -> bool:
         """Return whether several names of live or dropped tables refer to the table, and share its files."""

@@ -176,9 +176,9 @@ class OrphanRemoval:
             passed = await look_at_clock(self._context.store, self._context.clock)
             policies = await load_policies(self._context.store, namespace)
             older_than_ms = self._check_age(with_policies(metadata, policies), request, passed)
-            needed = _NeededNames(self._open_checked_manifests(metadata, entry.uuid))
-            await needed.add(entry, metadata)
-            listing = await self._find(entry, metadata, needed, older_than_ms)
+            needed_names = _NeededNames(self._open_checked_manifests(metadata, entry.uuid))
+            await needed_names.add(entry, metadata)
+            listing = await self._find(entry, metadata, needed_names, older_than_ms)
             # For the time before the clock was first read, the newest file is the only proof that time has passed. The
             # clock may have jumped.
             confirmed_ms = older_than_ms - max(0, passed.since_ms - listing.newest_ms)
@@ -194,7 +194,7 @@ class OrphanRemoval:
             report = msgspec.structs.replace(report, uploads=await self._context.objects.abort_uploads(uploads))
             if not confirmed and not report.uploads:
                 return report
-            return await self._remove(caller, entry, needed, confirmed, report, passed.now_ms)
+            return await self._remove(caller, entry, needed_names, confirmed, report, passed.now_ms)
 
     async def _load(self, namespace: NamespacePath, name: str) -> tuple[Entry, TableMetadata]:
         context = self._context
@@ -228,7 +228,7 @@ class OrphanRemoval:
         """Return the files that are orphan files according to the clock."""
         await self._add_pending(entry, needed)
         folders = _drop_nested_folders(list_own_folders(self._context, metadata))
-        allowed = await make_deletable_check(self._context, entry.uuid, metadata, exclusive=True)
+        may_delete = await make_deletable_check(self._context, entry.uuid, metadata, exclusive=True)
         former_folders = (
             f"{parse_location(metadata.location)}/{FORMER_INDEX_FOLDER}/",
             f"{parse_location(get_metadata_folder(metadata.location, metadata.properties))}/{FORMER_PLANS_FOLDER}/",
@@ -242,7 +242,7 @@ class OrphanRemoval:
                 and not info.location.startswith(former_folders)
                 and not _is_hidden(info.location[len(folder) + 1 :])
                 and info.location not in needed
-                and allowed(info.location)
+                and may_delete(info.location)
             )
 
         def orphans(folder: str, batch: list[ObjectInfo]) -> list[ObjectInfo]:
@@ -264,7 +264,7 @@ class OrphanRemoval:
 
         The result is empty if the storage cannot list uploads.
         """
-        allowed = await make_deletable_check(self._context, entry.uuid, metadata, exclusive=True)
+        may_delete = await make_deletable_check(self._context, entry.uuid, metadata, exclusive=True)
         uploads: list[Upload] = []
         for folder in _drop_nested_folders(list_own_folders(self._context, metadata)):
             try:
@@ -272,7 +272,7 @@ class OrphanRemoval:
                     path = upload.location
                     name = path[len(folder) + 1 :]
                     is_file = path.startswith(f"{folder}/") and path.endswith(_SUFFIXES) and not _is_hidden(name)
-                    if is_file and upload.begun_ms < older_than_ms and allowed(path):
+                    if is_file and upload.begun_ms < older_than_ms and may_delete(path):
                         uploads.append(upload)
                     if len(uploads) == UPLOADS_MAX:
                         return uploads
@@ -363,11 +363,11 @@ class _NeededNames:
         """The locations of the manifests and manifest lists that were read."""
 
     def __contains__(self, location: str) -> bool:
-        wanted = _hash_name(location)
-        if wanted in self._later:
+        name_hash = _hash_name(location)
+        if name_hash in self._later:
             return True
-        position = int(self._first.searchsorted(wanted))
-        return position < len(self._first) and int(self._first[position]) == wanted
+        position = int(self._first.searchsorted(name_hash))
+        return position < len(self._first) and int(self._first[position]) == name_hash
 
     def add_name(self, location: str) -> None:
         self._later.add(_hash_name(location))

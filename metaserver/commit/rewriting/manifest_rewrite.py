@@ -242,17 +242,17 @@ class ManifestRewrite:
         for (spec_id, content), members in by_kind.items():
             if not can_be_written(metadata, spec_id):
                 continue
-            chosen = _choose(members)
+            chosen_manifests = _choose(members)
             group: _Group | None = None
-            if len(chosen) >= min(min_count, _TOUCHES):
-                read = [await manifests.read_entries(manifest, metadata) for manifest in chosen]
-                group = await asyncio.to_thread(_divide_entries, spec_id, content, chosen, read, metadata)
+            if len(chosen_manifests) >= min(min_count, _TOUCHES):
+                read = [await manifests.read_entries(manifest, metadata) for manifest in chosen_manifests]
+                group = await asyncio.to_thread(_divide_entries, spec_id, content, chosen_manifests, read, metadata)
             if group is None or not _is_worth(group, min_count):
-                chosen = _choose(await self._with_wrong_metrics(members, metadata))
-                if not chosen:
+                chosen_manifests = _choose(await self._with_wrong_metrics(members, metadata))
+                if not chosen_manifests:
                     continue
-                read = [await manifests.read_entries(manifest, metadata) for manifest in chosen]
-                group = await asyncio.to_thread(_divide_entries, spec_id, content, chosen, read, metadata)
+                read = [await manifests.read_entries(manifest, metadata) for manifest in chosen_manifests]
+                group = await asyncio.to_thread(_divide_entries, spec_id, content, chosen_manifests, read, metadata)
             groups.append(group)
         return groups
 
@@ -290,11 +290,11 @@ class ManifestRewrite:
             else ()
         )
         is_same_table = entry.uuid == before.uuid and metadata.format_version == version
-        fitting = [each for each in written if is_same_table and each.fits(listed)]
+        fitting = [written_group for written_group in written if is_same_table and written_group.fits(listed)]
         if not fitting:
             return _report(listed, (), (), conflicts=len(written)), frozenset()
-        replaced = {manifest.manifest_path for each in fitting for manifest in each.group.replaced}
-        stored = [manifest for each in fitting for manifest in each.stored]
+        replaced = {manifest.manifest_path for written_group in fitting for manifest in written_group.group.replaced}
+        stored = [manifest for written_group in fitting for manifest in written_group.stored]
         unchanged = tuple(manifest for manifest in listed if manifest.manifest_path not in replaced)
         produced = await produce(
             writer,
@@ -309,7 +309,7 @@ class ManifestRewrite:
         )
         event = CommitEvent(caller, requested_ms, produced.snapshot.snapshot_id, produced.summary, MANIFESTS_REWRITTEN)
         await self._publisher.publish(caller, entry, metadata, produced.metadata, events=[event], operations=())
-        groups = [each.group for each in fitting]
+        groups = [written_group.group for written_group in fitting]
         report = _report(listed, groups, stored, conflicts=len(written) - len(fitting))
         return msgspec.structs.replace(report, snapshot_id=produced.snapshot.snapshot_id), produced.needed
 
@@ -400,9 +400,9 @@ async def _write(writer: SnapshotWriter, group: _Group, metadata: TableMetadata)
 
 def _summarize(written: Sequence[_WrittenGroup], kept_count: int) -> dict[str, str]:
     """Return the summary that Iceberg's `rewrite_manifests` writes."""
-    created = sum(len(each.stored) for each in written)
-    replaced = sum(len(each.group.replaced) for each in written)
-    entries = sum(len(chunk) for each in written for chunk in each.group.chunks)
+    created = sum(len(group.stored) for group in written)
+    replaced = sum(len(group.group.replaced) for group in written)
+    entries = sum(len(chunk) for group in written for chunk in group.group.chunks)
     counts = {"created": created, "kept": kept_count, "replaced": replaced}
     name, value = REWRITTEN_BY_MARK
     return {**{f"manifests-{key}": str(count) for key, count in counts.items()}, "entries-processed": str(entries)} | {

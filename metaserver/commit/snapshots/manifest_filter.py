@@ -256,8 +256,8 @@ class ManifestFilter:
             unmarked: The keys of removed files that get no DELETED entry.
         """
         keyed = [(entry, make_file_key(entry.file)) for entry in entries]
-        written = [self._carry_over(entry, key in own) for entry, key in keyed if key not in unmarked]
-        return written, tuple(entry.file for entry, key in keyed if key in own)
+        written_entries = [self._carry_over(entry, key in own) for entry, key in keyed if key not in unmarked]
+        return written_entries, tuple(entry.file for entry, key in keyed if key in own)
 
     def _carry_over(self, entry: ManifestEntry, is_removed: bool) -> ManifestEntry:
         return ManifestEntry(

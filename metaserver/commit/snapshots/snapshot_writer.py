@@ -127,8 +127,8 @@ class SnapshotWriter:
         size = len((await asyncio.to_thread(sample)).data)
         fitting = min(max(_SAMPLE_ENTRIES, target_size(metadata) * _SAMPLE_ENTRIES // size), ENTRIES_MAX)
         parts = -(-len(entries) // fitting)
-        each = -(-len(entries) // parts)
-        chunks = [entries[at : at + each] for at in range(0, len(entries), each)]
+        entries_per_part = -(-len(entries) // parts)
+        chunks = [entries[at : at + entries_per_part] for at in range(0, len(entries), entries_per_part)]
         return await gather(
             [partial(self.write_manifest, chunk, metadata, spec_id, content) for chunk in chunks],
             MANIFESTS_CONCURRENT_MAX,

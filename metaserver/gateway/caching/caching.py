@@ -116,13 +116,13 @@ class CachingBackend:
                 if answered is not None:
                     return answered
             return await self._inner.answer(call)
-        written = _list_written(call)
-        for location in written:
+        written_locations = _list_written(call)
+        for location in written_locations:
             self._records.note_write(location)
         try:
             return await self._inner.answer(call)
         finally:
-            for location in written:
+            for location in written_locations:
                 self._records.note_write(location)
 
     def begin(self, read: S3Read, transport: asyncio.Transport) -> StartedAnswer | None:

@@ -173,8 +173,8 @@ class Fetches:
 
         If much of the budget is used, the number is smaller, so that more readers can start a fetch.
         """
-        free = self._budget.limit - self._budget.taken
-        return max(1, min(self.request_bytes, free // 8) // self._blocks.block_bytes)
+        free_bytes = self._budget.limit - self._budget.taken
+        return max(1, min(self.request_bytes, free_bytes // 8) // self._blocks.block_bytes)
 
     def start(self, record: ObjectRecord, first: int, last: int, owner: Owner) -> Fetch | None:
         """Start a fetch of the blocks `first` to `last`, or return None if the budget is exhausted."""

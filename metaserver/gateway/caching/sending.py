@@ -28,10 +28,10 @@ class SendBudget:
 
     def offer(self, holder: str) -> int:
         """Return the number of bytes that an answer to `holder` may keep next, without charging them."""
-        free = self._limit_bytes - self.taken_bytes
+        free_bytes = self._limit_bytes - self.taken_bytes
         if self._held:
-            free = min(free, self._share_bytes - self._held.get(holder, 0))
-        return max(STEP_MIN_BYTES, min(STEP_BYTES, free // _SEND_BUDGET_DIVISOR))
+            free_bytes = min(free_bytes, self._share_bytes - self._held.get(holder, 0))
+        return max(STEP_MIN_BYTES, min(STEP_BYTES, free_bytes // _SEND_BUDGET_DIVISOR))
 
     def take(self, holder: str, size_bytes: int) -> None:
         self.taken_bytes += size_bytes

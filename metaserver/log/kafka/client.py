@@ -255,7 +255,7 @@ class KafkaBroker:
         while True:
             metadata = await self._run(partial(self._producer.list_topics, topic, timeout=_TIMEOUT_S))
             partitions = metadata.topics[topic].partitions.values()
-            if len(partitions) >= count and all(each.leader >= 0 for each in partitions):
+            if len(partitions) >= count and all(partition.leader >= 0 for partition in partitions):
                 return len(partitions)
             if self._clock.monotonic() > deadline_s:
                 raise LogUnavailable(
@@ -425,17 +425,17 @@ class KafkaBroker:
         deadline_s = self._clock.monotonic() + _TIMEOUT_S
         while len(values) < len(wanted):
             message = consumer.poll(_POLL_S)
-            for each in [] if message is None else [message, *consumer.consume(_FOLLOWED_MAX, 0)]:
+            for received in [] if message is None else [message, *consumer.consume(_FOLLOWED_MAX, 0)]:
                 # Ignore messages of an earlier assignment. An error of the client has no topic.
-                if each.topic() not in (topic, None) or each.partition() not in (partition, None):
+                if received.topic() not in (topic, None) or received.partition() not in (partition, None):
                     continue
-                if (error := each.error()) is not None:
+                if (error := received.error()) is not None:
                     if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
                         raise OffsetOutOfRange(f"The topic {topic} no longer has the record {min(wanted)}")
                     if not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:
                         raise KafkaException(error)
-                elif (offset := _read_offset(each)) in wanted:
-                    values[offset] = each.value() or b""
+                elif (offset := _read_offset(received)) in wanted:
+                    values[offset] = received.value() or b""
             if self._clock.monotonic() > deadline_s or self._is_closing.is_set():
                 raise LogUnavailable(f"Kafka did not answer a read of the topic {topic} within {_TIMEOUT_S:g} s")
         return values
@@ -493,11 +493,11 @@ class KafkaBroker:
         if message is None:
             return position
         records: list[tuple[int, bytes]] = []
-        for each in [message, *self._follower.consume(_FOLLOWED_MAX, 0)]:
-            error = each.error()
+        for received in [message, *self._follower.consume(_FOLLOWED_MAX, 0)]:
+            error = received.error()
             if error is None:
-                if (offset := _read_offset(each)) >= position:
-                    records.append((offset, each.value() or b""))
+                if (offset := _read_offset(received)) >= position:
+                    records.append((offset, received.value() or b""))
                     position = offset + 1
             elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
                 return None

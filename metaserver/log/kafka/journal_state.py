@@ -92,12 +92,15 @@ class JournalState:
             if request.producer
             else None
         )
-        sizes = {each.shard: BatchSize(each.rows, each.payload_bytes, each.kinds_bytes) for each in request.batches}
+        sizes = {
+            row_batch.shard: BatchSize(row_batch.rows, row_batch.payload_bytes, row_batch.kinds_bytes)
+            for row_batch in request.batches
+        }
         answer = group.append_sizes(sizes, producer)
         if answer.duplicate:
             return answer
-        for each in request.batches:
-            if min(each.records) < self._first_records.get(each.shard, 0):
+        for row_batch in request.batches:
+            if min(row_batch.records) < self._first_records.get(row_batch.shard, 0):
                 # Retention has deleted the rows, because the replica was paused between writing the rows and the
                 # record.
                 raise LogUnavailable("The rows were removed before they were appended; send them again")
@@ -221,9 +224,11 @@ class JournalState:
         """Replace the state by a stored state."""
         self.state.restore(head.state)
         self.applied = applied
-        self._batches = {Shard(each.stream, each.number): each.batches for each in head.shards}
+        self._batches = {Shard(shard_head.stream, shard_head.number): shard_head.batches for shard_head in head.shards}
         self._first_records = {
-            Shard(each.stream, each.number): each.first_record for each in head.shards if each.first_record
+            Shard(shard_head.stream, shard_head.number): shard_head.first_record
+            for shard_head in head.shards
+            if shard_head.first_record
         }
         for shard, batches in self._batches.items():
             released = self.state.shards[shard].released

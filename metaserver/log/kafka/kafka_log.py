@@ -290,7 +290,7 @@ class KafkaLog:
             if previous is None:
                 state.check_producer_room(producer.name, limit=self._limits.producers_max)
             elif producer.epoch == previous.epoch and producer.sequence <= previous.sequence:
-                repeated = (each.acknowledge() for each in previous.appends if each.sequence == producer.sequence)
+                repeated = (append.acknowledge() for append in previous.appends if append.sequence == producer.sequence)
                 return next(repeated, Acknowledgement((), duplicate=True))
         await self._broker.create_partitions(batches)
         size_bytes = sum(batch.size_bytes for batch in batches.values())
@@ -299,8 +299,10 @@ class KafkaLog:
                 f"{self._waiting_bytes} bytes of rows wait for Kafka, at most {self._limits.waiting_bytes_max}; send "
                 "rows more slowly"
             )
-        named = (producer.name, producer.sequence, producer.epoch, producer.sparse) if producer is not None else ()
-        answer = await self._request(AppendRequest((), *named), dict(batches), size_bytes)
+        producer_values = (
+            (producer.name, producer.sequence, producer.epoch, producer.sparse) if producer is not None else ()
+        )
+        answer = await self._request(AppendRequest((), *producer_values), dict(batches), size_bytes)
         return cast(Acknowledgement, answer)
 
     async def fence(self, name: str) -> StreamProducerState:
@@ -453,8 +455,8 @@ class KafkaLog:
                 errors: list[LogUnavailable] = []
                 for shard, batch in waiting.batches.items():
                     outcomes = list(islice(written, _count_pieces(batch)))
-                    errors += [each for each in outcomes if isinstance(each, LogUnavailable)]
-                    offsets = tuple(each for each in outcomes if isinstance(each, int))
+                    errors += [outcome for outcome in outcomes if isinstance(outcome, LogUnavailable)]
+                    offsets = tuple(outcome for outcome in outcomes if isinstance(outcome, int))
                     sizes = batch.rows, len(batch.payload), len(batch.kinds)
                     entries.append(RowsEntry(shard.stream, shard.number, *sizes, offsets))
                 if errors:
@@ -483,24 +485,24 @@ class KafkaLog:
     async def read(self, shard: Shard, offset: int, *, limit_bytes: int, end: int | None = None) -> Sequence[Record]:
         self._check_open()
         self._journal.state.check_readable(shard, offset)
-        chosen: list[StoredBatch] = []
+        chosen_batches: list[StoredBatch] = []
         size_bytes = 0
         batches = self._journal.list_batches(shard)
         for place in range(_find_batch_place(batches, offset), len(batches)):
             batch = batches[place]
             size_bytes += batch.size_bytes
-            if (end is not None and batch.offset >= end) or (chosen and size_bytes > limit_bytes):
+            if (end is not None and batch.offset >= end) or (chosen_batches and size_bytes > limit_bytes):
                 break
-            chosen.append(batch)
-        if not chosen:
+            chosen_batches.append(batch)
+        if not chosen_batches:
             return []
         try:
-            values = await self._broker.read(shard, [record for batch in chosen for record in batch.records])
+            values = await self._broker.read(shard, [record for batch in chosen_batches for record in batch.records])
         except OffsetOutOfRange:
             await self.catch_up()  # Another replica has removed rows. Apply its record of the journal.
             self._journal.state.check_readable(shard, offset)
             raise
-        return [_build_record(shard, batch, values) for batch in chosen]
+        return [_build_record(shard, batch, values) for batch in chosen_batches]
 
     async def wait(self, positions: Mapping[Shard, int], timeout_s: float) -> bool:
         self._check_open()

@@ -33,27 +33,27 @@ def claim(op: operations.ClaimLocations, now_ms: int) -> Steps[None]:
         yield from check_restored(op.uuid)
         yield StoreStatement("DELETE FROM retained WHERE uuid = $1", (op.uuid,))
     claimed = [str(row[0]) for row in rows]
-    missing = [each for each in op.locations if not any(_is_within(each.key, key) for key in claimed)]
+    missing = [location for location in op.locations if not any(_is_within(location.key, key) for key in claimed)]
     if not missing:
         return
     yield StoreStatement("SELECT turn FROM claim_turns", lock="UPDATE")
-    for each in missing:
+    for location in missing:
         if op.checked:
-            yield from _check(op, each)
+            yield from _check(op, location)
         yield StoreStatement(
             "INSERT INTO claims (location, uuid, shared, spelled) VALUES ($1, $2, $3, $4) "
             "ON CONFLICT (location, uuid) DO UPDATE SET shared = excluded.shared, spelled = excluded.spelled "
             "WHERE claims.shared > excluded.shared",
-            (each.key, op.uuid, int(each.shared), each.display_form),
+            (location.key, op.uuid, int(location.shared), location.display_form),
         )
 
 
 def allow(op: operations.AllowLocations, now_ms: int) -> Steps[None]:
     yield StoreStatement("DELETE FROM claims WHERE uuid = $1 AND shared = $2", (op.uuid, _ALLOWED))
-    for each in op.locations:
+    for location in op.locations:
         yield StoreStatement(
             "INSERT INTO claims (location, uuid, shared) VALUES ($1, $2, $3) ON CONFLICT (location, uuid) DO NOTHING",
-            (each.key, op.uuid, _ALLOWED),
+            (location.key, op.uuid, _ALLOWED),
         )
 
 

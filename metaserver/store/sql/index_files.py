@@ -19,11 +19,11 @@ from seamark.metaserver.store.sql.statement import Steps, StoreStatement, split_
 def replace(op: operations.ReplaceIndexFiles, now_ms: int) -> Steps[int]:
     yield from hold_table(op.uuid)
     version = yield from _raise_version(op.uuid, op.now_ms)
-    there = yield from _read_definitions(op.uuid, [file.location for file in op.add])
-    for location, definition in there.items():
+    definitions = yield from _read_definitions(op.uuid, [file.location for file in op.add])
+    for location, definition in definitions.items():
         if definition != op.definition:
             raise CommitConflict(f"The index file {location} is registered for another index: {definition}")
-    if op.add and len(there) == len({file.location for file in op.add}):
+    if op.add and len(definitions) == len({file.location for file in op.add}):
         return version  # The request is a repeat. The files may be in any state.
     removed = yield StoreStatement(
         "UPDATE index_files SET state = 'superseded', changed_ms = $2 WHERE location IN {each_of_1} AND uuid = $3 "

@@ -338,13 +338,15 @@ def create_warehouse(op: operations.CreateWarehouse, now_ms: int) -> Steps[None]
     yield StoreStatement("SELECT turn FROM claim_turns", lock="UPDATE")
     rows = yield StoreStatement(f"SELECT {WAREHOUSE} FROM warehouses ORDER BY name")  # noqa: S608
     stored = [WAREHOUSE.decode(row) for row in rows]
-    new = op.warehouse
+    new_warehouse = op.warehouse
     for other in stored:
-        if other.name == new.name:
-            raise AlreadyExists(f"Warehouse already exists: {new.name}")
-        if _is_within(new.location_key, other.location_key) or _is_within(other.location_key, new.location_key):
+        if other.name == new_warehouse.name:
+            raise AlreadyExists(f"Warehouse already exists: {new_warehouse.name}")
+        if _is_within(new_warehouse.location_key, other.location_key) or _is_within(
+            other.location_key, new_warehouse.location_key
+        ):
             raise BadRequest(
-                f"The location {new.location!r} overlaps the location {other.location!r} of the warehouse "
+                f"The location {new_warehouse.location!r} overlaps the location {other.location!r} of the warehouse "
                 f"{other.name!r}; choose another"
             )
     if len(stored) >= op.limit:
@@ -354,7 +356,7 @@ def create_warehouse(op: operations.CreateWarehouse, now_ms: int) -> Steps[None]
         )
     yield StoreStatement(
         f"INSERT INTO warehouses ({WAREHOUSE}) VALUES ({WAREHOUSE.placeholders}) ON CONFLICT DO NOTHING",  # noqa: S608
-        WAREHOUSE.encode(new),
+        WAREHOUSE.encode(new_warehouse),
     )
 
 

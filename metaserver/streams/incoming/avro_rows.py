@@ -307,11 +307,11 @@ class _Compiler:
         return column
 
     def _read_union(self, schema: list[Any], depth: int) -> _Column:
-        value_types = [each for each in schema if each != "null"]
+        value_types = [value_type for value_type in schema if value_type != "null"]
         if len(value_types) != 1 or len(schema) > 2:
             raise BadRequest("The Avro schema has a union other than of null and one type; use a nullable column")
         column = self.read_type(value_types[0], depth + 1)
-        plain = ["null" if each == "null" else column.plain for each in schema]
+        plain = ["null" if value_type == "null" else column.plain for value_type in schema]
         excess = np.maximum(column.excess, _NULL_BYTES + column.slot_bytes) - _RATES
         return column._replace(plain=plain, excess=excess, has_bytes=True, nullable=True)
 

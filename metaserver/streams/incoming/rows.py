@@ -118,8 +118,8 @@ def _check_keys(text: bytes, decoded: Any, subject: str) -> None:
         BadRequest: An object has the same key twice.
     """
     if has_repeated_key(text, [decoded]):
-        shown = repr(find_repeated_key(text)[:_SHOWN_CHARACTERS])
-        raise BadRequest(f"{subject}has an object with the key {shown} twice; send each key once")
+        shown_key = repr(find_repeated_key(text)[:_SHOWN_CHARACTERS])
+        raise BadRequest(f"{subject}has an object with the key {shown_key} twice; send each key once")
 
 
 def _check_line(line: bytes, row: Any) -> Any:

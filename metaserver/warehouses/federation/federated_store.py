@@ -67,8 +67,8 @@ class FederatedStore:
         return [path for path in children if after is None or path[-1] > after][:limit]
 
     async def find_namespaces(self, parent: NamespacePath, names: Sequence[str]) -> list[NamespacePath]:
-        wanted = set(names)
-        return [path for path in await self._list_children(parent) if path[-1] in wanted]
+        wanted_names = set(names)
+        return [path for path in await self._list_children(parent) if path[-1] in wanted_names]
 
     async def _list_children(self, parent: NamespacePath) -> list[NamespacePath]:
         if self._mirrors is None:

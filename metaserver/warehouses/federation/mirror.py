@@ -114,9 +114,9 @@ class Mirrors:
                 raise Forbidden(
                     f"{show(namespace, name)} of the other catalog cannot be shown: {error.message}"
                 ) from None
-            written = await self._store.load_entry(kind, namespace, name)
-            if written is not None:
-                return written
+            written_entry = await self._store.load_entry(kind, namespace, name)
+            if written_entry is not None:
+                return written_entry
         raise RetryLater(f"{show(namespace, name)} changes in the other catalog at the same time; try again")
 
     async def _find_source(self, entry: Entry) -> str:
@@ -148,10 +148,10 @@ class Mirrors:
         check_view_locations(self._context.warehouse, view, location)
         if borrows_rights(view):
             raise BadRequest("the view runs with the rights of a user of the other catalog")
-        new = make_entry(namespace, name, view.view_uuid, location, self._context.clock.now_ms(), EntryKind.VIEW)
-        former_entry = await self._find_former(new, entry)
-        claimed = await claim(self._context, _CALLER, view, new, may_restore=former_entry is None)
-        await self._context.transact([*_drop_replaced(new, entry), *_point(new, former_entry), claimed])
+        new_entry = make_entry(namespace, name, view.view_uuid, location, self._context.clock.now_ms(), EntryKind.VIEW)
+        former_entry = await self._find_former(new_entry, entry)
+        claimed = await claim(self._context, _CALLER, view, new_entry, may_restore=former_entry is None)
+        await self._context.transact([*_drop_replaced(new_entry, entry), *_point(new_entry, former_entry), claimed])
 
     async def _write_table(self, namespace: NamespacePath, name: str, location: str, entry: Entry | None) -> None:
         metadata = await self._context.documents.peek(location)
@@ -159,19 +159,19 @@ class Mirrors:
         root = parse_location(f"{self._context.warehouse.uri}/{_FOLDER}")
         if root.holds(parse_location(metadata.location)):
             raise BadRequest(f"the table is in the folder {str(root)!r} of this server")
-        new = make_entry(namespace, name, _check_uuid(table_uuid(metadata)), "", self._context.clock.now_ms())
-        former_entry = await self._find_former(new, entry)
+        new_entry = make_entry(namespace, name, _check_uuid(table_uuid(metadata)), "", self._context.clock.now_ms())
+        former_entry = await self._find_former(new_entry, entry)
         former_mirror = None
         if former_entry is not None:
             with suppress(NotFound):  # The mirror was deleted.
                 former_mirror = await self._context.documents.table(former_entry.metadata_location)
-        mirror, unused_files = self._make_mirror(metadata, location, new.uuid, former_entry, former_mirror)
+        mirror, unused_files = self._make_mirror(metadata, location, new_entry.uuid, former_entry, former_mirror)
         document, suffix = compress("none", encode_table(mirror))
         previous = None if former_entry is None else former_entry.metadata_location
         file = create_metadata_location(self._context, mirror.location, mirror.properties, previous, suffix)
-        new = structs.replace(new, metadata_location=file)
-        claimed = await claim(self._context, _CALLER, mirror, new, may_restore=former_entry is None)
-        operations = [*_drop_replaced(new, entry), *_point(new, former_entry), claimed]
+        new_entry = structs.replace(new_entry, metadata_location=file)
+        claimed = await claim(self._context, _CALLER, mirror, new_entry, may_restore=former_entry is None)
+        operations = [*_drop_replaced(new_entry, entry), *_point(new_entry, former_entry), claimed]
         await self._context.create_and_transact(file, document, operations)
         for unused_file in unused_files:
             with suppress(SeamarkError):  # The file is small, and nothing reads it.
