@@ -50,7 +50,7 @@ class ObjectGrant(msgspec.Struct, frozen=True, array_like=True):
     staged: bool = False
     """Whether the table had no name when the keys were issued."""
     namespace: tuple[str, ...] = ()
-    """The namespace on which the principal had rights. It is empty in keys of earlier versions."""
+    """The namespace on which the principal had rights, which is empty in keys of earlier versions."""
 
 
 class GatewayKeys:

@@ -85,7 +85,7 @@ def is_loopback(host: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def is_loopback_address(text: str) -> bool:
-    """Return whether an address is a loopback address. It may be IPv4, IPv4 mapped to IPv6, or IPv6 with a zone."""
+    """Return whether an address is a loopback address: IPv4, IPv4 mapped to IPv6, or IPv6 with a zone."""
     try:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:

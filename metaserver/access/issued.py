@@ -37,7 +37,7 @@ class Issued(msgspec.Struct, frozen=True):
 
     name: str
     digest: str
-    """The digest of the bearer token from which the access token was made. It is empty if no login was required."""
+    """The digest of the bearer token from which the access token was made, or empty if no login was required."""
     expires_ms: int | None
     """The expiry of the token, or None if it was not checked."""
 

@@ -22,7 +22,7 @@ else:
     signatures = LazyModule("seamark.metaserver.access.signatures")
 
 LENGTH_MAX = 16 * 1024
-"""The maximum length of a token in characters. It is twice the maximum size of a header line in aiohttp."""
+"""The maximum length of a token in characters, which is twice the maximum size of a header line in aiohttp."""
 
 
 class Unverified(msgspec.Struct, frozen=True):

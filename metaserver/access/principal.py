@@ -244,7 +244,7 @@ def parse_path(text: str) -> NamespacePath:
 
 
 def show_path(path: NamespacePath) -> str:
-    """Return the text form of a path, which `parse_path` parses. It is empty for the whole catalog."""
+    """Return a path as text, which `parse_path` parses. The text is empty for the whole catalog."""
     return ".".join(re.sub(r"([.\\])", r"\\\1", level) for level in path)
 
 

@@ -27,7 +27,7 @@ PREFIX = "smk_"
 """The prefix by which secret scanners and people can recognise a leaked token."""
 SECRET_BYTES = 32
 _SECRET = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43,200}}")
-"""Matches a secret. It has at least 43 characters of base64: the 256 bits that the digest without a salt needs."""
+"""Matches a secret of at least 43 characters of base64, because a digest without a salt needs 256 random bits."""
 TTL_S_MAX = 100 * 366 * 86400
 
 

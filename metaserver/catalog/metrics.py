@@ -13,7 +13,7 @@ from seamark.metaserver.store.operations import SaveMetricsReport
 
 _WINDOW_S = 60.0
 _PAGE_BYTES = 4 << 20
-"""The maximum size of all reports in one answer. It is limited because reports are encoded on the event loop."""
+"""The maximum size of all reports in one answer. Reports are encoded on the event loop, so they must be small."""
 _TYPES = ("scan-report", "commit-report")
 
 

@@ -34,7 +34,7 @@ class StagingPasses:
         self._keyring = keyring
 
     def issue(self, namespace: NamespacePath, name: str, location: str) -> str:
-        """Return a pass. It contains only characters that are valid in URLs."""
+        """Return a pass, which contains only characters that are valid in URLs."""
         claims = {
             "aud": _PURPOSE,
             "namespace": list(namespace),

@@ -104,7 +104,7 @@ class PreparedCommit(msgspec.Struct, frozen=True):
     """Locations and contents of files to write, to which the metadata refers."""
     document: bytes = b""
     location: str = ""
-    """The location to which `document` is written. It is empty if the metadata does not change."""
+    """The location to which `document` is written, or an empty text if the metadata does not change."""
     unneeded: Sequence[str] = ()
     """Metadata files that are no longer in the metadata log and may be deleted."""
     claims: tuple[Operation, ...] = ()

@@ -72,7 +72,7 @@ class Body:
             raise S3Error("EntityTooLarge", f"The body has {self.length} bytes; the limit is {limit_bytes} bytes")
         self._raw_max = self.length + (self.length + FRAMING_BYTES_MAX if self.is_chunked else 0)
         self.trailers: dict[str, str] = {}
-        """The trailers of an aws-chunked body. They are known after all pieces were read."""
+        """The trailers of an aws-chunked body, which are known after all pieces were read."""
 
     async def iter_pieces(self) -> AsyncIterator[bytes]:
         """Yield the verified data.

@@ -28,7 +28,7 @@ class Lease:
         self._until_s = 0.0
         self.lasts_s = lasts_s
         self.fence = 0
-        """The fencing number, which rises each time the holder changes. It is set by `hold`."""
+        """The fencing number, which `hold` sets, and which rises each time the holder changes."""
 
     async def hold(self, state: str = "") -> None:
         """Take the lease, or renew it if a third of its time has passed.

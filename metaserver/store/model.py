@@ -356,11 +356,11 @@ class AppliedAdvice(msgspec.Struct, frozen=True):
 
 
 class StoredWarehouse(msgspec.Struct, frozen=True):
-    """A further warehouse of the server. It has its own database, which `id` names."""
+    """A further warehouse of the server. The name of its own database contains `id`."""
 
     name: str
     id: str
-    """A UUID in 32 hexadecimal digits. It is new even if a dropped warehouse had the same name."""
+    """A UUID in 32 hexadecimal digits, which is new even if a dropped warehouse had the same name."""
     location: str
     location_key: str
     """The canonical form of the location. Two locations overlap only if their keys are equal or nested."""
@@ -422,7 +422,7 @@ class Grant(msgspec.Struct, frozen=True):
     """The namespace, or the namespace of the table, view or function. An empty path means the whole catalog."""
     kind: str = NAMESPACE
     name: str = ""
-    """The name of the table, view or function. It is empty for other kinds."""
+    """The name of the table, view or function, or an empty text for other kinds."""
     deny: bool = False
     """Whether the privilege is denied. A denial overrides all grants."""
 

@@ -193,7 +193,7 @@ class ClaimLocations(Operation, frozen=True):
     if the creator may create and write every entry of the namespace.
     """
     checked: bool = True
-    """Whether to refuse overlaps. It is false for entries of versions without claims, which may overlap."""
+    """Whether to refuse overlaps. Entries of versions without claims may overlap."""
     returns: bool = False
     """Whether the transaction may restore a dropped entry. Then a live entry in its location raises CommitConflict."""
 

@@ -321,7 +321,7 @@ class PointerStore(Protocol):
         """Return all further warehouses, sorted by name. Their number is limited when they are created."""
 
     async def load_catalog_id(self) -> str:
-        """Return the id of the warehouse to which this database belongs. It is empty for the database of a server."""
+        """Return the id of the warehouse to which this database belongs, or an empty text for a server."""
 
     async def list_column_reads(self, uuid: str, since_day: int, limit: int) -> list[ColumnReads]:
         """Return the reads of the table's columns since `since_day`, by column and age of the oldest partition."""

@@ -68,5 +68,5 @@ class TopicProducer(NamedTuple):
     epoch: int
 
     def to_producer(self) -> StreamProducer:
-        """Convert to the producer of the log. It is sparse, because the offsets of messages may have gaps."""
+        """Return the producer of the log, which is sparse, because the offsets of messages may have gaps."""
         return StreamProducer(self.name, self.offset, self.epoch, sparse=True)

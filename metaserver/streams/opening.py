@@ -83,7 +83,7 @@ class AppendingTables:
         self._streams = streams
 
     async def load(self, uuid: str) -> tuple[LoadedTable, DeadLetters | None]:
-        """Return a table, and its dead-letter table or None. An unusable dead-letter table is ignored."""
+        """Return a tuple of a table and its dead-letter table, which is None if it does not exist or is unusable."""
         entry, metadata = await self._streams.stream_tables.load(uuid)
         loaded = LoadedTable(entry, metadata)
         try:

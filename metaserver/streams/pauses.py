@@ -12,7 +12,7 @@ _RETRY_S = 5
 
 
 class StreamPaused(RetryLater):
-    """Raised if a table is paused. It accepts no rows until it is resumed."""
+    """Raised if a table is paused, which accepts no rows until it is resumed."""
 
 
 def read_pause(metadata: TableMetadata) -> str | None:

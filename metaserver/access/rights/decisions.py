@@ -25,7 +25,7 @@ class Securable(NamedTuple):
     namespace: NamespacePath = ()
     kind: str = NAMESPACE
     name: str = ""
-    """The name of the table, view or function. It is empty for other kinds."""
+    """The name of the table, view or function, or an empty text for other kinds."""
 
     @property
     def container(self) -> Securable:

@@ -231,7 +231,7 @@ def normalize_location(location: str) -> str:
 
 
 def _make_unreadable(location: str) -> FoundFile:
-    """Return an entry for an unreadable file. It contains only the location, and a UUID derived from it."""
+    """Return an entry for an unreadable file, with only the location, and a UUID that is derived from the location."""
     folder = location.rpartition("/")[0].removesuffix("/metadata")
     return FoundFile(location, EntryKind.TABLE, str(uuid5(NAMESPACE_URL, folder)), folder, 0, (), None)
 

@@ -133,7 +133,7 @@ def find_snapshot_commit(base: TableMetadata, table: TableCommit) -> SnapshotCom
 
 
 class CannotRebase(Exception):
-    """Raised with the reason why a snapshot cannot be rebased. This module catches the error."""
+    """Raised with the reason why a snapshot cannot be rebased, and caught in this module."""
 
 
 def can_rebase_appends(metadata: TableMetadata) -> bool:

@@ -100,7 +100,7 @@ class KeyCache:
 
 
 class KeyIssuer(Protocol):
-    """Issues keys for a table. It may block."""
+    """A function that issues keys for a table, and may block."""
 
     def __call__(self, table: Location, /, *, writable: bool) -> IssuedKeys: ...
 

@@ -45,7 +45,7 @@ T = TypeVar("T")
 BUSY_TIMEOUT_S = 5.0
 """The time for which a writer waits for the writer of another process."""
 INLINE_BUSY_TIMEOUT_S = 0.1
-"""The time for which a look-up on the event loop waits. It must wait only while another process recovers the log."""
+"""The time for which a look-up on the event loop waits while another process recovers the log."""
 GROUP_TRANSACTIONS_MAX = 64
 """The maximum number of transactions in one commit. It limits the wait of the first transaction."""
 READER_THREADS = 2
