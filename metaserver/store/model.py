@@ -356,7 +356,7 @@ class AppliedAdvice(msgspec.Struct, frozen=True):
 
 
 class StoredWarehouse(msgspec.Struct, frozen=True):
-    """A further warehouse of the server. The name of its own database contains `id`."""
+    """A further warehouse of the server. The name of its database contains `id`."""
 
     name: str
     id: str

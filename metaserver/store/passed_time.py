@@ -58,7 +58,7 @@ class PassedTime(msgspec.Struct, frozen=True):
     gaps: tuple[Gap, ...] = ()
 
     def measure_ms(self, start_ms: int, end_ms: int) -> int:
-        """Return the milliseconds that have certainly passed. It is negative if `start_ms` is after `end_ms`."""
+        """Return the milliseconds that have certainly passed, which are negative if `start_ms` is after `end_ms`."""
         if end_ms <= start_ms:
             return end_ms - start_ms
         uncounted = (max(0, min(end, end_ms) - max(start, start_ms)) for start, end in self.gaps)
