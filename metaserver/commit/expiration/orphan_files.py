@@ -97,7 +97,7 @@ class RemoveOrphanFilesRequest(msgspec.Struct, frozen=True, rename="kebab", forb
             "days ago."
         ),
     ] = None
-    dry_run: Annotated[bool, msgspec.Meta(description="Only report what would be removed.")] = False
+    dry_run: Annotated[bool, msgspec.Meta(description="Report what would be removed, without removing it.")] = False
 
 
 class OrphanReport(msgspec.Struct, frozen=True, rename="kebab"):
