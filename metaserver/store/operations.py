@@ -85,8 +85,7 @@ class SwapPointer(Operation, frozen=True):
 
     Raises:
         CommitConflict: The UUID of the entry is not `uuid`.
-        LostRace: The pointer is no longer `expected_location`, or another process has priority for the table
-            (`TakePriority`).
+        LostRace: The pointer is no longer `expected_location`, or another process has priority (`TakePriority`).
         NoSuchTable: The name of a table does not exist.
         NoSuchView: The name of a view does not exist.
     """
@@ -254,9 +253,7 @@ class QuarantineIndexFile(Operation, frozen=True):
 
 
 class ForgetIndexFile(Operation, frozen=True):
-    """Remove the row of an index file that is not live. The result is the new index version.
-
-    The caller deletes the file, or has deleted it.
+    """Remove the row of an index file that is not live. The caller deletes the file. The result is the index version.
 
     Raises:
         CommitConflict: The file is live.
@@ -338,8 +335,7 @@ class RecordRemovalFlush(Operation, frozen=True):
 class TakeRemovalFlush(Operation, frozen=True):
     """Remove the record of a flush. The result is True if the record had this snapshot, and only for one caller.
 
-    A record with a different snapshot is removed as well, because a later commit that reads its snapshot may not have
-    seen all rows.
+    A record with a different snapshot is also removed: a commit that reads its snapshot may not have seen all rows.
     """
 
     uuid: str
@@ -448,8 +444,7 @@ class AddColumnReads(Operation, frozen=True):
 
     Attributes:
         day: The day, in days since the epoch.
-        reads: Tuples of a column id, the age of the oldest partition in days, and the number of reads. Each column
-            occurs once.
+        reads: Tuples (column id, age of the oldest partition in days, number of reads), one for each column.
 
     Raises:
         NoSuchTable: The table has no live name.
@@ -527,11 +522,7 @@ class RevokeToken(Operation, frozen=True):
 
 
 class SaveGrant(Operation, frozen=True):
-    """Save a grant. The operation is idempotent.
-
-    Raises:
-        BadRequest: The grant exceeds a limit.
-    """
+    """Save a grant, unless it exceeds a limit (BadRequest). The operation is idempotent."""
 
     grant: Grant
     limits: GrantLimits | None = None
@@ -638,8 +629,7 @@ class CheckFence(Operation, frozen=True):
 class RenewReplica(Operation, frozen=True):
     """Add a replica, or renew its lease, for `lease_ms` by the clock of the database.
 
-    The operation also removes replicas whose leases expired long ago. The result is the list of all replicas with live
-    leases.
+    The operation also removes replicas whose leases expired long ago. The result lists the replicas with live leases.
     """
 
     replica: Replica
@@ -698,9 +688,7 @@ class NameCatalog(Operation, frozen=True):
 
 
 class CloseCatalog(Operation, frozen=True):
-    """Mark this database as that of a dropped warehouse, so that no namespace can be created in it.
-
-    The operation is idempotent.
+    """Prevent that namespaces are created in this database, because its warehouse is dropped. Repeats change nothing.
 
     Raises:
         NamespaceNotEmpty: The catalog has namespaces, or dropped entries that keep their locations.
