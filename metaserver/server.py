@@ -1,8 +1,8 @@
-"""The composition root: opens every component in order, serves, and closes them in reverse.
+"""The composition root: opens all components in order, serves requests, and closes the components in reverse order.
 
-One worker is one process with one event loop and its own components. Replicas and workers share only the pointer store
-and object storage. A stop drains the worker: it accepts no new connections, readiness fails, long polls return
-immediately, running requests finish within `drain_timeout_s`, and then the components close.
+A worker is a process with one event loop and its own components. Replicas and workers share only the pointer store
+and the object storage. When a worker stops, it accepts no new connections, its readiness check fails, and long polls
+return immediately. Running requests have `drain_timeout_s` to finish, and then the components close.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ else:
 
 SAMPLE_INTERVAL_S = 1.0
 UNREADABLE = "unreadable"
-"""The operation name under which requests that are not HTTP are counted."""
+"""The name of the operation under which the metrics count requests that are not valid HTTP."""
 HEADER_BYTES_MAX = 1 << 20
-"""The maximum size of a request's line and headers together. aiohttp also limits each of them to 8 KiB."""
+"""The maximum size of the request line and all headers together. aiohttp also limits each of them to 8 KiB."""
 _REPAIRED_SHOWN = 20
 _log = structlog.get_logger("seamark.server")
 
@@ -123,7 +123,7 @@ async def open_components(
     """Open all components of one worker, and close them in reverse order.
 
     Raises:
-        ConfigError: A setting is invalid; the message names it.
+        ConfigError: A setting is invalid. The message names the setting.
     """
     log_repaired(prepare_home(settings))
     async with AsyncExitStack() as stack:
@@ -214,7 +214,7 @@ async def _open_catalog_components(
         store: The pointer store of the warehouse.
         keyring: The signing keys of the warehouse.
         warehouses: The further warehouses of the server. None for a further warehouse.
-        warehouse_name: The name of a further warehouse; empty for the server's own warehouse.
+        warehouse_name: The name of a further warehouse, or an empty text for the server's own warehouse.
     """
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
@@ -388,7 +388,7 @@ async def _open_tracing(settings: Settings) -> AsyncIterator[Tracer | None]:
 
 
 def log_repaired(paths: Sequence[Path]) -> None:
-    """Log the files that other accounts could access before."""
+    """Log a warning with the files that other accounts could access until the server changed their permissions."""
     if paths:
         shown_paths = [str(path) for path in paths[:_REPAIRED_SHOWN]]
         _log.warning("files were open to other accounts, and are private now", count=len(paths), paths=shown_paths)
@@ -398,7 +398,7 @@ def open_certificate(settings: Settings) -> Certificate | None:
     """Return the certificate of tls_cert and tls_key, or None if they are not set.
 
     Raises:
-        ConfigError: A file is unusable; the message names it.
+        ConfigError: A file is unusable. The message names the file.
     """
     if not settings.tls_cert:
         return None
@@ -407,7 +407,7 @@ def open_certificate(settings: Settings) -> Certificate | None:
 
 
 def warn_of_plain_http(settings: Settings) -> None:
-    """Warn if tokens can be read in transit.
+    """Log a warning if tokens can be read in transit.
 
     This is possible if the server listens beyond loopback, and neither the server nor a proxy has TLS.
     """
@@ -421,7 +421,7 @@ def bind(settings: Settings, *, shared: bool, port: int | None = None) -> socket
     Args:
         settings: The settings.
         shared: Whether other workers may bind the same port (SO_REUSEPORT).
-        port: The port; the default is the port of the settings.
+        port: The port. The default is the port in the settings.
 
     Raises:
         ConfigError: The address is in use, does not belong to this machine, or would serve other machines without
@@ -482,7 +482,7 @@ async def serve_requests(components: ServerComponents, sock: socket.socket) -> A
         Answers(make_error_response, partial(components.metrics.observe, UNREADABLE, 400, 0.0, None)),
         tls=None if components.certificate is None else components.certificate.login_context,
         access_log=None,
-        # `bodies` inflates in steps. aiohttp would inflate everything at once, before a route can refuse the body.
+        # `bodies` inflates a body in steps. aiohttp would inflate the whole body before a route can refuse it.
         auto_decompress=False,
         handle_signals=False,
         keepalive_timeout=components.settings.idle_timeout_s,
@@ -510,9 +510,9 @@ async def serve_gateway(components: ServerComponents) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def answer_peers(components: ServerComponents) -> AsyncIterator[None]:
-    """Answer other replicas on `peer_address`, if it is set, and list this server among the replicas.
+    """Serve other replicas on `peer_address` while the context is active, and list this server among the replicas.
 
-    This lasts while the context is active.
+    If `peer_address` is not set, the function does nothing.
     """
     if components.peers is None:
         yield
@@ -531,10 +531,10 @@ def _get_tls_context(components: ServerComponents) -> ssl.SSLContext | None:
 
 
 async def _drain(components: ServerComponents, runner: web.AppRunner, site: web.SockSite) -> None:
-    """Let running requests finish within `drain_timeout_s`, and abort the others.
+    """Wait up to `drain_timeout_s` for running requests, and abort those that have not finished.
 
-    aiohttp's shutdown stops reading first, so a request whose body is incomplete could never finish. Therefore this
-    function waits for the handlers, and leaves the remaining time to aiohttp for answers that are still being sent.
+    aiohttp's shutdown first stops reading, so a request with an incomplete body could never finish. Therefore this
+    function waits for the handlers. aiohttp has the remaining time to finish sending answers.
     """
     components.drain.set()
     components.timeline.drain()
@@ -553,9 +553,9 @@ async def _drain(components: ServerComponents, runner: web.AppRunner, site: web.
 
 
 def freeze_garbage() -> None:
-    """Exclude permanent objects (modules, routes, settings: 100,000 objects) from garbage collection.
+    """Exclude permanent objects, such as modules, routes and settings, from garbage collection.
 
-    Each collection would otherwise block the event loop for tens of milliseconds.
+    There are about 100,000 of them. Otherwise each collection would block the event loop for tens of milliseconds.
     """
     gc.collect()
     gc.freeze()
@@ -573,7 +573,7 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain.
 
-    A second signal has no effect; SIGKILL stops immediately.
+    A second signal has no effect. SIGKILL stops the process immediately.
 
     Args:
         settings: The settings.
@@ -582,7 +582,7 @@ async def serve(
         extensions: The extensions.
         on_ready: Called when the server accepts requests.
         parent: A file descriptor that becomes readable when the supervisor exits, so that a worker stops with it.
-        is_first: Whether this worker reports the facts that concern all workers.
+        is_first: Whether this worker logs the messages that are the same for all workers.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -625,16 +625,14 @@ def run(
     *,
     is_first: bool = True,
 ) -> None:
-    """Run one worker on its own event loop until it has drained.
-
-    The parameters are the same as in `serve`.
-    """
+    """Run one worker on its own event loop until it has drained. `serve` describes the parameters."""
     raise_descriptor_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings, sock, SystemClock(), extensions, on_ready, parent, is_first=is_first))
 
 
 async def _flush(counts: ColumnUsage | QueryHistory) -> None:
+    """Write the remaining counts to the database when the worker stops. If this fails, log a warning."""
     try:
         await counts.flush()
     except SeamarkError as error:
@@ -642,12 +640,14 @@ async def _flush(counts: ColumnUsage | QueryHistory) -> None:
 
 
 async def _refresh_keys(components: ServerComponents) -> None:
+    """Read the signing keys periodically, because another replica may have added a key."""
     while True:
         await asyncio.sleep(REFRESH_S)
         await components.keyring.refresh()
 
 
 def _sample_streams(components: ServerComponents) -> None:
+    """Update the metrics of stream tables."""
     tables, now_ms = components.streams.tables.values(), components.clock.now_ms()
     counts = components.streams.counts
     components.metrics.streams.count(
@@ -675,16 +675,16 @@ def _sample_streams(components: ServerComponents) -> None:
 
 
 async def _sample(components: ServerComponents) -> None:
-    """Update the gauges of other components, and measure the latency of the event loop, periodically."""
+    """Periodically update the gauges of the components, and measure the latency of the event loop."""
     metrics, clock = components.metrics, components.clock
     while True:
-        before = clock.monotonic()
+        start_s = clock.monotonic()
         try:
             await asyncio.sleep(SAMPLE_INTERVAL_S)
         finally:
             metrics.flush()  # Flush at the end as well, because another worker reports these metrics.
         metrics.load.sample(
-            clock.monotonic() - before - SAMPLE_INTERVAL_S, components.timeline.watchers, components.store.transacting
+            clock.monotonic() - start_s - SAMPLE_INTERVAL_S, components.timeline.watchers, components.store.transacting
         )
         metrics.requests.sample()
         if components.peers is not None:

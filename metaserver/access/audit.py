@@ -1,15 +1,15 @@
 """The audit log: changes and refused requests, with their principals.
 
-The log records all requests that change something and all SQL statements, with their outcome, and refused
+The log records the outcome of every request that changes something, of every SQL statement, and of refused
 requests (401, 403). It records other reads only with the setting audit_reads. Refusals cannot fill the
-disk: only the first refused requests of an address or a principal in each minute are written, and one
-record has the number of the others (`refusals.py`). A record contains names, the operation, the
+disk: in each minute, only the first refused requests of an address or a principal are written, and one
+record contains the number of further refusals (`refusals.py`). A record contains names, the operation, the
 resource's path and the outcome. It never contains a header, a query string or a body, which may contain
 secrets.
 
-One task writes records to the store in batches. A request waits for space in the queue, not for the
-write. Records are never dropped while the server runs. Otherwise, an attacker could displace records by
-flooding the log. Two kinds of records do not wait and may be dropped: reads, and refusals of unauthenticated clients
+A task writes the records to the store in batches. A request waits for space in the queue, but not for the write. So a
+record is never dropped while the server runs, and an attacker cannot displace records by flooding the log. There are
+two exceptions, which do not wait and may be dropped: records of reads, and of refusals of unauthenticated clients
 (`dropped` counts them). A process that is killed loses the records in its queue. Commits are also
 recorded in the timeline, in the transaction of the commit.
 """
@@ -37,24 +37,22 @@ QUEUED_RECORDS_MAX = 10_000
 """The maximum number of queued records, which use about 5 MB."""
 RECORDS_PER_BATCH = 512
 CLOSE_TIMEOUT_S = 10.0
-"""The time for which closing the log waits for a database that does not accept the last records."""
+"""The maximum time that closing the log waits for the database to accept the last records."""
 _RETRY_S = 0.5
 _TEXT_MAX = 1024
 _DENIED = (401, 403)
 _STRANGER_TEXT_MAX = 200
 REFUSED = "refused"
-"""The action of a record that counts refused requests. Its resource contains the number of these requests."""
+"""The action of a record that counts refused requests. The resource of the record contains their number."""
 _EACH_ADDRESS, _EACH_PRINCIPAL, _KEYS_MAX = 20, 500, 2_000
-"""Refusals a minute that are written individually; the number of addresses and principals that are distinguished."""
+"""The refusals per minute that are written individually, of an address and of a principal, and the maximum number of
+addresses and principals that are distinguished."""
 _ROLL_S = 10.0
 _log = structlog.get_logger("seamark.audit")
 
 
 class AuditLog:
-    """The queue and the writer of audit records.
-
-    Many tasks of one event loop use it. It is opened by `open_audit`.
-    """
+    """The queue and the writer of audit records. An instance belongs to one event loop, and `open_audit` opens it."""
 
     def __init__(
         self,
@@ -75,9 +73,7 @@ class AuditLog:
         self._last_id = 0
         self._refusals = Refusals(each_address=_EACH_ADDRESS, each_principal=_EACH_PRINCIPAL, keys_max=_KEYS_MAX)
         self.dropped = 0
-        """The number of lost records: reads when the queue was full, and records that were not written before the
-        end.
-        """
+        """The number of lost records: records for which the queue had no space, and unwritten records at the end."""
 
     @property
     def waiting(self) -> int:
@@ -99,12 +95,14 @@ class AuditLog:
         remote: str | None = None,
         kind: str | None = None,
     ) -> bool:
-        """Queue a record. If it must not be lost, wait for space in the queue.
+        """Queue a record. If the record must not be lost, wait for space in the queue.
 
-        `kind` is the kind of the error that the request caused, or None without an error.
+        Args:
+            kind: The kind of the request's error, or None if the request succeeded.
 
         Returns:
-            False for a refusal that is only counted, and for a record that is not written.
+            Whether the record is queued. It is not if a refusal is only counted, or the log does not record the
+            request.
         """
         if not self.is_kept(operation, status):
             return False
@@ -133,9 +131,9 @@ class AuditLog:
         return True
 
     def _count_up(self, *, closing: bool = False) -> None:
-        """Queue a record for each client with uncounted refusals in the last minute."""
+        """Queue a record with the number of unwritten refusals of each client in the last minute."""
         now_ms = self._clock.now_ms()
-        for left in self._refusals.take_due(now_ms, closing=closing):
+        for refusals in self._refusals.take_due(now_ms, closing=closing):
             if self._queue.full():
                 self.dropped += 1
                 continue
@@ -143,19 +141,19 @@ class AuditLog:
                 AuditRecord(
                     id=self._make_id(),
                     at_ms=now_ms,
-                    principal_name=_clean(left.principal_name),
+                    principal_name=_clean(refusals.principal_name),
                     action=REFUSED,
-                    resource=f"{left.count} more requests",
+                    resource=f"{refusals.count} more requests",
                     outcome="denied",
-                    status=_DENIED[0] if left.principal_name == ANONYMOUS_NAME else _DENIED[1],
+                    status=_DENIED[0] if refusals.principal_name == ANONYMOUS_NAME else _DENIED[1],
                     request_id="",
-                    remote=_clean(left.remote),
+                    remote=_clean(refusals.remote),
                 )
             )
             self._unsaved += 1
 
     def _make_id(self) -> str:
-        """Return a UUIDv7 that is greater than the previous one, so that the log is ordered within a millisecond."""
+        """Return a UUIDv7 that is greater than the previous id, so that records of the same millisecond are ordered."""
         self._last_id = max(self._clock.uuid7().int, self._last_id + 1)
         return str(uuid.UUID(int=self._last_id))
 
@@ -176,7 +174,8 @@ class AuditLog:
                 self._queue.task_done()
 
     async def _save(self, records: tuple[AuditRecord, ...]) -> None:
-        # Repeating the write after an unknown outcome is safe: a record with an existing id is not inserted again.
+        # The write can be repeated after an unknown outcome, because a record with an existing id is not inserted
+        # again.
         while True:
             try:
                 await self._store.transact([SaveAudit(records)])
@@ -188,11 +187,11 @@ class AuditLog:
                 return
 
     async def flush(self) -> None:
-        """Wait until all records that are queued now are in the store."""
+        """Wait until all records that are now in the queue are in the store."""
         await self._queue.join()
 
     async def close(self, timeout_s: float) -> None:
-        """Flush for at most `timeout_s`. Records that are lost then are counted and logged."""
+        """Flush for at most `timeout_s`. Count the records that are lost after that, and log an error."""
         self._count_up(closing=True)
         self._closing = True
         try:
@@ -210,10 +209,7 @@ def classify_outcome(status: int, kind: str | None) -> str:
 
 
 def _clean(text: str) -> str:
-    """Return text of limited length that every database can store.
-
-    A path may contain characters that PostgreSQL cannot store as text.
-    """
+    """Shorten the text, and replace characters of paths that PostgreSQL cannot store."""
     text = text.replace("\x00", "\ufffd").encode(errors="replace").decode()
     return text if len(text) <= _TEXT_MAX else text[: _TEXT_MAX - 1] + "…"
 

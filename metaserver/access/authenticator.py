@@ -1,4 +1,4 @@
-"""Authentication: finds the `Principal` from the headers of a request.
+"""Authentication: determines the `Principal` of a request from its headers and its client certificate.
 
 | setting auth | accepted |
 |---|---|
@@ -6,21 +6,21 @@
 | token | bearer tokens of this server, and access tokens made from them (`issued.py`) |
 | oidc | JWTs of the configured issuers |
 | cert | client certificates of the authorities of `tls_client_ca` |
-| token+oidc, … | all of these |
+| token+oidc, … | the credentials of each listed mode |
 
-A request with a certificate of one principal and a token of another is refused. So each request has only rights that
-all of its credentials have. A certificate that names no principal, such as that of a proxy, decides nothing.
+A request with a certificate of one principal and a token of another principal is refused, because otherwise its rights
+would be ambiguous. A certificate that names no principal, such as that of a proxy, is ignored.
 
-All modes but `none` also accept the logins that the server issues for its own processes: the table services, and the
+All modes except `none` also accept the logins that the server issues for its own processes: the table services, and the
 workers that run SQL statements (`worker_tokens.py`).
 
-Nothing is cached: a revoked token or grant is invalid for the next request, on every replica. That costs
-two reads by key, which take microseconds with SQLite.
+Nothing is cached: a revoked token or grant is invalid for the next request, on every replica. The price is two reads by
+key for each request, which take microseconds with SQLite.
 
-Without logins, browsers are the danger. Any web page could make a browser send requests to loopback. If a name
-resolves to 127.0.0.1, a page with this name could also read the answers. Therefore requests must not come from a
-page of another site (`Origin`), and must not be addressed to another host (`Host`). Engines send no
-`Origin`, and the configured `Host`.
+Without logins, web pages are a danger. Any page could make a browser send requests to loopback. If a name
+resolves to 127.0.0.1, a page with this name could also read the answers. Therefore a request must not come from a
+page of a different site (`Origin`), and must not be addressed to a different host (`Host`). Engines send no
+`Origin`, and send the configured host.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ else:
 
 _HOWTO = "send the header Authorization: Bearer <token>"
 _NO_TOKENS = ("None", "null", "undefined")
-"""The texts that clients send instead of a token that is not set."""
+"""The texts that clients send as a token if no token is set."""
 
 
 class Login(msgspec.Struct, frozen=True):
@@ -72,15 +72,15 @@ class Login(msgspec.Struct, frozen=True):
 
     principal: Principal
     token: AccessToken | None = None
-    """The bearer token of this server on which the login is based, if any."""
+    """The bearer token of this server on which the login is based, or None."""
     expires_ms: int | None = None
-    """The end of the presented token, if the token states it."""
+    """The expiry of the presented token, or None if the token has no expiry."""
     certificate_digest: bytes = b""
-    """The digest of the only certificate with which the token may be used (RFC 8705); empty if there is none."""
+    """The digest of the certificate to which the token is bound (RFC 8705), or empty if it is not bound."""
 
 
 class Authenticator:
-    """Authenticates requests. It is opened by `open_authenticator`."""
+    """Authenticates requests. `open_authenticator` opens an instance."""
 
     def __init__(
         self,
@@ -98,15 +98,15 @@ class Authenticator:
 
         Args:
             settings: The settings of the server.
-            store: The pointer store of the server, which has the tokens.
+            store: The pointer store of the server, which contains the tokens.
             clock: The clock.
             issuer: Issues and checks access tokens of the server.
             service_tokens: The logins of jobs.
             statement_tokens: The logins of SQL statements.
             verifiers: The verifiers of OIDC issuers, by URL.
-            certificates: The principals of client certificates. None: certificates are no logins.
-            warehouse_store: The pointer store of the further warehouse for which this instance works. It has the
-                grants, and rights that a token states do not count there. None: the server's own warehouse.
+            certificates: Finds the principals of client certificates. If it is None, certificates are not logins.
+            warehouse_store: The pointer store of a further warehouse, which contains the grants. The rights that a
+                token states do not count there. It is None for the server's own warehouse.
         """
         self._settings = settings
         self._grants = store if warehouse_store is None else warehouse_store
@@ -129,7 +129,7 @@ class Authenticator:
     def copy_for_warehouse(self, store: PointerStore, keyring: Keyring) -> Authenticator:
         """Return an authenticator for a further warehouse.
 
-        It knows the same principals. Their grants, and the logins of jobs and statements, are those of the warehouse.
+        It accepts the same principals. The warehouse has its own grants, and its own logins of jobs and statements.
 
         Args:
             store: The pointer store of the warehouse.
@@ -156,14 +156,14 @@ class Authenticator:
 
         Raises:
             Unauthenticated: The request has no valid login (401).
-            Forbidden: The server requires no logins, and the request is from a browser on another site.
+            Forbidden: The server requires no logins, and the request is from another machine or from a web page.
             RetryLater: The database or the issuer is unavailable.
         """
         if self.open:
             self.check_certificate(certificate)
             return self.identify_local(headers, remote)
         if isinstance(headers, MultiMapping) and len(headers.getall("Authorization", ())) > 1:
-            # A proxy that checks logins may have read the second header.
+            # A proxy that checks logins may have checked the other header.
             raise Unauthenticated("The request has the header Authorization twice; send it once")
         scheme, _, bearer = headers.get("Authorization", "").partition(" ")
         bearer = bearer.strip()
@@ -207,7 +207,7 @@ class Authenticator:
         if login.certificate_digest and self._checks_certificates:
             digest = b"" if certificate is None else digest_certificate(certificate)
             if not hmac.compare_digest(digest, login.certificate_digest):
-                raise Unauthenticated("The token is bound to another certificate than that of the client")
+                raise Unauthenticated("The token is bound to a certificate that the client does not use")
 
     async def _log_in_by_certificate(self, identity: CertificateIdentity) -> Principal:
         if not identity.name:
@@ -217,7 +217,7 @@ class Authenticator:
         return Principal(identity.name, grants, "certificate", groups)
 
     async def find_login(self, bearer: str) -> Login:
-        """Return the holder of a token of an accepted kind.
+        """Return the login of a token of any accepted kind.
 
         Raises:
             Unauthenticated, RetryLater: See `authenticate`.
@@ -246,15 +246,15 @@ class Authenticator:
         return Login(principal, None, identity.expires_ms, identity.certificate_digest)
 
     async def find_token_holder(self, secret: str) -> Login:
-        """Return the holder of a bearer token of this server."""
+        """Return the login of a bearer token of this server."""
         self._check_tokens_accepted()
         return await self._log_in_by_token(await self._store.find_token_by_digest(compute_digest(secret)))
 
     async def find_expired_login(self, bearer: str) -> Login:
-        """Return the holder of an access token of this server, even if it has expired.
+        """Return the login of an access token of this server, even if the token has expired.
 
-        The token from which it was made must still be valid. An expired token alone proves nothing. Call this method
-        only for a client that has also presented the token from which it was made.
+        The bearer token from which it was made must still be valid. Call this method only for a client that has also
+        presented the bearer token, because an expired access token alone is not a login.
         """
         return await self._log_in_issued(bearer, jwt.read(bearer), expired_too=True)
 
@@ -312,7 +312,7 @@ class Authenticator:
 
 
 def _parse_host(url: str) -> str:
-    """Return the host of a URL; empty if the URL is invalid."""
+    """Return the host of a URL, or an empty text if the URL is invalid."""
     try:
         return urlsplit(url).hostname or ""
     except ValueError:

@@ -1,8 +1,8 @@
 """Authorization: decides whether a principal may do an operation on an object.
 
 Each operation needs privileges on an object (`RULES`). The grants of the principal give privileges on objects and on
-everything in them (`rights/decisions.py`). The built-in authorizer reads the database only if the grants of the request
-do not suffice, to find whether the principal owns the table, view or function.
+everything in them (`rights/decisions.py`). The built-in authorizer reads the
+database only if the grants are not sufficient, to determine whether the principal owns the table, view or function.
 
 | privileges | operations |
 |---|---|
@@ -20,13 +20,13 @@ do not suffice, to find whether the principal owns the table, view or function.
 | manage-grants on the whole catalog | the audit log |
 | privileges on the server | tokens, replicas and warehouses |
 
-The catalog is that of one warehouse: a grant in one warehouse is none in another. Tokens, replicas and warehouses
-belong to the server, so no principal has a right on them in a further warehouse (`WarehouseAuthorizer`).
+Each warehouse has its own catalog, and a grant in one warehouse gives no rights in another. Tokens, replicas and
+warehouses belong to the server, so no principal has a right on them in a further warehouse (`WarehouseAuthorizer`).
 
 A drop needs only `drop`, because it can be undone. `purgeRequested` on a drop also needs only `drop`, because files
-stay until the retention ends. An operation on several objects (rename, undrop elsewhere, a transaction on many
-tables) needs its privileges on each of them; the caller checks each. An operation that is not in the table
-needs an admin of the server. So a missing entry denies access and never grants it.
+stay until the retention ends. An operation on several objects needs its privileges on each object, and the caller
+checks each object. Examples are a rename, an undrop in a different namespace, and a transaction on many tables. An
+operation that is not in the table needs an admin of the server. So a missing entry denies access and never grants it.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ from seamark.metaserver.store.port import PointerStore
 
 
 class Scope(Enum):
+    """Where a principal must have the privileges that an operation needs."""
+
     OBJECT = "the privileges on the object, or on an object that contains it"
     LISTING = "the privileges on the namespace, or on a table, view or function in it"
     CATALOG = "the privileges on the whole catalog and throughout the namespace of the object"
@@ -78,9 +80,9 @@ class Rule(msgspec.Struct, frozen=True):
     """The privileges that the operation needs."""
     scope: Scope = Scope.OBJECT
     read_only: bool = False
-    """Whether the operation changes nothing. This is always true for operations that need at most `read`."""
+    """Whether the operation changes nothing. An operation that needs at most `read` always changes nothing."""
     recorded: bool = False
-    """Whether the audit log records the operation although it changes nothing."""
+    """Whether the audit log records the operation, even though it changes nothing."""
 
 
 _UNKNOWN = Rule(ROLE_BITS["admin"], Scope.SERVER)
@@ -145,7 +147,7 @@ _WRITES_UNRECORDED = frozenset({"takeRewriteLease", "appendRows", "appendRowsToT
 RULES = _make_rules()
 """The rules by operation id. The ids are those of the Iceberg REST specification and of the OpenAPI document."""
 SERVER_OPERATIONS = frozenset(name for name, rule in RULES.items() if rule.scope is Scope.SERVER)
-"""The operations on what belongs to the server and not to one of its warehouses."""
+"""The operations on objects of the server, such as tokens, as opposed to objects of a warehouse."""
 _MISSING = {TABLE: (NoSuchTable, "Table"), VIEW: (NoSuchView, "View"), FUNCTION: (NoSuchFunction, "Function")}
 
 
@@ -164,17 +166,17 @@ def changes(operation: str) -> bool:
 
 
 def writes(operation: str) -> bool:
-    """Return whether a server with the role read refuses the operation: it changes something, or leads to a change."""
+    """Return whether a server with the role `read` refuses the operation, because it makes or prepares a change."""
     return changes(operation) or operation in _WRITES_UNRECORDED
 
 
 def is_recorded(operation: str) -> bool:
-    """Return whether the audit log records the operation, with any outcome."""
+    """Return whether the audit log records the operation with every outcome."""
     return find_rule(operation).recorded or changes(operation)
 
 
 class Authorizer(ABC):
-    """The port: decides what principals may do. A right is checked before any work for the request begins."""
+    """Decides what principals may do. A right is checked before any work for the request begins."""
 
     @abstractmethod
     async def allows(self, principal: Principal, operation: str, securable: Securable) -> bool:
@@ -186,42 +188,45 @@ class Authorizer(ABC):
 
     @abstractmethod
     async def allows_somewhere(self, principal: Principal, operation: str) -> bool:
-        """Return whether `principal` may do `operation` on at least one object, as far as is known without a list."""
+        """Return whether `principal` may do `operation` on at least one object.
+
+        The method does not list objects, so the result may be True if an object that it allows does not exist.
+        """
 
     @abstractmethod
     async def sees(self, principal: Principal, namespaces: Sequence[NamespacePath]) -> list[bool]:
-        """Return for each namespace whether a listing may have it: the principal may browse it or something in it."""
+        """Return for each namespace whether `principal` may browse it or an object in it, and so see it in listings."""
 
     @abstractmethod
     async def explain_refusal(self, principal: Principal, operation: str, securable: Securable) -> str:
-        """Return which right is missing, and how an admin grants it."""
+        """Return a message that says which right is missing, and how an admin grants it."""
 
     @abstractmethod
     def is_uniform(self, principal: Principal, operation: str, namespace: NamespacePath) -> bool:
-        """Return whether `principal` is known to have the right to do `operation` on everything in a namespace."""
+        """Return whether `principal` may certainly do `operation` on every object in a namespace."""
 
     @abstractmethod
     def list_visible_children(self, principal: Principal, parent: NamespacePath) -> frozenset[str] | None:
-        """Return the names in `parent` that a listing may include, or None if `sees` decides."""
+        """Return the names in `parent` that a listing may include, or None if the caller must ask `sees`."""
 
     @abstractmethod
     def list_readable_namespaces(self, principal: Principal) -> list[NamespacePath] | None:
-        """Return namespaces that have all readable objects in or below them, or None if these are not known."""
+        """Return namespaces that contain all readable objects, or None if the authorizer does not know them."""
 
     @abstractmethod
     def list_writable_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...] | None:
-        """Return the namespaces in whose locations `principal` may place objects, or None for the whole warehouse."""
+        """Return the namespaces in whose locations `principal` may place objects. None means the whole warehouse."""
 
     @abstractmethod
     def list_owning_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...]:
-        """Return the namespaces in which, and below which, `principal` becomes the owner of what it creates."""
+        """Return the namespaces such that `principal` becomes the owner of the objects that it creates in them."""
 
     @abstractmethod
     def list_reusing_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...]:
         """Return the namespaces in which `principal` may create objects at the locations of dropped objects.
 
-        These are namespaces in which the principal may create and write every object. So the files of the dropped
-        objects give it no further access.
+        These are namespaces in which the principal may create and write every object. It already has access to the
+        files of dropped objects there.
         """
 
     async def require(
@@ -233,12 +238,12 @@ class Authorizer(ABC):
             principal: The principal.
             operation: The id of the operation.
             securable: The object.
-            shown_name: The name by which the client named it, if it is another name.
+            shown_name: The name that the client used for the object, if it differs from the object's name.
 
         Raises:
-            Forbidden: The principal may not do the operation; the message names the missing right.
+            Forbidden: The principal may not do the operation. The message names the missing right.
             NoSuchTable, NoSuchView, NoSuchFunction: The principal sees the namespace, but may not browse the object.
-                The answer is the same whether the object exists or not.
+                The answer does not depend on whether the object exists.
         """
         if await self.allows(principal, operation, securable):
             return
@@ -251,7 +256,7 @@ class Authorizer(ABC):
         raise Forbidden(await self.explain_refusal(principal, operation, securable))
 
     async def require_new_name(self, principal: Principal, operation: str, securable: Securable) -> None:
-        """Check that `principal` may give a name, besides its right on the namespace.
+        """Check that `principal` may give an object a name. The caller has checked its right on the namespace.
 
         Args:
             principal: The principal.
@@ -259,8 +264,8 @@ class Authorizer(ABC):
             securable: The object with the new name.
 
         Raises:
-            Forbidden: The principal may not browse or create an object of the name. The answer is the same whether the
-                object exists or not.
+            Forbidden: The principal may not browse or create an object with the name. The answer does not depend on
+                whether the object exists.
         """
         _, denied = decisions.find_bits(principal.grants, securable)
         if denied & (BROWSE | CREATE) or not await self.allows(principal, "tableExists", securable):
@@ -284,14 +289,14 @@ class Authorizer(ABC):
 
 
 def describe_need(bits: int) -> str:
-    """Return the privileges and the role that an operation needs, for messages."""
+    """Return the privileges that an operation needs, and the role with these privileges, for messages."""
     names = list_names(bits)
     role = find_smallest_role(bits)
     return f"the privilege{'s' if len(names) > 1 else ''} {' and '.join(names)}, as in the role {role},"
 
 
 def format_grant_command(principal: Principal, bits: int, securable: Securable) -> str:
-    """Return the command by which an admin grants the privileges on the server, the catalog or a namespace."""
+    """Return the command with which an admin grants the privileges on the server, the catalog or a namespace."""
     names = list_names(bits)
     right = names[0] if len(names) == 1 else find_smallest_role(bits)
     command = f"seamark grant add {shlex.quote(principal.name)} {right}"
@@ -301,13 +306,14 @@ def format_grant_command(principal: Principal, bits: int, securable: Securable) 
 
 
 class GrantAuthorizer(Authorizer):
-    """The built-in authorizer: it decides by the grants in the database."""
+    """The built-in authorizer, which decides by the grants in the database."""
 
     def __init__(self, store: PointerStore | None) -> None:
         """Create an authorizer.
 
         Args:
-            store: The pointer store of the warehouse, which has the owners of tables. None: owners do not count.
+            store: The pointer store of the warehouse, which contains the owners of tables. If it is None, owners have
+                no special rights.
         """
         self._store = store
 
@@ -338,7 +344,7 @@ class GrantAuthorizer(Authorizer):
         return results
 
     async def _list_owned(self, principal: Principal, operation: str, securable: Securable) -> list[Grant]:
-        """Return the grants by which the principal owns an entry, or the entries of a namespace that is listed."""
+        """Return the grants by which the principal owns the object, or owns objects of a namespace to list."""
         rule = find_rule(operation)
         if self._store is None or rule.scope not in (Scope.OBJECT, Scope.LISTING) or not securable.namespace:
             return []
@@ -366,17 +372,17 @@ class GrantAuthorizer(Authorizer):
         elif rule.scope in (Scope.CATALOG, Scope.WAREHOUSE) or not securable.namespace:
             securable, scope = WAREHOUSE, "the whole catalog"
         else:
-            # The text does not name the table: it would show whether a plan of this name has a table.
+            # Do not name the table, because its name would show whether a plan with this name has a table.
             scope = f"namespace {show_path(securable.namespace)} or one above it"
-        where = f" in {show_path(securable.namespace)}" if securable.namespace else ""
+        place = f" in {show_path(securable.namespace)}" if securable.namespace else ""
         _, denied = decisions.find_bits(principal.grants, securable)
         if denied & rule.bits:
             names = " and ".join(list_names(denied & rule.bits))
-            return f"{principal.name} may not {operation}{where}: a grant denies it {names} there"
+            return f"{principal.name} may not {operation}{place}: a grant denies it {names} there"
         if rule.scope is Scope.CATALOG and decisions.holds(principal.grants, WAREHOUSE, rule.bits):
-            return f"{principal.name} may not {operation}{where}: an object in the namespace is denied to it"
+            return f"{principal.name} may not {operation}{place}: an object in the namespace is denied to it"
         return (
-            f"{principal.name} may not {operation}{where}: it needs {describe_need(rule.bits)} on {scope}. "
+            f"{principal.name} may not {operation}{place}: it needs {describe_need(rule.bits)} on {scope}. "
             f"An admin grants it with: {format_grant_command(principal, rule.bits, securable.container)}"
         )
 
@@ -403,18 +409,18 @@ class GrantAuthorizer(Authorizer):
         return tuple(decisions.list_namespaces_with(principal.grants, OWN_CREATED))
 
     def list_reusing_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...]:
-        # A denial may be on the dropped object, under its name or an earlier name.
+        # A denial may concern the dropped object, under its last name or an earlier name.
         if any(grant.deny for grant in principal.grants) and not decisions.holds(
             principal.grants, WAREHOUSE, MANAGE_GRANTS
         ):
             return ()
-        # The owner of a namespace may have created it again after it was dropped with the tables of others.
+        # Do not trust ownership: the owner may have recreated the namespace after it was dropped with tables of others.
         grants = [grant for grant in principal.grants if grant.role != OWNER]
         return tuple(decisions.list_namespaces_with(grants, CREATE | WRITE))
 
 
 class WarehouseAuthorizer(GrantAuthorizer):
-    """The authorizer of a further warehouse: no principal has a right on tokens, replicas and warehouses there."""
+    """The authorizer of a further warehouse, which denies operations on tokens, replicas and warehouses."""
 
     async def require(
         self, principal: Principal, operation: str, securable: Securable, shown_name: str | None = None
@@ -430,7 +436,7 @@ class WarehouseAuthorizer(GrantAuthorizer):
 
 
 def decide(grants: Sequence[Grant], operation: str, securable: Securable) -> bool:
-    """Return whether the grants allow an operation on an object. This is the decision; it does no I/O."""
+    """Return whether the grants allow an operation on an object. The function does no I/O."""
     rule = RULES.get(operation, _UNKNOWN)
     scope = rule.scope
     if scope is Scope.OBJECT:

@@ -1,12 +1,12 @@
 """S3 keys that the catalog vends for one table: an access key, its secret, and a session token.
 
-The token contains the grant (table, location, rights, expiry) and an HMAC of the grant by a key of the keyring.
-The access key and the secret are further HMACs of the same grant. So nothing is stored, every replica can
-verify the keys that another replica issued, and a client cannot change its grant. Layout of a token,
-before base64: key id (8 bytes), grant (msgpack), HMAC (32 bytes).
+The token contains the grant (table, location, rights, expiry), and an HMAC of the grant by a key of the keyring.
+The access key and the secret are also HMACs of the grant. So nothing is stored, every replica can verify the keys that
+another replica issued, and a client cannot change its grant. The layout of a token before base64 is: key id (8 bytes),
+grant (msgpack), HMAC (32 bytes).
 
-The end of a grant is a multiple of half its lifetime. Two answers within that time have equal keys, so
-that a client may reuse the first answer (HTTP 304), and keys are valid for at least half of the lifetime.
+The expiry of a grant is rounded to a multiple of half the lifetime, so keys are valid for at least half of the
+lifetime. Within this time, all answers contain equal keys, so that a client may reuse its first answer (HTTP 304).
 """
 
 from __future__ import annotations
@@ -26,10 +26,7 @@ from seamark.metaserver.access.keyring import ID_BYTES, Keyring
 from seamark.metaserver.objects.credentials import VendedKeys
 
 TOKEN_CHARS_MAX = 12_288
-"""The maximum number of characters of a token. Longer tokens are refused unread.
-
-A location has at most 4,096 characters of up to four bytes, and base64 makes it a third longer.
-"""
+"""The maximum number of characters of a token. Longer tokens are refused without decoding them."""
 _PURPOSE = "gateway-keys"
 _MAC_BYTES = 32
 _OPENED_BYTES = 4 << 20
@@ -44,8 +41,8 @@ class ObjectGrant(msgspec.Struct, frozen=True, array_like=True):
     principal_name: str
     """The principal to which the keys were issued.
 
-    Its login and rights are checked again while the keys are valid. The cached objects count for its share of the
-    cache.
+    The gateway checks the principal's login and rights again while the keys are in use. Objects that the keys read
+    count towards the principal's share of the cache.
     """
     expires_ms: int
     pinned: bool = False
@@ -53,7 +50,7 @@ class ObjectGrant(msgspec.Struct, frozen=True, array_like=True):
     staged: bool = False
     """Whether the table had no name when the keys were issued."""
     namespace: tuple[str, ...] = ()
-    """The namespace on which the principal had rights; empty in keys of earlier versions."""
+    """The namespace on which the principal had rights, which is empty in keys of earlier versions."""
 
 
 class GatewayKeys:
@@ -62,9 +59,7 @@ class GatewayKeys:
         self._clock = clock
         self._lifetime_ms = lifetime_s * 1000
         self._opened: MemoryCache[tuple[str, str], tuple[ObjectGrant, str]] = MemoryCache(_OPENED_BYTES, "gateway-keys")
-        """Verified tokens with their access keys. They are cached because clients use the same keys for many
-        requests.
-        """
+        """A cache of verified tokens with their access keys, because clients use the same keys for many requests."""
 
     def issue(
         self,
@@ -87,9 +82,9 @@ class GatewayKeys:
         return VendedKeys(access_key, secret, to_base64url(token), grant.expires_ms)
 
     def stamp(self) -> str:
-        """Return a text that identifies the end and the signing key of keys that are issued now.
+        """Return a text that identifies the expiry and the signing key of keys that are issued now.
 
-        At two times with equal texts, the keys for the same grant are equal.
+        While the text stays the same, `issue` returns equal keys for equal grants.
         """
         return f"{self._get_expiry_ms()}-{self._keyring.find_signing_key(_PURPOSE)[0].hex()}"
 
@@ -97,7 +92,7 @@ class GatewayKeys:
         """Return the grant of a token, and the secret of its access key.
 
         Raises:
-            Forbidden: The catalog did not issue the token, the token has expired, or it belongs to another access key.
+            Forbidden: The catalog did not issue the token, it has expired, or it belongs to a different access key.
         """
         access = self._opened.get((token, access_key_id))
         if access is None:
@@ -121,7 +116,7 @@ class GatewayKeys:
             raise Forbidden("The session token was not issued by this catalog; load the table again") from None
         expected, secret = _derive_key_pair(key, payload)
         if not hmac.compare_digest(expected.encode(), access_key_id.encode("utf-8", "surrogatepass")):
-            raise Forbidden("The session token belongs to another access key; use both from one answer")
+            raise Forbidden("The session token belongs to a different access key; use both from one answer")
         return grant, secret
 
     def _get_expiry_ms(self) -> int:
@@ -130,13 +125,13 @@ class GatewayKeys:
 
 
 class ExpiredGrant(Forbidden):
-    """The keys have expired. The client must load the table again."""
+    """Raised if keys have expired. The client must load the table again."""
 
     kind = "expired_grant"
 
 
 def _derive_key_pair(key: bytes, payload: bytes) -> tuple[str, str]:
-    """Return (access key id of 20 characters, secret)."""
+    """Return the access key id, which has 20 characters, and the secret."""
     access = base64.b32encode(_compute_mac(key, b"access key", payload)[:10]).decode()
     secret = to_base64url(_compute_mac(key, b"secret", payload))
     return f"SMKA{access}", secret

@@ -1,6 +1,6 @@
-"""Checks at the start of a server that refuse unsafe or unusable access settings.
+"""Checks that a server runs at its start to refuse unsafe or unusable access settings.
 
-Without logins every client is an admin, so the server may then listen only on loopback. The error names
+Without logins, every client is an admin, so the server may listen only on loopback. The error names
 the commands that change the settings.
 """
 
@@ -27,10 +27,10 @@ _log = structlog.get_logger("seamark.access")
 def check_binding(settings: Settings) -> None:
     """Check that a server without a required login listens only on loopback addresses.
 
-    A host name counts with every address to which it resolves. This function resolves names, so it may block.
+    All addresses to which a host name resolves are checked. The function may block while it resolves the name.
 
     Raises:
-        ConfigError: The server would listen on other addresses.
+        ConfigError: The server would listen on an address that is not a loopback address.
     """
     if settings.auth != "none" or is_loopback(settings.host):
         return
@@ -42,7 +42,7 @@ def check_binding(settings: Settings) -> None:
 
 
 async def check_logins(settings: Settings, store: PointerStore, clock: Clock) -> None:
-    """Check that some principal can log in. If no OIDC user has any right, log a warning.
+    """Check that at least one token can log in. If no OIDC user or certificate has a right, log a warning.
 
     Raises:
         ConfigError: The server accepts only tokens, and no token is valid.
@@ -85,10 +85,7 @@ def is_loopback(host: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def is_loopback_address(text: str) -> bool:
-    """Return whether an IPv4 or IPv6 address, with or without a zone, is loopback.
-
-    An IPv4 address within IPv6 is unwrapped.
-    """
+    """Return whether an address is a loopback address: IPv4, IPv4 mapped to IPv6, or IPv6 with a zone."""
     try:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
@@ -107,7 +104,7 @@ def serve_command(settings: Settings) -> str:
 
 
 def _describe_server_options(settings: Settings) -> str:
-    where = f"--home {shlex.quote(str(settings.home))}"
+    options = f"--home {shlex.quote(str(settings.home))}"
     if settings.database:
-        where += f" --database {shlex.quote(redact_url(settings.database))}"
-    return where
+        options += f" --database {shlex.quote(redact_url(settings.database))}"
+    return options

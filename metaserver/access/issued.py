@@ -1,9 +1,9 @@
 """Access tokens that this server signs, for clients that require OAuth's client-credentials flow.
 
-An access token is a JWT (HS256, with a key of the keyring that all replicas share) that contains the
+An access token is a JWT, signed by HS256 with a key of the keyring that all replicas share. It contains the
 digest of the bearer token from which it was made. It is valid only while the bearer token is live, so
 revoking the bearer token revokes all access tokens made from it. A new bearer token with the same name
-has another digest, and does not make them valid again.
+has a different digest, so the revoked access tokens stay invalid.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ else:
     jwk, jose = LazyModule("joserfc.jwk"), LazyModule("joserfc.jwt")
 
 ISSUER = "seamark"
-"""The issuer and audience of the tokens. OIDC issuers are URLs, so none of them has this name."""
+"""The issuer and the audience of the access tokens. It cannot be an OIDC issuer, because these are URLs."""
 PURPOSE = "access-token"
 _ALGORITHM = "HS256"
 
 
 class Issued(msgspec.Struct, frozen=True):
-    """The claims of an access token of this server. The signature was verified."""
+    """The claims of an access token of this server whose signature was verified."""
 
     name: str
     digest: str
-    """The digest of the bearer token from which the access token was made; empty for a token issued without a login."""
+    """The digest of the bearer token from which the access token was made, or empty if no login was required."""
     expires_ms: int | None
-    """The end of the token, or None if the expiry was not checked."""
+    """The expiry of the token, or None if it was not checked."""
 
 
 class Issuer:
-    """Issues and verifies access tokens. It is created by `authenticator.py`."""
+    """Issues and verifies access tokens."""
 
     def __init__(self, keyring: Keyring, clock: Clock, *, ttl_s: int, leeway_s: int) -> None:
         self._keyring = keyring
@@ -56,9 +56,13 @@ class Issuer:
         return self._ttl_s
 
     def issue(self, token: AccessToken | None, until_ms: int | None = None) -> tuple[str, int]:
-        """Return (JWT, lifetime in seconds) for the holder of `token`, or for a client without a login (None).
+        """Return a JWT, and its lifetime in seconds.
 
-        The JWT does not outlive `token`, nor `until_ms`, the end of the login that the JWT prolongs.
+        The JWT expires at the latest with `token`, and at `until_ms`.
+
+        Args:
+            token: The bearer token from which the JWT is made, or None for a client of a server without logins.
+            until_ms: The expiry of the login that the JWT replaces, or None.
         """
         now_ms = self._clock.now_ms()
         ends_ms = [end for end in (None if token is None else token.expires_ms, until_ms) if end is not None]
@@ -81,10 +85,10 @@ class Issuer:
         return unverified.claims.get("iss") == ISSUER
 
     def check(self, token: str, unverified: jwt.Unverified, *, expired_too: bool = False) -> Issued:
-        """Check that this server signed the token.
+        """Check that this server signed the token, and return its claims.
 
         Args:
-            expired_too: Whether an expired token is accepted.
+            expired_too: Whether to accept an expired token.
 
         Raises:
             Unauthenticated: This server did not sign the token, or the token has expired.

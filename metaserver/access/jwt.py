@@ -1,8 +1,8 @@
 """JSON Web Tokens (RFC 7519, 7515): decodes tokens, and verifies their signatures and times.
 
-The token never chooses the algorithm: the caller passes the key with its only algorithm, and a header
-with another algorithm is refused. Therefore neither `none` nor an HMAC that uses a public key as its
-secret can be accepted.
+The token never chooses the algorithm: the caller passes the key and the only algorithm of the key, and a header with a
+different algorithm is refused. Therefore a forged token with the algorithm `none`, or with an HMAC by the public key,
+is never accepted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ else:
     signatures = LazyModule("seamark.metaserver.access.signatures")
 
 LENGTH_MAX = 16 * 1024
-"""The maximum length of a token in characters: twice the size of a header line in aiohttp."""
+"""The maximum length of a token in characters, which is twice the maximum size of a header line in aiohttp."""
 
 
 class Unverified(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ def read(token: str) -> Unverified:
     """Return the header and the claims of a token.
 
     Raises:
-        Unauthenticated: They are not JSON objects in base64url, or the token is longer than `LENGTH_MAX`.
+        Unauthenticated: A part is not a JSON object in base64url, or the token is longer than `LENGTH_MAX`.
     """
     if len(token) > LENGTH_MAX:
         raise Unauthenticated(f"The token has {len(token)} characters; the limit is {LENGTH_MAX}")
@@ -48,7 +48,7 @@ def read(token: str) -> Unverified:
     if len(parts) != 3 or not token.isascii():
         raise Unauthenticated("The token is not a JWT: it needs three parts separated by dots")
     header, claims = _decode_part(parts[0], "header"), _decode_part(parts[1], "claims")
-    # Critical extensions and unencoded payloads are not supported.
+    # Refuse critical extensions and unencoded payloads, which are not supported.
     if "crit" in header or "b64" in header:
         raise Unauthenticated("The token's header requires an extension that this server does not support")
     return Unverified(header, claims)
@@ -58,7 +58,7 @@ def verify(token: str, unverified: Unverified, key: signatures.Key, algorithm: s
     """Verify the signature of a token, and return its claims.
 
     Raises:
-        Unauthenticated: The signature is invalid, or has another algorithm.
+        Unauthenticated: The signature is invalid, or was made with a different algorithm.
     """
     if unverified.header.get("alg") != algorithm:
         raise Unauthenticated(f"The token is not signed with {algorithm}, which its key requires")
@@ -70,9 +70,12 @@ def verify(token: str, unverified: Unverified, key: signatures.Key, algorithm: s
 def check_times(claims: dict[str, Any], now_ms: int, *, early_s: int, late_s: int) -> int:
     """Check that a token is valid now, and return its expiry in milliseconds since the epoch.
 
+    Args:
+        early_s: The time before the start of the token's validity at which it is already accepted.
+        late_s: The time after the token's expiry at which it is still accepted.
+
     Raises:
-        Unauthenticated: The token has no expiry, or the time is more than `early_s` before the token is valid, or
-            more than `late_s` after its expiry.
+        Unauthenticated: The token has no expiry, has expired, or is not valid yet.
     """
     now_s = now_ms / 1000
     expires_s = _read_seconds(claims, "exp")
@@ -89,11 +92,11 @@ def check_times(claims: dict[str, Any], now_ms: int, *, early_s: int, late_s: in
 
 def _decode_part(text: str, description: str) -> dict[str, Any]:
     try:
-        # urlsafe_b64decode ignores characters outside the alphabet, but a token with such characters is invalid.
+        # Make characters outside the alphabet invalid, because urlsafe_b64decode would ignore them.
         raw = binascii.a2b_base64(text.translate(_URL_SAFE).encode() + b"=" * (-len(text) % 4), strict_mode=bool(text))
         decoded = msgspec.json.decode(raw)
     except (ValueError, RecursionError):
-        # The errors are from base64, UTF-8 and JSON.
+        # base64, UTF-8 and JSON raise different errors.
         raise Unauthenticated(f"The token's {description} is not JSON in base64url") from None
     if not isinstance(decoded, dict):
         raise Unauthenticated(f"The token's {description} is not a JSON object")

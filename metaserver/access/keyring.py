@@ -1,11 +1,10 @@
 """Signing keys for data that clients send back: access tokens, plan and page tokens, passes of staged tables.
 
-All replicas share the keys through the database. The keys are encrypted with a key that is not in the
-database (`protectors.py`). A new key is created when the newest key is old enough
-(`signing_key_rotation_s`). It is published some minutes before it is used, so that every replica has it.
-Older keys still verify until everything that they signed has expired. One list of root keys is used for
-all purposes. Each purpose derives its own keys (HKDF, RFC 5869), so that a token of one purpose is
-invalid for another.
+All replicas share the keys through the database, where they are encrypted with a key that is not in the
+database (`protectors.py`). When the newest key is old enough (`signing_key_rotation_s`), a new key is created. It is
+published some minutes before it is used, so that every replica has loaded it. Older keys still verify data until
+everything that they signed has expired. The same root keys are used for all purposes. The key of each purpose is
+derived from a root key (HKDF, RFC 5869), so that a token of one purpose is invalid for another.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from seamark.metaserver.store.port import PointerStore
 
 SECRET_NAME = "signing-keys"  # noqa: S105  the name of the row, not a secret
 REFRESH_S = 60.0
-"""The interval between checks for keys of other replicas."""
+"""The interval at which a server loads the keys of other replicas."""
 PUBLISHED_S = 5 * REFRESH_S
-"""The time for which a new key is published before it is used to sign."""
+"""The time between the publication of a new key and its first use for signing."""
 RETIRED_S_MIN = 86_400
-"""The minimum time for which a retired key still verifies, because passes of staged tables are valid for a day."""
+"""The minimum time for which an older key still verifies. Passes of staged tables are valid for a day."""
 ID_BYTES = 8
 _KEY_BYTES = 32
 _ABOUT = b"seamark signing keys"
@@ -42,7 +41,7 @@ _log = structlog.get_logger("seamark.keys")
 class SigningKey(msgspec.Struct, frozen=True, array_like=True):
     id: bytes
     from_ms: int
-    """The time from which the key is used to sign."""
+    """The time from which on the key is used for signing."""
     root: bytes
 
 
@@ -63,13 +62,13 @@ class Keyring:
         self._derived.clear()
 
     def find_signing_key(self, purpose: str) -> tuple[bytes, bytes]:
-        """Return the current (id, key) for signing."""
+        """Return the id of the current signing key, and the key that is derived from it for `purpose`."""
         now_ms = self._clock.now_ms()
         usable = [key for key in self._keys if key.from_ms <= now_ms] or self._keys[:1]
         return usable[-1].id, self._derive(purpose, usable[-1])
 
     def verifying_key(self, purpose: str, key_id: bytes) -> bytes | None:
-        """Return the key with this id, or None if the key is unknown or retired."""
+        """Return the key for `purpose`, derived from the key with this id, or None if the key is unknown or too old."""
         derived = self._derived.get((purpose, key_id))
         if derived is not None:
             return derived
@@ -84,10 +83,7 @@ class Keyring:
 
 
 class StoredKeyring(Keyring):
-    """A keyring in the database, shared by the replicas.
-
-    It is opened by `open_keyring`, and `refresh` updates it.
-    """
+    """A keyring in the database, which the replicas share. `open_keyring` opens it, and `refresh` updates it."""
 
     def __init__(self, settings: Settings, store: PointerStore, clock: Clock) -> None:
         super().__init__((), clock)
@@ -95,7 +91,7 @@ class StoredKeyring(Keyring):
         self._store = store
 
     async def refresh(self) -> None:
-        """Load keys of other replicas, and create a new key when it is due.
+        """Load the keys of other replicas. If a new key is due, create it.
 
         Raises:
             ConfigError: The stored keys are encrypted with a key that this server does not have.
@@ -135,7 +131,7 @@ class StoredKeyring(Keyring):
 
 
 async def renew_keys(settings: Settings, store: PointerStore, clock: Clock) -> str:
-    """Replace all keys, even if they cannot be decrypted. Everything that the old keys signed becomes invalid.
+    """Replace all keys, even if they cannot be decrypted. All data that the old keys signed become invalid.
 
     Returns:
         The description of the key that encrypts the new keys.
@@ -150,7 +146,7 @@ async def renew_keys(settings: Settings, store: PointerStore, clock: Clock) -> s
 
 
 def _read_created_ms(key: SigningKey) -> int:
-    """Return the time when the key was created, which its UUIDv7 id contains (RFC 9562, 5.7)."""
+    """Return the creation time of the key, which its UUIDv7 id contains (RFC 9562, 5.7)."""
     return int.from_bytes(key.id[:6], "big")
 
 

@@ -1,12 +1,12 @@
 """Verifies tokens of OpenID Connect issuers: JWTs signed with their keys (OIDC Core 1.0, 3.1.3.7; RFC 7517).
 
-Keys are fetched for the first token, and again when they are old or a token names an unknown key. For unknown keys,
-they are fetched at most once a minute. If the issuer withdraws a key, it is accepted for at most `FRESH_S` while
-the issuer is available, and for `STALE_S` while the issuer is not available. If there are no keys, the answer is
-503 instead of 401, because the token may be valid.
+Keys are fetched for the first token, when they are older than `FRESH_S`, and when a token names an unknown key. For
+unknown keys, they are fetched at most once a minute. A key that the issuer has withdrawn is accepted for at most
+`FRESH_S`, or for at most `STALE_S` while the issuer is not available. If there are no keys, the answer is 503 instead
+of 401, because the token may be valid.
 
-Only the configured issuers are contacted, each with its own authorities and bearer token. Redirects are not followed,
-and keys are not read from an http URL if the issuer is https.
+Only the configured issuers are contacted, each with its own certificate authorities and bearer token. Redirects are not
+followed, and keys are not read from an http URL if the issuer is https.
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.port import GROUPS_MAX
 
 FRESH_S = 600.0
+"""The age at which keys are fetched again."""
 STALE_S = 86_400.0
+"""The maximum age of keys that are used while the issuer is not available."""
 REFRESH_S_MIN = 60.0
-"""The minimum interval between fetches for unknown keys."""
+"""The minimum interval between fetches because of unknown keys."""
 RETRY_S = 5.0
-"""The interval between fetches while the issuer fails."""
+"""The interval between fetches while the issuer is not available."""
 TIMEOUT_S = 5.0
 BYTES_MAX = 1 << 20
 RSA_BITS_MIN = 2048
@@ -58,6 +60,8 @@ class VerifyKey(msgspec.Struct, frozen=True):
 
 
 class Identity(msgspec.Struct, frozen=True):
+    """The identity that a token proves."""
+
     name: str
     """The name of the principal: the name of the issuer, a colon, and the value of the principal claim."""
     roles: tuple[Grant, ...]
@@ -66,11 +70,11 @@ class Identity(msgspec.Struct, frozen=True):
     """The principals of the groups in the groups claim, such as `oidc-group:engineers`."""
     expires_ms: int
     certificate_digest: bytes = b""
-    """The SHA-256 digest of the certificate to which the token is bound (RFC 8705, 3.1); empty if there is none."""
+    """The SHA-256 digest of the certificate to which the token is bound (RFC 8705, 3.1), or empty."""
 
 
 class Oidc:
-    """Verifies tokens of one issuer. It is opened by `open_oidc`."""
+    """Verifies tokens of one issuer. `open_oidc` opens it."""
 
     def __init__(self, issuer: IssuerSettings, leeway_s: int, clock: Clock, http: aiohttp.ClientSession) -> None:
         self._settings = issuer
@@ -89,7 +93,7 @@ class Oidc:
         """Return the identity that the token proves.
 
         Raises:
-            Unauthenticated: The token is invalid; the message has the reason.
+            Unauthenticated: The token is invalid. The message contains the reason.
             RetryLater: The issuer's keys are unavailable.
         """
         algorithm = unverified.header.get("alg")
@@ -118,7 +122,7 @@ class Oidc:
             raise Unauthenticated(f"The token's principal is invalid: {error.message}") from None
 
     def _read_roles(self, claims: dict[str, Any], name: str) -> list[Grant]:
-        """Return the roles in the claim. Unknown entries are ignored, because they are roles of other services."""
+        """Return the roles in the roles claim as grants. Unknown entries, which other services use, are ignored."""
         if not self._settings.roles_claim:
             return []
         value = _claim(claims, self._settings.roles_claim)
@@ -137,9 +141,9 @@ class Oidc:
         return grants
 
     def _read_groups(self, claims: dict[str, Any]) -> tuple[str, ...]:
-        """Return the principals of the first `GROUPS_MAX` groups in the claim.
+        """Return the principals of the first `GROUPS_MAX` groups in the groups claim, which is a list or one text.
 
-        A claim that is one text is one group. Texts that no grant can name are ignored.
+        Names that no grant can contain are ignored.
         """
         value = _claim(claims, self._settings.groups_claim) if self._settings.groups_claim else None
         groups: dict[str, None] = {}
@@ -166,7 +170,7 @@ class Oidc:
         return key
 
     def _find_published_key(self, kid: str | None) -> VerifyKey | None:
-        """Return the key with this kid. If there is no kid, return the issuer's only key."""
+        """Return the key with this kid, or the issuer's only key if the token has no kid. Otherwise return None."""
         if kid is None and len(self._keys) == 1:
             return next(iter(self._keys.values()))
         return self._keys.get(kid)
@@ -175,20 +179,17 @@ class Oidc:
         return float("inf") if since_s is None else self._clock.monotonic() - since_s
 
     async def _refresh(self, kid: str | None) -> None:
-        """Fetch new keys. If the fetch fails, keep the old keys for some time.
-
-        Concurrent requests share one fetch.
-        """
+        """Fetch new keys. Concurrent requests share one fetch. If the fetch fails, keep the old keys."""
         if (
             self._fetching.locked()
             and self._find_published_key(kid) is not None
             and self._measure_age_s(self._fetched_s) < STALE_S
         ):
-            return  # A fetch is in progress. The issuer may be slow, and the old keys can still be used.
-        before = self._attempts
+            return  # Do not wait for the running fetch of a slow issuer, because the old keys can still be used.
+        attempts_before = self._attempts
         async with self._fetching:
             paused = self._failed and self._measure_age_s(self._tried_s) < RETRY_S
-            if self._attempts == before and not paused:
+            if self._attempts == attempts_before and not paused:
                 await self._fetch()
                 self._attempts += 1
         if not self._failed:
@@ -228,7 +229,7 @@ class Oidc:
     async def _get(self, url: str) -> Any:
         headers = {"Accept": "application/json"}
         if self._settings.token_file:
-            # Kubernetes replaces the token in the file before it expires.
+            # Read the file for each request, because Kubernetes replaces the token in it before the token expires.
             token = await asyncio.to_thread(read_bearer_token, Path(self._settings.token_file))
             headers["Authorization"] = f"Bearer {token}"
         async with self._http.get(url, allow_redirects=False, headers=headers) as answer:
@@ -243,7 +244,7 @@ class Oidc:
 
 
 def read_keys(document: object) -> dict[str | None, VerifyKey]:
-    """Return the usable keys of a JWK set (RFC 7517, 5) by kid.
+    """Return the usable keys of a JWK set (RFC 7517, 5), by kid.
 
     Raises:
         BadRequest: The JWK set is invalid.
@@ -260,11 +261,11 @@ def read_keys(document: object) -> dict[str | None, VerifyKey]:
 
 
 def _read_key(value: dict[str, Any]) -> VerifyKey | None:
-    """Return a public key for a supported algorithm, or None for any other key. Symmetric keys are refused."""
+    """Return a public key for a supported algorithm, or None for any other key, such as a symmetric key."""
     if value.get("use", "sig") != "sig":
         return None
     kind, curve = value.get("kty"), value.get("crv")
-    # use, key_ops and alg are checked here, because joserfc checks them only later.
+    # Check use, key_ops and alg here, because joserfc checks them only when the key is used.
     material = {name: value[name] for name in ("kty", "n", "e", "crv", "x", "y") if isinstance(value.get(name), str)}
     key: RSAKey | ECKey | OKPKey
     algorithms: tuple[str, ...]
@@ -302,10 +303,10 @@ def _read_certificate_digest(claims: Mapping[str, Any]) -> bytes:
 
 
 def _claim(claims: Mapping[str, Any], name: str) -> object:
-    """Return the claim with this name or path, or None if the claims do not have it.
+    """Return the claim with this name or path, or None if it does not exist.
 
-    Some issuers nest claims (`realm_access.roles`), and some names have dots (`kubernetes.io.namespace`). Therefore the
-    longest name that exists is tried first on each level.
+    Some issuers nest claims (`realm_access.roles`), and some claim names contain dots (`kubernetes.io.namespace`).
+    Therefore, on each level, the function tries the longest existing name first.
     """
     if name in claims:
         return claims[name]
@@ -321,10 +322,10 @@ def _claim(claims: Mapping[str, Any], name: str) -> object:
 async def open_oidc(settings: Settings, clock: Clock) -> AsyncIterator[Mapping[str, Oidc]]:
     """Open a verifier for each issuer, by the issuer's URL.
 
-    No keys are fetched, so that a server can start while an issuer is unavailable.
+    The function fetches no keys, so that a server can start while an issuer is unavailable.
 
     Raises:
-        ConfigError: An issuer is invalid, or its authorities cannot be read.
+        ConfigError: An issuer is invalid, or its certificate authorities cannot be read.
     """
     verifiers = {}
     async with AsyncExitStack() as stack:

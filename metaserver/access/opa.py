@@ -1,11 +1,11 @@
-"""An authorizer that sends each operation that the grants allow to Open Policy Agent (OPA).
+"""An authorizer that asks Open Policy Agent (OPA) about each operation that the grants allow.
 
-The grants are the outer limit, and the policy can only take away: an error in a policy never gives a right that the
-grants lack. If OPA does not answer, or answers with anything except `true`, the operation is refused.
+The policy can only take rights away: an error in a policy never allows an operation that the grants do not allow. If
+OPA does not answer, or answers with anything except `true`, the operation is refused.
 
-A request is `POST {"input": {…}}` to a rule (`/v1/data/<path>`) of OPA's REST API. The input has the principal with its
-groups and roles, the operation, the privileges that it needs, the warehouse, and the object. Listings send several
-objects in one request, to a rule that returns the positions of the allowed objects, as Trino's plugin does.
+A request is `POST {"input": {…}}` to a rule (`/v1/data/<path>`) of OPA's REST API. The input contains the principal
+with its groups and roles, the operation, the privileges that it needs, the warehouse, and the object. A listing sends
+several objects in one request, to a rule that returns the positions of the allowed objects, as Trino's plugin does.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from seamark.metaserver.store.model import NamespacePath
 BATCH_MAX = 1000
 """The maximum number of objects in one request."""
 REQUESTS_MAX = 32
-"""The maximum number of requests to OPA at the same time. A principal has at most half of them."""
+"""The maximum number of concurrent requests to OPA. One principal has at most half of them."""
 _WAITS_MAX = 10
-"""The maximum time that a request waits for its slot, in multiples of `opa_timeout_s`."""
+"""The maximum time that a request waits for a slot, as a multiple of `opa_timeout_s`."""
 ANSWER_BYTES_MAX = 1 << 20
 _log = structlog.get_logger("seamark.opa")
 _Question: TypeAlias = tuple[str, tuple[str, ...], str, Securable]
 
 
 class PolicySlots:
-    """Slots of requests to OPA, which principals share. An instance belongs to one event loop.
+    """Slots for requests to OPA, which the principals share. An instance belongs to one event loop.
 
-    The rule: a principal has at most half of the slots. A free slot goes to a single decision before a part of a
-    listing, then to the principal with the fewest slots, then to the request that has waited longest. So the listings
-    of one principal do not delay the requests of others.
+    A principal has at most half of the slots. Among the waiting requests, a single decision is served before a part of
+    a listing. Among equal requests, the principal with the fewest slots is served first, then the request that has
+    waited longest. So the listings of one principal do not delay the requests of other principals.
     """
 
     def __init__(self, limit: int) -> None:
@@ -62,7 +62,7 @@ class PolicySlots:
 
     @asynccontextmanager
     async def take(self, holder: str, *, is_listing: bool, wait_s: float) -> AsyncIterator[None]:
-        """Hold a slot while the context is active.
+        """Wait for a slot, and hold it while the context is active.
 
         Raises:
             TimeoutError: No slot became free within `wait_s`.
@@ -83,7 +83,7 @@ class PolicySlots:
             async with asyncio.timeout(wait_s):
                 await slot
         except BaseException:
-            if slot.done() and not slot.cancelled():  # The slot came at the same time.
+            if slot.done() and not slot.cancelled():  # The slot was granted at the same time as the timeout.
                 self._release(holder)
             else:
                 slot.cancel()
@@ -109,7 +109,7 @@ class PolicySlots:
                 slot.set_result(None)
 
     def check_invariants(self) -> None:
-        """Raise AssertionError if a limit is exceeded, or a request waits that may start. Only tests call this."""
+        """Check that no limit is exceeded, and that no waiting request may start. Only tests call this method."""
         assert self._held.total() <= self._limit
         assert all(0 < held <= self._share for held in self._held.values())
         live = [key[1] for key, queue in self._waiting.items() if any(not slot.done() for _, slot in queue)]
@@ -117,12 +117,12 @@ class PolicySlots:
 
     @property
     def is_free(self) -> bool:
-        """Whether no request holds or waits for a slot. Only tests use this property."""
+        """Whether no request uses a slot or waits for a slot. Only tests use this property."""
         return not self._held and not self._waiting
 
 
 class OpaClient:
-    """Requests decisions of OPA, and keeps them for a short time."""
+    """Requests decisions from OPA, and caches them for a short time."""
 
     def __init__(self, settings: Settings, clock: Clock, http: aiohttp.ClientSession, warehouse_name: str) -> None:
         self._url, self._batch_url = settings.opa_url, settings.opa_batch_url
@@ -136,7 +136,7 @@ class OpaClient:
         self._decisions: OrderedDict[_Question, tuple[bool, float]] = OrderedDict()
 
     async def decide(self, principal: Principal, operation: str, securables: Sequence[Securable]) -> list[bool]:
-        """Return for each object whether the policy allows the operation on it.
+        """Return, for each object, whether the policy allows the operation on it.
 
         Raises:
             RetryLater: OPA does not answer, or its answer is invalid.
@@ -148,9 +148,9 @@ class OpaClient:
             is_allowed, until_s = self._decisions.get(question, (False, now_s))
             if until_s > now_s:
                 decided[question] = is_allowed
-        new = list(dict.fromkeys(question for question in questions if question not in decided))
-        for start in range(0, len(new), BATCH_MAX):
-            batch = new[start : start + BATCH_MAX]
+        new_questions = list(dict.fromkeys(question for question in questions if question not in decided))
+        for start in range(0, len(new_questions), BATCH_MAX):
+            batch = new_questions[start : start + BATCH_MAX]
             answers = await self._ask(principal, operation, [question[3] for question in batch])
             decided.update(zip(batch, answers, strict=True))
             self._keep(zip(batch, answers, strict=True), now_s + self._cache_s)
@@ -190,7 +190,7 @@ class OpaClient:
 
     async def _ask_each(self, holder: str, questions: list[dict[str, Any]]) -> list[bool]:
         try:
-            async with asyncio.TaskGroup() as group:  # The first failure ends the other requests.
+            async with asyncio.TaskGroup() as group:  # The first failure cancels the other requests.
                 posts = [
                     group.create_task(self._post(holder, self._url, question, is_listing=True))
                     for question in questions
@@ -202,7 +202,7 @@ class OpaClient:
     async def _post(self, holder: str, url: str, question: dict[str, Any], *, is_listing: bool = False) -> object:
         """Return the `result` of OPA's answer, or None if the rule has no value.
 
-        The time limit of the request begins when the request is sent.
+        The time limit begins when the request is sent, so it does not include the wait for a slot.
         """
         headers = {"Accept": "application/json"}
         if self._token_file:
@@ -230,7 +230,7 @@ def _describe(securable: Securable) -> dict[str, Any]:
 
 
 def _read_positions(positions: object, count: int) -> list[bool]:
-    """Return for each position whether the answer has it.
+    """Return, for each position below `count`, whether the answer contains it.
 
     Raises:
         ValueError: The answer is not a list of positions.
@@ -244,10 +244,10 @@ def _read_positions(positions: object, count: int) -> list[bool]:
 
 
 class OpaAuthorizer(Authorizer):
-    """Allows what both the grants and the policy allow.
+    """An authorizer that allows an operation if both the grants and the policy allow it.
 
-    The jobs of the server act for the principals that set policies of tables, whose rights are checked before a job
-    starts. So the policy does not decide about the jobs themselves.
+    The policy does not decide about requests of the server's own jobs. A job acts for the principals that set policies
+    of the table, and their rights are checked before the job starts.
     """
 
     def __init__(self, grants: Authorizer, policy: OpaClient) -> None:
@@ -282,16 +282,18 @@ class OpaAuthorizer(Authorizer):
         await self._grants.require_somewhere(principal, operation)
 
     async def allows_somewhere(self, principal: Principal, operation: str) -> bool:
-        # The policy decides about each object when the request names it.
+        # The policy decides later, when a request names an object.
         return await self._grants.allows_somewhere(principal, operation)
 
     async def sees(self, principal: Principal, namespaces: Sequence[NamespacePath]) -> list[bool]:
-        seen = await self._grants.sees(principal, namespaces)
+        visibility = await self._grants.sees(principal, namespaces)
         if principal.name == SERVICE_PRINCIPAL:
-            return seen
-        listed = [Securable(namespace) for namespace, is_seen in zip(namespaces, seen, strict=True) if is_seen]
-        decisions = iter(await self._policy.decide(principal, "namespaceExists", listed))
-        return [is_seen and next(decisions) for is_seen in seen]
+            return visibility
+        listed_namespaces = [
+            Securable(namespace) for namespace, is_seen in zip(namespaces, visibility, strict=True) if is_seen
+        ]
+        decisions = iter(await self._policy.decide(principal, "namespaceExists", listed_namespaces))
+        return [is_seen and next(decisions) for is_seen in visibility]
 
     async def explain_refusal(self, principal: Principal, operation: str, securable: Securable) -> str:
         return f"{principal.name} may not {operation} here: the policy of Open Policy Agent does not allow it"
@@ -306,14 +308,14 @@ class OpaAuthorizer(Authorizer):
         return self._grants.list_readable_namespaces(principal)
 
     def list_writable_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...] | None:
-        # The policy does not decide about locations, so each caller is confined to the namespace of its request.
+        # The policy does not decide about locations, so confine each caller to the namespace of its request.
         return ()
 
     def list_owning_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...]:
         return self._grants.list_owning_namespaces(principal)
 
     def list_reusing_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...]:
-        # The policy may deny access to the dropped object, and does not decide about dropped objects.
+        # The policy might deny access to the dropped object, but does not decide about dropped objects.
         return ()
 
 
@@ -321,10 +323,10 @@ class OpaAuthorizer(Authorizer):
 async def open_authorizer(
     settings: Settings, clock: Clock, grants: Authorizer, warehouse_name: str
 ) -> AsyncIterator[Authorizer]:
-    """Open the authorizer of the settings: the grants alone, or the grants and Open Policy Agent.
+    """Open the configured authorizer: the grants alone, or the grants and Open Policy Agent.
 
     Raises:
-        ConfigError: The authorities of `opa_ca_file` cannot be read.
+        ConfigError: The certificate authorities in `opa_ca_file` cannot be read.
     """
     if not settings.opa_url:
         yield grants

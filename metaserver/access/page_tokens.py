@@ -1,6 +1,6 @@
-"""Page tokens: encrypted positions of listings. A position is often a name that the client may not see.
+"""Page tokens: encrypted positions in listings. A position may be a name that the client must not see.
 
-The encryption is AES-256-GCM with a key of the keyring. Layout, before base64: key id (8 bytes), nonce
+The encryption is AES-256-GCM with a key of the keyring. The layout before base64 is: key id (8 bytes), nonce
 (12), ciphertext and tag. The plain text is padded to a multiple of 64 bytes, because its length would
 reveal the length of the name.
 """
@@ -26,7 +26,7 @@ class PageTokens:
         self._clock = clock
 
     def encode(self, after: str) -> str:
-        """Return an opaque token for any text that does not end with a NUL."""
+        """Return an opaque token for the position `after`, which must not end with a NUL."""
         key_id, key = self._keyring.find_signing_key(_PURPOSE)
         nonce = self._clock.draw_bytes(_NONCE_BYTES)
         text = after.encode()
@@ -34,7 +34,7 @@ class PageTokens:
         return to_base64url(key_id + nonce + AESGCM(key).encrypt(nonce, padded, None))
 
     def decode(self, token: str) -> str | None:
-        """Return the position of a token, or None for the empty token, which requests the first page.
+        """Return the position in a token, or None for the empty token, which requests the first page.
 
         Raises:
             BadRequest: This server did not issue the token.

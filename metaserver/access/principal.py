@@ -1,14 +1,19 @@
 """Principals, and the text form of roles and namespaces.
 
-Names of tokens, of OIDC subjects, of client certificates, of groups and of roles cannot collide. A token's name is
-`[A-Za-z0-9][A-Za-z0-9._@-]*`, without a colon. A role of the operator is `role:` and such a name. The name of a subject
-is the name of its issuer, a colon and the claim's value (`oidc:ann`). The name of a group is the name of the issuer
-with `-group`, a colon and the group's name (`oidc-group:engineers`). The names of client certificates are built in the
-same way, with `cert` as the issuer. No issuer has a name that ends with `-group`, or the name `role` or `cert`. The
-first colon ends the issuer's name. So no subject can get the name of a token, of a group, of a role or of another
-issuer's subject, and with it their grants, by any claims.
+Names of different kinds of principals cannot collide:
 
-The text form of a grant is `role` (the whole catalog) or `role:namespace`, with levels joined by dots. A
+| principal | name | example |
+|---|---|---|
+| bearer token | `[A-Za-z0-9][A-Za-z0-9._@-]*`, without a colon | `etl` |
+| role of the operator | `role:` and a name like that of a token | `role:analysts` |
+| OIDC subject | the name of the issuer, a colon, and the claim's value | `oidc:ann` |
+| OIDC group | the name of the issuer, `-group:`, and the name of the group | `oidc-group:engineers` |
+| client certificate and its groups | like those of an issuer with the name `cert` | `cert:etl` |
+
+No issuer has the name `role` or `cert`, or a name that ends with `-group`. The first colon ends the issuer's name. So
+no subject can choose claims that give it the name, and with it the grants, of another principal.
+
+The text form of a role in a token is `role` (the whole catalog) or `role:namespace`, with levels joined by dots. A
 dot or a backslash within a level is escaped with a backslash.
 """
 
@@ -32,10 +37,10 @@ from seamark.metaserver.store.model import FUNCTION, NAMESPACE, SERVER, TABLE, V
 ANONYMOUS_NAME = "anonymous"
 _CERTIFICATES = "cert"
 CERTIFICATE_PREFIX = f"{_CERTIFICATES}:"
-"""The beginning of the principals of client certificates. No issuer has this name."""
+"""The prefix of the principals of client certificates. No issuer has this name."""
 CERTIFICATE_GROUP_PREFIX = f"{_CERTIFICATES}{GROUP_SUFFIX}:"
 ROLE_PREFIX = "role:"
-"""The beginning of the names of roles that operators define. No issuer has the name `role`."""
+"""The prefix of the names of roles that operators define. No issuer has the name `role`."""
 NAME_LENGTH_MAX = 128
 _TOKEN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*\Z")
 _LEVEL = re.compile(r"(?:[^.\\]|\\[.\\])+")
@@ -54,22 +59,22 @@ class Role(StrEnum):
 
 
 RANKS = {"reader": 1, "writer": 2, "admin": 3}
-"""The rank of each role, by the role's text in grants."""
+"""The rank of each role, by the role's name in grants. A higher rank includes the lower ranks."""
 
 
 class Principal(msgspec.Struct, frozen=True):
     name: str
     grants: tuple[Grant, ...] = ()
-    """The grants of the login, of its groups, and of the roles of which they are members."""
+    """The grants of the login, of its groups, and of the operator's roles of which these are members."""
     via: Literal["none", "token", "oidc", "certificate"] = "none"
     groups: tuple[str, ...] = ()
-    """The groups of the login, and the roles of which it or its groups are members, as principals of grants."""
+    """The groups of the login, and the operator's roles of which the login or a group is a member."""
     bits_max: int = ALL
-    """The only privileges that count. Grants of other privileges are ignored."""
+    """A set of privileges. Grants of privileges outside it are ignored."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The principals whose grants count for the login."""
+        """The principals whose grants apply to the login."""
         return (self.name, *self.groups)
 
 
@@ -81,20 +86,20 @@ Such a server listens only on loopback (`guard.check_binding`).
 
 
 CURRENT: ContextVar[str] = ContextVar("principal", default="")
-"""The value that `get_current_principal` returns.
+"""The name that `get_current_principal` returns.
 
-The middleware sets it for each request, which is cheaper than `set_principal`.
+The middleware sets this variable directly for each request, which takes less time than `set_principal`.
 """
 
 
 def get_current_principal() -> str:
-    """Return the name of the principal whose request is being answered; empty for the server's own work."""
+    """Return the name of the principal of the current request, or an empty text for the server's own work."""
     return CURRENT.get()
 
 
 @contextmanager
 def set_principal(name: str) -> Iterator[None]:
-    """Set the current principal while the context is active, in this task and the tasks that it starts."""
+    """Set the current principal in this task, and in tasks that it starts, while the context is active."""
     token = CURRENT.set(name)
     try:
         yield
@@ -103,7 +108,7 @@ def set_principal(name: str) -> Iterator[None]:
 
 
 def check_token_name(name: str) -> str:
-    """Return the name if it is valid for a token.
+    """Check that a name is valid for a token, and return it.
 
     Raises:
         BadRequest: The name is invalid.
@@ -119,10 +124,10 @@ def check_token_name(name: str) -> str:
 
 
 def check_principal_name(name: str) -> str:
-    """Return the name if grants may name it: a token, a subject or a group of an issuer or of certificates, or a role.
+    """Check that a name is valid for the principal of a grant, and return it.
 
     Raises:
-        BadRequest: The name is none of them.
+        BadRequest: The name is not that of a token, a subject, a group or a role.
     """
     if ":" not in name:
         return check_token_name(name)
@@ -158,10 +163,10 @@ def check_role(text: str) -> Role:
 
 
 def check_granted(text: str) -> str:
-    """Return the text if a grant may have it as its role: a privilege, a fixed role, or a role of the operator.
+    """Check that a text is valid as the role of a grant, and return it.
 
     Raises:
-        BadRequest: It is none of them.
+        BadRequest: The text is neither a privilege, nor a fixed role, nor a role of the operator.
     """
     if text.startswith(ROLE_PREFIX):
         check_token_name(text.removeprefix(ROLE_PREFIX))
@@ -182,15 +187,15 @@ def make_grant(
     name: str = "",
     deny: bool = False,
 ) -> Grant:
-    """Return a grant. The empty path is the whole catalog.
+    """Check the parts of a grant, and return it.
 
     Args:
-        principal: The login, the group or the role of the operator that gets the right.
+        principal: The login, the group, or the role of the operator that gets the right.
         role: The privilege or the role.
-        namespace: The namespace of the object.
+        namespace: The namespace of the object. An empty path means the whole catalog.
         kind: The kind of the object.
-        name: The name of the table, view or function; empty for other kinds.
-        deny: Whether the privilege is denied.
+        name: The name of the table, view or function. It is empty for other kinds.
+        deny: Whether the grant denies the privilege.
 
     Raises:
         BadRequest: A part is invalid.
@@ -216,10 +221,10 @@ def make_grant(
 
 
 def parse_path(text: str) -> NamespacePath:
-    r"""Return the path of a text: `a.b` is `("a", "b")`, and `a\.b` is `("a.b",)`.
+    r"""Parse the text form of a path: `a.b` is `("a", "b")`, and `a\.b` is `("a.b",)`.
 
     Raises:
-        BadRequest: A level is empty, or a backslash escapes another character.
+        BadRequest: A level is empty, or a backslash precedes a character other than a dot or a backslash.
     """
     levels, at = [], 0
     while True:
@@ -239,15 +244,15 @@ def parse_path(text: str) -> NamespacePath:
 
 
 def show_path(path: NamespacePath) -> str:
-    """Return the text that `parse_path` parses; empty for the whole catalog."""
+    """Return a path as text, which `parse_path` parses. The text is empty for the whole catalog."""
     return ".".join(re.sub(r"([.\\])", r"\\\1", level) for level in path)
 
 
 def parse_role(text: str) -> tuple[Role, NamespacePath]:
-    """Return the role and the namespace of a text such as `writer:a.b`.
+    """Parse a role and a namespace in a text such as `writer:a.b`.
 
     Raises:
-        BadRequest: The text is invalid. It is never read as a wider scope.
+        BadRequest: The text is invalid. An invalid namespace never means the whole catalog.
     """
     role, colon, path = text.partition(":")
     return check_role(role), parse_path(path) if colon else ()

@@ -1,9 +1,9 @@
-"""Encryption of the signing keys, so that a copy of the database alone is useless: a port and its local implementation.
+"""Encrypts the signing keys, so that a copy of the database alone does not reveal them.
 
 `KeyProtector` is the port. A key management service can implement it with its wrap and unwrap calls. The
 local implementation is AES-256-GCM (NIST SP 800-38D) with a key from the setting `encryption_key` or from
-a file outside the database. Several keys may be set: the first key encrypts and all keys decrypt, so that the key
-can be replaced.
+a file outside the database. So that the key can be replaced, several keys may be set: the first key encrypts, and all
+keys decrypt.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ _ID_BYTES, _NONCE_BYTES = 8, 12
 
 
 class WrongKey(Exception):
-    """The data are encrypted with a key that this protector does not have. The error contains the id of this key."""
+    """Raised if data are encrypted with a key that this protector does not have. The message is the id of the key."""
 
 
 class KeyProtector(Protocol):
     """Encrypts small secrets.
 
-    `about` is authenticated data: a secret that is sealed for one purpose cannot be opened for another.
+    The argument `about` names the purpose of a secret. A secret that is sealed for one purpose cannot be opened for
+    another, because `about` is authenticated data.
     """
 
     @property
     def description(self) -> str:
-        """The source and the id of the key, for messages. It never contains the key itself."""
+        """The source and the id of the current key, for messages. The description never contains the key itself."""
 
     async def seal(self, data: bytes, about: bytes) -> bytes: ...
 
@@ -50,7 +51,7 @@ class KeyProtector(Protocol):
         """Decrypt the data.
 
         Raises:
-            WrongKey: Another key is needed, or the data were changed.
+            WrongKey: The data were encrypted with a different key, or were changed.
         """
 
     def is_current(self, sealed: bytes) -> bool:
@@ -58,9 +59,9 @@ class KeyProtector(Protocol):
 
 
 class LocalProtector:
-    """A protector with AES-256-GCM.
+    """A protector that uses AES-256-GCM.
 
-    Layout: version (1 byte), key id (8), nonce (12), ciphertext and tag.
+    The layout of sealed data is: version (1 byte), key id (8), nonce (12), ciphertext and tag.
     """
 
     def __init__(self, keys: list[bytes], source: str, clock: Clock) -> None:
@@ -92,17 +93,18 @@ class LocalProtector:
 
 
 def _compute_key_id(key: bytes) -> bytes:
-    """Return an id of a key that does not reveal the key: a hash of its 256 random bits."""
+    """Return the id of a key: a hash, which does not reveal the key because it has 256 random bits."""
     return hashlib.sha256(b"seamark key id\n" + key).digest()[:_ID_BYTES]
 
 
 def open_protector(settings: Settings, clock: Clock, *, create: bool) -> KeyProtector | None:
     """Open the protector that the settings encryption_key and encryption_key_file configure.
 
-    If the key file is missing and `create` is true, it is created.
+    Args:
+        create: Whether to create a missing key file.
 
     Returns:
-        None if the key file is missing and `create` is false.
+        The protector. None if the key file is missing and `create` is false.
 
     Raises:
         ConfigError: A key or the file is invalid.
@@ -152,7 +154,7 @@ def _read(path: Path, settings: Settings) -> list[bytes]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "the file is not text"
         raise ConfigError(f"Cannot read the key file {path}: {reason}") from None
-    # A secret that Kubernetes mounts is a link to a file of root that the group may read.
+    # Allow a secret that Kubernetes mounts: a link to a file of root that the group may read.
     if status.st_mode & (stat.S_IRWXO | stat.S_IWGRP):
         raise ConfigError(
             f"Other accounts can access the key file {path} (mode {stat.S_IMODE(status.st_mode):04o}), so the key is "

@@ -1,10 +1,9 @@
 """Decides which refused requests are recorded individually, and counts the other refused requests.
 
-Unauthenticated clients can send refused requests at no cost, so recording them must be cheap. For each
-address, the first few refusals per minute are written, and the others are counted. The same applies to
-the refused requests of a principal, with a higher limit. Accepted requests of a principal are always
-written. Both tables have a maximum size. When a table is full, further addresses share one entry. The caller passes the
-time, and the module does no I/O.
+Unauthenticated clients can send refused requests at no cost, so recording refusals must be cheap. For each
+address, the first few refusals per minute are written, and further refusals are only counted. The same applies to
+the refused requests of a principal, with a higher limit. The number of addresses and principals is limited; beyond the
+limit, further addresses and principals share an entry. The caller passes the time, and the module does no I/O.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _OTHERS = "others"
 
 
 class UnrecordedRefusals(msgspec.Struct, frozen=True):
-    """The number of refusals in one window that were not written."""
+    """The number of a client's refusals in one window that were only counted."""
 
     principal_name: str
     remote: str
@@ -32,10 +31,7 @@ class Refusals:
         self._unauthenticated: set[tuple[str, str]] = set()
 
     def is_written(self, principal: str, remote: str, *, unauthenticated: bool) -> bool:
-        """Count one refusal, and return whether to write it.
-
-        The caller must call `due` first.
-        """
+        """Count one refusal, and return whether to write it. The caller must call `take_due` first."""
         key = (principal, remote)
         if key not in self._counts and len(self._counts) >= self._keys_max:
             key = (principal if unauthenticated else _OTHERS, _OTHERS)
@@ -45,10 +41,10 @@ class Refusals:
         return count <= self._each[unauthenticated]
 
     def take_due(self, now_ms: int, *, closing: bool = False) -> list[UnrecordedRefusals]:
-        """Return the unwritten refusals of the last window, if it has ended, and begin the next window."""
+        """If the current window has ended, return its unwritten refusals, and begin the next window."""
         if now_ms - self._since_ms < WINDOW_MS and not closing:
             return []
-        left = [
+        unrecorded = [
             UnrecordedRefusals(principal, remote, count - self._each[(principal, remote) in self._unauthenticated])
             for (principal, remote), count in self._counts.items()
             if count > self._each[(principal, remote) in self._unauthenticated]
@@ -56,7 +52,7 @@ class Refusals:
         self._since_ms = now_ms
         self._counts.clear()
         self._unauthenticated.clear()
-        return left
+        return unrecorded
 
     def check_invariants(self) -> None:
         assert len(self._counts) <= self._keys_max + 2

@@ -1,6 +1,6 @@
-"""Signatures of JSON Web Tokens, by joserfc.
+"""Verifies signatures of JSON Web Tokens with the library joserfc.
 
-They are separate from `jwt.py` because the library is large, and servers without logins do not need it.
+The module is separate from `jwt.py` because joserfc is large, and servers without logins do not need to import it.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ Key = RSAKey | ECKey | OKPKey | OctKey
 class _Registry(jws.JWSRegistry):
     """joserfc's checks for one algorithm.
 
-    It accepts long headers (x5c) and unknown header fields, because real issuers send such headers.
-
-    Tokens with a `crit` header are refused before this check.
+    The registry accepts long headers (x5c) and unknown header fields, because issuers send them. Tokens with a `crit`
+    header were already refused.
     """
 
     max_header_length = 8 * 1024
-    max_payload_length = sys.maxsize  # `jwt.read` refuses longer tokens.
+    max_payload_length = sys.maxsize  # `jwt.read` limits the length of tokens.
 
     def __init__(self, algorithm: str) -> None:
         super().__init__(algorithms=[algorithm], strict_check_header=False)
         self._only = algorithm
 
     def get_alg(self, name: str) -> JWSAlgModel:
-        # The base class warns about EdDSA's old name (RFC 9864), which issuers use.
+        # Do not call the base class, which warns about EdDSA, the old name (RFC 9864) that issuers use.
         if name != self._only:
             raise UnsupportedAlgorithmError(f"{name} instead of {self._only}")
         return self.algorithms[name]

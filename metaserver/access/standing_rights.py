@@ -1,6 +1,6 @@
-"""Checks whether a principal still has a login and a right while it sends no request itself.
+"""Checks whether a principal still has a login and a right while keys or jobs act for it.
 
-Keys and jobs act for such a principal.
+The principal itself sends no request that could be checked.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ from seamark.metaserver.store.port import PointerStore
 
 
 class StandingRights:
-    """The rights of principals that send no request now.
-
-    Without an authorizer, the grants in the store decide.
-    """
+    """The rights of principals for which keys or jobs act. Without an authorizer, the grants in the store decide."""
 
     def __init__(
         self, store: PointerStore, clock: Clock, settings: Settings, authorizer: Authorizer | None = None
@@ -35,10 +32,10 @@ class StandingRights:
         self._authorizer = authorizer or GrantAuthorizer(store)
 
     async def why_lost(self, principal_name: str, operation: str, securable: Securable) -> str | None:
-        """Return why the principal may no longer do the operation, or None if it still may.
+        """Return the reason why the principal may no longer do the operation, or None if it still may.
 
-        Only an OIDC token or a client certificate states the roles and groups of its subject. If the issuer or the
-        rules state them, the right is not lost.
+        The roles and groups of an OIDC subject or a client certificate are known only during its requests. If the right
+        may come from such roles or groups, the result is None.
         """
         if self._mode == "none":
             return None

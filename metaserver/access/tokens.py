@@ -1,12 +1,12 @@
-"""Bearer tokens of this server: `smk_` and 256 random bits, shown once and stored only as SHA-256.
+"""Bearer tokens of this server: `smk_` and 256 random bits, which are shown once and stored only as SHA-256.
 
 The digest needs neither salt nor stretching, because 256 random bits cannot be guessed. A timing attack
 on a look-up by digest is useless, because the attacker cannot choose the digest of an unknown secret.
 
-The name of a token is its principal. When a token has ended, its name can be used again. The grants belong to the
-name. To replace a leaked token, revoke it and create a token with the same name. If `create_token` receives grants,
-they replace the grants of the name, also those as the owner of tables, so that a new token never inherits more than was
-requested. Denials stay.
+The name of a token is its principal, and the grants belong to the name. When a token has expired or was revoked, its
+name can be used again. To replace a leaked token, revoke it, and create a token with the same name. If `create_token`
+receives grants, they replace all grants of the name, including those as the owner of tables, so that a new token has no
+more rights than requested. Denials are kept.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from seamark.metaserver.store.operations import Operation, RemoveGrantsOf, Revok
 from seamark.metaserver.store.port import PointerStore
 
 PREFIX = "smk_"
-"""The prefix by which secret scanners and people recognise a leaked token."""
+"""The prefix by which secret scanners and people can recognise a leaked token."""
 SECRET_BYTES = 32
 _SECRET = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43,200}}")
-"""The form of a secret. 43 characters of base64 have the 256 bits that the digest without a salt needs."""
+"""Matches a secret of at least 43 characters of base64, because a digest without a salt needs 256 random bits."""
 TTL_S_MAX = 100 * 366 * 86400
 
 
 def compute_digest(secret: str) -> str:
-    """Return the hexadecimal SHA-256, as in the store."""
+    """Return the hexadecimal SHA-256 of a secret, which the store contains."""
     return hashlib.sha256(secret.encode(errors="surrogateescape")).hexdigest()
 
 
@@ -49,10 +49,12 @@ async def create_token(
     *,
     secret: str | None = None,
 ) -> str:
-    """Return the secret of a new token, which cannot be shown again.
+    """Create a token and its grants in one transaction, and return its secret, which cannot be shown again.
 
-    Token and grants are saved in one transaction. If `ttl_s` is None, the token has no expiry. If `grants` is
-    None, the name keeps its grants; otherwise they are replaced. If `secret` is None, the secret is random.
+    Args:
+        ttl_s: The lifetime, or None for a token without an expiry.
+        grants: The new grants of the name. None keeps the existing grants.
+        secret: The secret, or None for a random secret.
 
     Raises:
         BadRequest: A name or a role is invalid.
@@ -89,9 +91,10 @@ async def create_token(
 async def ensure_token(
     store: PointerStore, clock: Clock, name: str, ttl_s: int | None, grants: Sequence[Grant] | None, secret: str
 ) -> bool:
-    """Create a token with a secret that the caller has chosen, unless a token with this name and secret exists.
+    """Create a token with a chosen secret, unless a token with this name and secret exists.
 
-    An existing token does not change, even if it is revoked or expired: a repeat does not undo a revocation.
+    An existing token does not change, even if it was revoked or has expired. So a repeated call does not undo a
+    revocation.
 
     Returns:
         Whether the token was created.
@@ -105,7 +108,7 @@ async def ensure_token(
     try:
         await create_token(store, clock, name, ttl_s, grants, secret=secret)
     except (AlreadyExists, CommitConflict):
-        # Another process may have created this token at the same time.
+        # A concurrent process may have created this token.
         if await _token_exists(store, name, secret):
             return False
         raise
@@ -113,10 +116,10 @@ async def ensure_token(
 
 
 async def _token_exists(store: PointerStore, name: str, secret: str) -> bool:
-    """Return whether a token has this secret.
+    """Return whether the token with this name and secret exists.
 
     Raises:
-        AlreadyExists: The token has another name.
+        AlreadyExists: A token with a different name has the secret.
     """
     digest = compute_digest(secret)
     for token in await store.list_tokens():
@@ -128,9 +131,9 @@ async def _token_exists(store: PointerStore, name: str, secret: str) -> bool:
 
 
 async def revoke_token(store: PointerStore, clock: Clock, name: str) -> None:
-    """Revoke the token and every access token made from it.
+    """Revoke the token with this name, and all access tokens made from it.
 
-    It takes effect with the next request, on every replica.
+    The revocation takes effect with the next request on every replica.
 
     Raises:
         NotFound: No live token has this name.

@@ -1,11 +1,11 @@
 """Logins that the server issues for processes that it starts.
 
-Service tokens are for the jobs of the table services. Statement tokens are for the worker that runs one
-SQL statement of a caller.
+Jobs of the table services use service tokens. The worker that runs one SQL statement of a caller uses a statement
+token.
 
-A token is valid for a short time, on every replica, with any `auth`. It is signed with a key of the
-keyring, so it is not stored. Layout, after the prefix and in base64: key id (8 bytes), MessagePack of the
-claims, HMAC-SHA256 of both (32 bytes).
+A token is valid for a short time, on every replica, with any value of the setting `auth`. It is signed with a key of
+the keyring, so it is not stored. After the prefix, it contains in base64: key id (8 bytes), MessagePack of the claims,
+HMAC-SHA256 of both (32 bytes).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from seamark.metaserver.access.rights.privileges import ROLE_BITS, Privilege
 from seamark.metaserver.store.model import Grant, NamespacePath
 
 SERVICE_PRINCIPAL = "service:seamark"
-"""The principal of service tokens. No other token and no OIDC subject can have this name, so it has no grants."""
+"""The principal of service tokens. It has no grants, because no bearer token or OIDC subject can have this name."""
 STATEMENT_CHARACTERS_MAX = 6000
-"""The maximum size of the token, because a header has at most 8 KiB.
+"""The maximum length of a statement token, which is sent in a header of at most 8 KiB.
 
-A caller with more grants reads less by statements (`narrow_read_grants`), or needs a grant on a higher namespace.
+If a caller has too many grants for a token, its statements may read less (`narrow_read_grants`), or fail.
 """
 _MAC_BYTES = 32
 
@@ -45,12 +45,12 @@ class _ServiceClaims(msgspec.Struct, frozen=True, array_like=True):
 class _StatementClaims(msgspec.Struct, frozen=True, array_like=True):
     name: str
     namespaces: tuple[NamespacePath, ...]
-    """The namespaces that the caller may read with everything in them."""
+    """The namespaces in which the caller may read everything, except `exceptions`."""
     expires_ms: int
     exceptions: tuple[tuple[NamespacePath, str, str, bool], ...] = ()
-    """The tables, views and functions that the caller may also read, and the objects that it may not read.
+    """Further tables, views and functions that the caller may read, and objects that it may not read.
 
-    Each has the namespace, the kind and the name of the object, and whether reading is denied.
+    Each item contains the namespace, the kind and the name of the object, and whether reading it is denied.
     """
     groups: tuple[str, ...] = ()
     """The groups and roles of the caller, for a policy server."""
@@ -67,7 +67,7 @@ def _state_claims(name: str, grants: Sequence[Grant], end_ms: int, groups: tuple
 
 
 def _measure_grant(grant: Grant) -> int:
-    """Return the number of bytes of a grant in claims."""
+    """Return the number of bytes that a grant takes in the claims."""
     is_exception = grant.deny or grant.name
     claim = (grant.namespace, grant.kind, grant.name, grant.deny) if is_exception else grant.namespace
     return len(msgspec.msgpack.encode(claim))
@@ -81,7 +81,7 @@ class _SignedTokens:
 
     prefix: ClassVar[str]
     _purpose: ClassVar[str]
-    """The purpose of the key, and the name of the tokens in messages."""
+    """The purpose of the derived key. Messages use it as the name of the tokens."""
 
     def __init__(self, keyring: Keyring, clock: Clock) -> None:
         self._keyring = keyring
@@ -92,8 +92,8 @@ class _SignedTokens:
 
     def _sign(self, claims: _ServiceClaims | _StatementClaims) -> str:
         key_id, key = self._keyring.find_signing_key(self._purpose)
-        whole = key_id + msgspec.msgpack.encode(claims)
-        return self.prefix + to_base64url(whole + _compute_mac(key, whole))
+        signed_part = key_id + msgspec.msgpack.encode(claims)
+        return self.prefix + to_base64url(signed_part + _compute_mac(key, signed_part))
 
     def _count_characters(self, claims_bytes: int) -> int:
         """Return the number of characters of a token with claims of this size."""
@@ -128,7 +128,7 @@ def _compute_mac(key: bytes, whole: bytes) -> bytes:
 
 
 class ServiceTokens(_SignedTokens):
-    """Tokens with the role writer in one namespace."""
+    """Tokens of jobs, with the role writer in one namespace."""
 
     prefix = "sms_"
     _purpose = "service-token"
@@ -137,7 +137,7 @@ class ServiceTokens(_SignedTokens):
         return self._sign(_ServiceClaims(namespace, self._end_ms(ttl_s)))
 
     def verify_token(self, token: str) -> tuple[Principal, int]:
-        """Return (the principal, the end of its login in milliseconds).
+        """Return the principal of a token, and the expiry of the token in milliseconds.
 
         Raises:
             Unauthenticated: The token is not a valid service token.
@@ -149,31 +149,32 @@ class ServiceTokens(_SignedTokens):
 
 
 class StatementTokens(_SignedTokens):
-    """Tokens with the caller's name, and with the privilege to read the objects that the caller may read.
+    """Tokens of SQL statements, with the caller's name and its privilege to read.
 
-    The tokens never have more than the caller's rights, and never the right to write, also where the caller is the
-    owner. Their lifetime is the time limit of the statement.
+    A token never gives more rights than the caller has, and never the right to write, even on objects that the caller
+    owns. Its lifetime is the time limit of the statement.
     """
 
     prefix = "smq_"
     _purpose = "statement-token"
 
     def __init__(self, keyring: Keyring, clock: Clock, *, needs_groups: bool = True) -> None:
-        """Create the tokens.
+        """Create an issuer of statement tokens.
 
         Args:
             keyring: The keys that sign them.
             clock: The clock.
-            needs_groups: Whether the rights of a statement depend on the groups of its caller, as with a policy server.
+            needs_groups: Whether the rights of a statement depend on the groups of its caller, because a policy server
+                decides.
         """
         super().__init__(keyring, clock)
         self._needs_groups = needs_groups
 
     def issue(self, caller: Principal, ttl_s: float) -> str:
-        """Return a token for the statements of the caller.
+        """Return a token for a statement of the caller.
 
-        If the caller has grants and denials on more objects than a token can state, the statement may read less: not
-        the namespace with most of these objects.
+        If the caller has grants and denials on too many objects for a token, the statement may read less than the
+        caller: the token leaves out grants in the namespaces with the most of these objects.
 
         Raises:
             BadRequest: The caller has grants on too many namespaces for a token, or belongs to too many groups.
@@ -186,8 +187,8 @@ class StatementTokens(_SignedTokens):
         steps = narrow_read_grants(read_grants)
         while True:
             empty = _StatementClaims(caller.name, (), end_ms, (), groups)
-            # A signature costs as much as many steps, so only claims that seem to fit are signed. The estimate lacks
-            # at most four bytes.
+            # Sign the claims only if they probably fit, because a signature takes as long as many steps. The estimate
+            # is at most four bytes too low.
             if self._count_characters(len(msgspec.msgpack.encode(empty)) + size_bytes) <= STATEMENT_CHARACTERS_MAX:
                 token = self._sign(_state_claims(caller.name, list(remaining), end_ms, groups))
                 if len(token) <= STATEMENT_CHARACTERS_MAX:
@@ -195,7 +196,7 @@ class StatementTokens(_SignedTokens):
             if groups and not self._needs_groups:
                 groups = ()  # The grants suffice without a policy server.
                 continue
-            # The managers of a namespace may have added the grants and denials, so only rights in it are left out.
+            # Leave out rights in one namespace at a time: its managers may have added too many grants and denials.
             removed, denials = next(steps, ([], []))
             if not removed:
                 break
@@ -218,17 +219,17 @@ class StatementTokens(_SignedTokens):
         )
 
     def verify_token(self, token: str) -> tuple[Principal, int]:
-        """Return (the principal of a token, the end of the token).
+        """Return the principal of a token, and the expiry of the token in milliseconds.
 
-        The statement may not even browse an object that its caller may not read. Otherwise its worker would load the
-        metadata of the object, and an error message of the engine could contain the names of columns.
+        The statement may not even browse an object that its caller may not read. Otherwise the worker could load the
+        metadata of the object, and an error message of the engine could reveal the names of its columns.
         """
         expired = "The statement token has expired: the statement ran longer than sql_time_s"
         claims = self._verify(token, _StatementClaims, expired)
-        read = Privilege.READ.value
-        grants = [Grant(claims.name, read, path) for path in claims.namespaces]
+        read_privilege = Privilege.READ.value
+        grants = [Grant(claims.name, read_privilege, path) for path in claims.namespaces]
         for namespace, kind, name, is_denied in claims.exceptions:
-            privilege = Privilege.BROWSE.value if is_denied else read
+            privilege = Privilege.BROWSE.value if is_denied else read_privilege
             grants.append(Grant(claims.name, privilege, namespace, kind, name, is_denied))
         reader = ROLE_BITS["reader"]
         return Principal(claims.name, tuple(grants), "token", claims.groups, reader), claims.expires_ms

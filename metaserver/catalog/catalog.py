@@ -37,6 +37,8 @@ from seamark.metaserver.timeline.timeline import Timeline
 
 @dataclass(frozen=True)
 class Catalog:
+    """The services of the catalog, and checks that several parts of the API need."""
+
     namespaces: Namespaces
     tables: Tables
     views: Views
@@ -74,7 +76,9 @@ class Catalog:
         await check_own(self.context, uuid, location)
 
     async def check_writable(self, loaded: LoadedTable) -> None:
-        """Check that the table's metadata makes the server write only inside the table's claimed locations.
+        """Check that the server would write only inside the table's claimed locations.
+
+        The table's metadata determine where the server writes.
 
         Raises:
             Forbidden: The server would write outside these locations.
@@ -86,7 +90,7 @@ class Catalog:
         """Return the location of a staged table.
 
         Args:
-            caller: The principal that writes the table's files.
+            caller: The principal that writes the files of the table.
             token: The pass that the server issued when the table was staged.
 
         Raises:
@@ -97,10 +101,10 @@ class Catalog:
         return location
 
     async def replay(self, record: IdempotencyRecord) -> LoadedTable | LoadedView | None:
-        """Return the table or view of a recorded request, or None if the record contains the whole answer.
+        """Return the table or view that a recorded request committed, or None if the record contains the whole answer.
 
-        A missing file does not raise NotFound: the request succeeded, and clients that receive 404 for a commit
-        delete the files that they wrote for it.
+        If the metadata file is missing, the method does not raise NotFound: the request succeeded, and a client that
+        receives 404 for a commit deletes the files that it wrote for the commit.
 
         Raises:
             CommitUnknown: The metadata file in the record has been deleted since.
@@ -111,7 +115,7 @@ class Catalog:
         entry = Entry(kind=EntryKind.TABLE, namespace=(), name="", uuid="", metadata_location=location)
         try:
             return LoadedTable(entry=entry, metadata=await self.documents.table(location))
-        except Corrupt:  # It is not a table but a view.
+        except Corrupt:  # The metadata file belongs to a view.
             view = structs.replace(entry, kind=EntryKind.VIEW)
             return LoadedView(entry=view, metadata=await self.documents.view(location))
         except NotFound:
@@ -135,7 +139,7 @@ async def open_catalog(
     """Open the catalog.
 
     Args:
-        stored: The storage itself, without the caches that `objects` may have; by default `objects`.
+        stored: The storage without the caches that `objects` may have. The default is `objects`.
 
     Raises:
         ConfigError: The warehouse URI is invalid.

@@ -1,11 +1,11 @@
-"""Counts, by day, the columns that are read and the age of the partitions, for advice on column TTLs.
+"""Counts reads of columns by day and by the age of the oldest partition, for advice on column TTLs.
 
-A read is counted in memory, without I/O, and recorded once a minute. If a server is killed, its
-unrecorded reads are lost, and the advice says how many reads it includes. Jobs of table services are not
-counted.
+Reads are counted in memory, without I/O, and the counts are written to the database once a minute. If a server is
+killed, its unwritten counts are lost. Therefore the advice says how many reads it is based on. Jobs of table services
+are not counted.
 
 The memory is limited, and one principal can use at most half of it. A read beyond the limit counts as a
-read of every column of its table. So no column looks unread although it is read.
+read of every column of its table, so that a column never seems unread although it is read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FLUSH_S = 60.0
 COLUMNS_MAX = 200
 """A read of more columns than this counts as a read of every column."""
 _COLUMNS_PER_COUNTED_READ = 16
-"""A read of more columns than this counts as several reads towards the limit, because it takes more memory."""
+"""The number of columns for which a read counts as one more read towards the limit, because it takes more memory."""
 DAY_MS = 86_400_000
 _LISTED_MAX = 200_000
 _PRUNED_ROWS_PER_BATCH = 1000
@@ -46,8 +46,8 @@ class ColumnRead(NamedTuple):
     """A read of columns of a table.
 
     Attributes:
-        columns: Column ids, from `select_columns_of_read`.
-        oldest_age_d: See `ColumnReads`.
+        columns: The ids of the columns, from `select_columns_of_read`.
+        oldest_age_d: The age of the oldest partition in days. See `ColumnReads`.
     """
 
     uuid: str
@@ -56,7 +56,9 @@ class ColumnRead(NamedTuple):
 
 
 def select_columns_of_read(ids: Iterable[int]) -> frozenset[int]:
-    """Return the columns of a read, at most `COLUMNS_MAX`.
+    """Return the ids of the columns of a read.
+
+    If there are more than `COLUMNS_MAX`, the read counts as a read of every column.
 
     The number is limited because clients may name tens of thousands of columns, and each read stays in memory.
     """
@@ -78,7 +80,7 @@ class ColumnUsage:
         self._limit = context.settings.column_usage_counters
         self._counts: Counter[ColumnRead] = Counter()
         self._held: Counter[str | None] = Counter()
-        """The used part of the limit, by principal."""
+        """The number of counted reads towards the limit, by principal."""
         self._is_full = False
         self.plans: MemoryCache[int, int | None] = MemoryCache(_PLANS_BYTES, "column-usage")
         self.days = context.settings.column_usage_days
@@ -88,7 +90,8 @@ class ColumnUsage:
         """Count a read.
 
         Args:
-            principal: The principal that reads. None if the server has no logins; then reads may use the whole limit.
+            principal: The principal that reads. None means that the server has no logins, and reads may use the whole
+                limit.
         """
         if read not in self._counts:
             cost = 1 + len(read.columns) // _COLUMNS_PER_COUNTED_READ
@@ -157,10 +160,10 @@ def _group_by_table(counts: Mapping[ColumnRead, int]) -> dict[str, tuple[tuple[i
     """Return, for each table, tuples of (column id, oldest_age_d, reads)."""
     tables: defaultdict[str, dict[int, tuple[int, int]]] = defaultdict(dict)
     for read, count in counts.items():
-        of_table = tables[read.uuid]
+        table_counts = tables[read.uuid]
         for column in read.columns if UNKNOWN_COLUMNS in read.columns else (*read.columns, NAMED_COLUMNS):
-            age_d, reads = of_table.get(column, (0, 0))
-            of_table[column] = max(age_d, read.oldest_age_d), reads + count
+            age_d, reads = table_counts.get(column, (0, 0))
+            table_counts[column] = max(age_d, read.oldest_age_d), reads + count
     return {
         uuid: tuple((column, *counted) for column, counted in by_column.items()) for uuid, by_column in tables.items()
     }

@@ -69,12 +69,12 @@ T = TypeVar("T")
 
 @dataclass
 class Unclaimed:
-    """Entries that are older than claims, and whose locations are not known yet (`claims.create_missing_claims`)."""
+    """The entries of versions without claims whose locations are not known yet (`claims.create_missing_claims`)."""
 
     unread: int = 0
-    """The number of entries whose metadata could not be read from storage. The entries after them were not read."""
+    """The number of entries whose metadata could not be read from storage. Later entries were not read."""
     lost: dict[str, list[str]] = field(default_factory=dict)
-    """The possible locations, as keys, of entries with missing or damaged metadata, by UUID."""
+    """By UUID, the keys of the possible locations of entries with missing or damaged metadata."""
     tried_s: float = -math.inf
 
 
@@ -171,12 +171,15 @@ class CatalogContext:
     ) -> None:
         """Check that the caller may set the properties.
 
+        Args:
+            before: The properties before the change.
+            within: The namespace of the table or view.
+
         Raises:
             BadRequest: A property controls clients, or has an invalid location.
             Forbidden: A changed property makes writers write to a location outside the caller's grants.
         """
-        # Stored properties count as well, because the length of the request alone does not show how much must be
-        # checked.
+        # The size includes the stored properties, because they are checked too, even if the request is short.
         size_bytes = sum(len(key) + len(value) for key, value in properties.items())
         check = partial(check_client_properties, properties, "A table or view")
         await self.large.run_by_size(caller.principal_name, size_bytes, check)
@@ -187,15 +190,15 @@ class CatalogContext:
                 await self.check_location(caller, properties[key], key, within)
 
     async def transact(self, operations: Sequence[Operation]) -> None:
-        """Run the operations in one transaction, and wake the watchers of the timeline.
+        """Run the operations in one transaction, and wake the requests that watch the timeline.
 
-        If the reply of the database is lost, the instant among the operations shows whether the transaction was
-        committed.
+        One of the operations records an instant. If the reply of the database is lost, the method looks for this
+        instant to determine whether the transaction was committed.
 
         Raises:
             Forbidden: An operation adds to a namespace that has reached its limit.
-            CommitUnknown: The reply was lost, and the database does not answer a query for the instant either. Then
-                no file may be deleted.
+            CommitUnknown: The reply was lost, and the query for the instant failed as well. The caller must not delete
+                any file of the transaction.
         """
         await self.sizes.require_room(self.store, self.settings, self.clock, operations)
         instant = next((operation.instant for operation in operations if isinstance(operation, RecordInstant)), None)
@@ -209,7 +212,7 @@ class CatalogContext:
             self.timeline.notify()
 
     def create_entry(self, caller: Caller, entry: Entry) -> list[Operation]:
-        """Return the operations that create an entry, and that make the caller its owner if its rights include this."""
+        """Return the operations that create an entry, and make the caller its owner if its rights include this."""
         return [CreateEntry(entry=entry), *make_owner(caller, entry.namespace, entry.kind.value, entry.name)]
 
     async def create_and_transact(self, location: str, data: bytes, operations: Sequence[Operation]) -> None:
@@ -230,18 +233,20 @@ class CatalogContext:
     async def _has_committed(self, instant: Instant, undone: type[SeamarkError]) -> bool:
         """Return whether a transaction with a lost reply was committed, or False if the database does not answer.
 
-        If the transaction was not committed and can no longer be, the method raises `undone`. For a commit, this is a
-        conflict. For other requests it is another error, because clients interpret a conflict as an existing name.
+        If the instant is missing, the transaction may still be running in the database. Therefore the method inserts
+        a rolled-back instant with the same id. If the insert succeeds, the lost transaction can no longer commit. If
+        the id exists, the transaction has committed.
 
-        A missing instant proves nothing, because the transaction may still run in the database. Therefore a
-        rolled-back instant is inserted with the id of the instant. If this succeeds, the lost transaction can no
-        longer commit. If the id exists, the transaction has committed.
+        Args:
+            instant: The instant that the transaction records.
+            undone: The error to raise if the transaction was not committed and can no longer commit. It is a conflict
+                for a commit. For other requests it is not, because clients interpret a conflict as an existing name.
         """
         for attempt in range(1, _SETTLE_TRIES_MAX + 1):
             try:
                 recorded = await self._was_recorded(instant)
             except SeamarkError:
-                # If the query fails, the outcome is unknown. Any other error would make the caller delete the files.
+                # If the query fails, the outcome is unknown. On any other result, the caller would delete the files.
                 await self.back_off(attempt)
                 continue
             if not recorded:
@@ -259,12 +264,13 @@ class CatalogContext:
             recorded = await self.store.load_instant(instant.id)
             if recorded is None:
                 raise CommitUnknown(f"The instant {instant.id} is recorded, but cannot be read") from None
-            # A purge is recorded as in flight. An instant that is not rolled back belongs to the lost transaction.
+            # Any state except rolled back proves the commit. The state may be in flight, because a purge is recorded
+            # so.
             return recorded.state is not InstantState.ROLLED_BACK
         return False
 
     async def back_off(self, attempt: int) -> None:
-        """Wait before the next attempt, with exponential backoff and jitter, at most half a second."""
+        """Wait up to half a second before the next attempt, with exponential backoff and jitter."""
         ceiling_s = min(0.5, 0.005 * 2**attempt)
         jitter = int.from_bytes(self.clock.draw_bytes(2), "big") / 65536
         await asyncio.sleep(ceiling_s * (0.5 + jitter / 2))
@@ -281,14 +287,14 @@ class CatalogContext:
         return entry
 
     async def is_uuid_taken(self, uuid: str) -> bool:
-        """Return whether an entry has this UUID, or had it before its purge.
+        """Return whether an entry has this UUID, or had it before a purge removed the entry.
 
         The UUID identifies the timeline, the reports and the index files of an entry, and decides whether its
         files may be deleted.
         """
         if await self.store.count_names(uuid):
             return True
-        # A change that was rolled back may be tried again.
+        # The UUID of a change that was rolled back is free, so that the change can be repeated.
         for state in (InstantState.COMPLETED, InstantState.INFLIGHT):
             if await self.store.list_instants(InstantFilter(uuid=uuid, state=state), 1):
                 return True
@@ -320,7 +326,7 @@ class CatalogContext:
         fingerprint: str | None = None,
         summary: dict[str, Any] | None = None,
     ) -> RecordInstant:
-        """Return a completed instant about `entry`. Its time is now."""
+        """Return the operation that records a completed instant about `entry` with the current time."""
         return RecordInstant(
             instant=Instant(
                 id=str(self.clock.uuid7()),
@@ -343,7 +349,7 @@ class CatalogContext:
     def remember(
         self, caller: Caller, *, status: int, body: bytes | None = None, metadata_location: str | None = None
     ) -> list[Operation]:
-        """Return the operation that records the request's first answer, if the caller has sent an idempotency key."""
+        """Return the operation that records the request's answer, or no operation without an idempotency key."""
         key = caller.idempotency
         if key is None:
             return []
@@ -365,9 +371,13 @@ class CatalogContext:
         page_token: str | None,
         page_size: int | None,
     ) -> Page[T]:
-        """Return a page, or everything if the request has neither a token nor a size.
+        """Return a page of items, or all items if the request has neither a token nor a size.
 
         The REST specification says that clients that do not page receive all items.
+
+        Args:
+            read: Reads at most the given number of items after a key, or from the start if the key is None.
+            key: Returns the key of an item.
         """
         limit = self.settings.page_limit
         if page_size is not None:

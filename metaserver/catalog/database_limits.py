@@ -1,9 +1,9 @@
-"""Limits for the database: the rows and bytes that a principal writes within an hour, and the size of a namespace.
+"""Limits for the database: the rows and bytes that a principal may write within an hour, and the size of a namespace.
 
-Tables, views, functions and namespaces stay until a client drops them. So their number is limited for
-each top-level namespace, which usually belongs to one tenant. Other rows (instants, idempotency keys,
-audit records, reports, index files, producers, plans) are removed after a retention time or with their table.
-The limit of hourly writes covers them.
+Tables, views, functions and namespaces stay until a client drops them. Therefore their number is limited in
+each top-level namespace, which usually belongs to one tenant. Other rows are removed after a retention time or with
+their table: instants, idempotency keys, audit records, reports, index files, producers and plans. For them, the limit
+of hourly writes is sufficient.
 
 These limits never refuse a drop. Each worker has its own counters.
 """
@@ -36,7 +36,7 @@ from seamark.metaserver.store.port import PointerStore
 
 WINDOW_S = 3600.0
 COUNTED_AGAIN_S = 10.0
-"""The time for which a namespace that was counted as full is not counted again.
+"""The time for which a full namespace is not counted again.
 
 Counting a million rows takes 0.1 s.
 """
@@ -62,8 +62,7 @@ class DatabaseShares:
     def charge(self, operations: Sequence[Operation]) -> None:
         """Count the rows and bytes of a transaction for the principals that caused it."""
         now_s = self._clock.monotonic()
-        # One task commits the changes of several principals together. It runs in the context of one of their
-        # requests.
+        # A task that commits the changes of several principals together runs in the context of one of their requests.
         instants = (
             operation.instant.principal_name for operation in operations if isinstance(operation, RecordInstant)
         )
@@ -106,7 +105,7 @@ class DatabaseShares:
 def _estimate_size_bytes(part: object) -> int:
     """Return the approximate size of a value in the database.
 
-    The function never raises, because the transaction has succeeded.
+    The function never raises an error, because the transaction has already succeeded.
     """
     try:
         return len(msgspec.msgpack.encode(part, enc_hook=repr))
@@ -128,8 +127,8 @@ class _Size(msgspec.Struct):
 class NamespaceSizes:
     """The sizes of top-level namespaces.
 
-    A namespace is counted again when the additions since the last count may have used half of the free room,
-    so that replicas notice the additions of other replicas.
+    The database counts a namespace again after additions that may have used half of its free room. So a
+    replica includes what other replicas have added.
     """
 
     def __init__(self) -> None:
@@ -159,7 +158,7 @@ class NamespaceSizes:
 
 
 async def _count_additions(store: PointerStore, operations: Sequence[Operation]) -> tuple[Counter[str], Counter[str]]:
-    """Return the rows, and the characters of properties, that the operations add to top-level namespaces."""
+    """Return the rows and the characters of properties that the operations add, by top-level namespace."""
     rows, characters = Counter[str](), Counter[str]()
     for operation in operations:
         match operation:
@@ -168,8 +167,8 @@ async def _count_additions(store: PointerStore, operations: Sequence[Operation])
                 characters[operation.path[0]] += _count_characters(operation.properties)
             case ReplaceNamespaceProperties():
                 stored = await store.load_namespace(operation.path)
-                before = 0 if stored is None else _count_characters(stored.properties)
-                characters[operation.path[0]] += max(0, _count_characters(operation.properties) - before)
+                former_characters = 0 if stored is None else _count_characters(stored.properties)
+                characters[operation.path[0]] += max(0, _count_characters(operation.properties) - former_characters)
             case CreateEntry():
                 rows[operation.entry.namespace[0]] += 1
             case RenameEntry() if operation.namespace[0] != operation.to_namespace[0]:

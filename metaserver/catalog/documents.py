@@ -1,11 +1,11 @@
-"""Cached table and view metadata by location.
+"""A cache of table and view metadata by location.
 
-They are cached decoded, as JSON, or as JSON with only the referenced snapshots.
+The cache contains metadata in decoded form, as JSON, and as JSON with only the referenced snapshots. It is limited by a
+number of bytes.
 
-Files at a location are immutable, so the cache needs no invalidation. Entries are evicted by a byte
-budget. However, a table's writers are able to overwrite its metadata files. The name of a file that the
-server wrote therefore contains the digest of its content (`name_suffix`), and a file with other content
-is refused.
+Metadata files are immutable, so entries are never invalidated. However, a table's writers are able to overwrite its
+metadata files. Therefore the name of a file that the server wrote contains the digest of its content (`name_suffix`),
+and the server refuses a file with other content.
 
 Requests must not set properties that control clients (`configures_client`). Older metadata, or metadata
 from another catalog, may contain such properties. This module removes them, so that no answer and no later
@@ -42,22 +42,26 @@ SnapshotMode = Literal["all", "refs"]
 T = TypeVar("T")
 
 _TABLE_BYTES, _COLUMN_BYTES = 2000, 340
-"""Memory of decoded table metadata, and of a column of a schema, in addition to twice its JSON: summaries of snapshots
-refer to the JSON, and other fields take about as much as in JSON (measured, `tests/server/test_memory_account.py`)."""
+"""The memory of decoded table metadata, and of each column of a schema, in addition to twice the size of the JSON.
+
+Summaries of snapshots refer to the JSON, and other fields take about as much memory as their JSON (measured,
+`tests/server/test_memory_account.py`).
+"""
 _METADATA_LIMIT_BYTES = 1 << 28
 _PACKED_IN_LOOP_BYTES = 16 << 10
 _RECHECK_S = 30.0
-"""The time for which the server assumes that a metadata file that it found on remote storage still exists.
+"""The time after a check for which the server assumes that a metadata file still exists on remote storage.
 
-Local files are checked each time.
+Local files are checked for each request.
 """
 _SEEN_LOCATIONS_MAX = 100_000
 _DIGEST_CHARACTERS = 40
 _NAMED = re.compile(r"\.([0-9a-f]{40})(?:\.gz)?\.(?:metadata|function)\.json\Z")
+"""Matches the end of a file name with the digest of the file's content, in hexadecimal."""
 
 
 class Documents:
-    """A read-through cache within `budget_bytes`, with at most one concurrent read per location."""
+    """A read-through cache of at most `budget_bytes`, with at most one concurrent read of a location."""
 
     def __init__(
         self, objects: ObjectStore, clock: Clock, *, budget_bytes: int, stored: ObjectStore | None = None
@@ -65,7 +69,7 @@ class Documents:
         """Create the cache of metadata documents.
 
         Args:
-            stored: The storage itself, without the caches that `objects` may have; by default `objects`.
+            stored: The storage without the caches that `objects` may have. The default is `objects`.
         """
         self._objects = objects
         self._sources = (objects,) if stored is None or stored is objects else (objects, stored)
@@ -94,9 +98,9 @@ class Documents:
         return metadata
 
     async def peek(self, location: str) -> TableMetadata:
-        """Return the metadata of a table like `table`, but do not cache them.
+        """Return the metadata of a table without caching them.
 
-        Examining many tables would otherwise displace the documents that requests need.
+        If a caller examines many tables, their metadata would evict the documents that requests need.
         """
         cached = self._cache.get(("table", location))
         if isinstance(cached, TableMetadata):
@@ -113,7 +117,7 @@ class Documents:
         return metadata
 
     async def peek_view(self, location: str) -> ViewMetadata:
-        """Return the metadata of a view like `view`, but do not cache them."""
+        """Return the metadata of a view without caching them."""
         cached = self._cache.get(("view", location))
         if isinstance(cached, ViewMetadata):
             return cached
@@ -166,7 +170,7 @@ class Documents:
         return data
 
     async def ensure_exists(self, location: str) -> None:
-        """Check that the metadata file exists, because the cache must not serve a table whose file is missing.
+        """Check that the metadata file exists, because a request for a table with a missing file must fail.
 
         Raises:
             NotFound: The file is missing.
@@ -183,9 +187,10 @@ class Documents:
             self._check(location)  # So requests for a table in use never wait for the storage.
 
     async def _wait_for_check(self, location: str, seen_s: float | None) -> None:
-        """Wait until the storage is checked.
+        """Wait until the task has checked the storage. If the request allows stale answers, wait only a short time.
 
-        If the request allows stale answers, the wait is short.
+        Args:
+            seen_s: The monotonic time of the last successful check, or None.
         """
         staleness, check = get_current_staleness(), self._check(location)
         if staleness is not None and seen_s is not None:
@@ -198,7 +203,7 @@ class Documents:
         await asyncio.shield(check)
 
     def _check(self, location: str) -> asyncio.Task[None]:
-        """Return the task that checks whether the file exists. There is at most one task for a file."""
+        """Return the running task that checks whether the file exists, or start it."""
         task = self._checks.get(location)
         if task is None:
             task = self._checks[location] = asyncio.create_task(self._check_exists(location), name="document-exists")
@@ -226,7 +231,7 @@ class Documents:
         await asyncio.gather(*self._checks.values(), return_exceptions=True)
 
     def remember_table(self, location: str, metadata: TableMetadata, document: bytes) -> None:
-        """Cache metadata after they were written to storage."""
+        """Add metadata to the cache after they were written to storage."""
         self._cache.put(("table", location), metadata, estimate_memory(metadata, len(document)))
         self._cache.put(("all", location), document, len(document))
 
@@ -241,7 +246,7 @@ class Documents:
         return metadata
 
     async def _read_json(self, location: str) -> bytes:
-        """Read and decompress the JSON, because its size determines the size of the cache entry."""
+        """Return the decompressed JSON. Its size determines the size of the cache entry."""
         data = await self._read(location)
         with contextlib.suppress(zlib.error):  # The decoder reports the error.
             return (
@@ -253,7 +258,7 @@ class Documents:
 
     async def _read(self, location: str) -> bytes:
         digest_match = _NAMED.search(location)
-        # A cache may have caused the error.
+        # The cached copy may be damaged, so read the storage itself.
         for objects in self._sources:
             try:
                 data = await objects.read(location, limit_bytes=_METADATA_LIMIT_BYTES)
@@ -294,13 +299,16 @@ def _drop_client_properties(metadata: M) -> M:
 
 
 def estimate_memory(metadata: TableMetadata, json_bytes: int) -> int:
-    """Return the approximate memory of decoded table metadata whose JSON has this size. The error is less than 10 %."""
+    """Return the approximate memory in bytes of decoded table metadata.
+
+    The error is less than 10 %. `json_bytes` is the size of the decompressed JSON.
+    """
     columns = sum(len(schema.fields) for schema in metadata.schemas)
     return _TABLE_BYTES + 2 * json_bytes + _COLUMN_BYTES * columns
 
 
 def _make_missing_error(location: str) -> NotFound:
-    # Iceberg Java's readers use this message, and clients search for it.
+    # Iceberg Java's readers use this message, and clients compare error messages with it.
     return NotFound(f"Failed to open input stream for file: {location}")
 
 
@@ -309,9 +317,9 @@ def _digest(data: bytes) -> str:
 
 
 def name_suffix(data: bytes, kind: str = ".metadata.json") -> str:
-    """Return the end of the name of a file with this content: the digest and `kind`.
+    """Return the end of a file name: the digest of the content, and `kind`.
 
-    PyIceberg and Trino expect the name of a codec at the place of the digest, and ignore other text.
+    PyIceberg and Trino expect the name of a codec in place of the digest. They ignore other text there.
     """
     return f".{_digest(data)}{kind}"
 
@@ -322,9 +330,9 @@ def is_named_by_content(location: str) -> bool:
 
 
 def compress(codec: str, document: bytes) -> tuple[bytes, str]:
-    """Return the bytes to store and the file suffix.
+    """Return a tuple of the bytes to store and the suffix of the file name.
 
-    `codec` is the table property write.metadata.compression-codec: none or gzip.
+    `codec` is the value of the table property write.metadata.compression-codec, which is `none` or `gzip`.
     """
     match codec.lower():
         case "none" | "":

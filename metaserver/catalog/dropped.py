@@ -1,16 +1,17 @@
 """Dropped tables, views and functions.
 
-Their rows stay until the retention ends, so that they can be undropped. Then they are purged.
+The rows of dropped entries stay in the database until the retention ends, so that the entries can be restored. Then the
+entries are purged.
 
-If files of an entry are left after the purge, the entry is retained: it cannot be restored, and its locations stay
+If files of an entry remain after the purge, the entry is retained: it cannot be restored, and its locations stay
 claimed for its namespace until its files are removed, or an admin releases the locations.
 
-Files of dropped tables are deleted only here, and only if no live name shares them: the transaction that
+Only this module deletes files of dropped tables, and only if no live name uses the files: the transaction that
 deletes the row checks the UUID. A purge is an instant. The instant is in flight after the row is deleted, and completed
-after the files are deleted. A purge that a crash interrupted is found in flight and repeated, because
-deletion is idempotent.
+after the files are deleted. If a crash interrupts a purge, its instant stays in flight, and the purge is repeated.
+Deletion is idempotent.
 
-The retention counts passed time (`PassedTime`), so a clock that jumps ahead does not end it.
+The retention is measured in passed time (`PassedTime`), so a clock that jumps ahead does not end it.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Dropped:
     async def list_retained(
         self, namespace: NamespacePath | None, page_token: str | None, page_size: int | None
     ) -> Page[DroppedEntry]:
-        """Return the entries that can no longer be restored, but keep their locations because they still have files."""
+        """Return a page of the retained entries: they have files and locations, but can no longer be restored."""
 
         async def read(after: str | None, limit: int) -> list[DroppedEntry]:
             return await self._context.store.list_retained(namespace, after, limit)
@@ -80,7 +81,7 @@ class Dropped:
         return await self._context.read_page(read, lambda row: row.id, page_token, page_size)
 
     async def release(self, dropped_id: str) -> None:
-        """End the claims of an entry. Its files stay where they are.
+        """End the claims of a retained entry. The entry's files are not deleted.
 
         Raises:
             BadRequest: The entry can still be restored.
@@ -96,10 +97,10 @@ class Dropped:
         await self._context.transact([*forget, ReleaseLocations(uuid=row.entry.uuid)])
 
     async def release_unused(self) -> int:
-        """End the claims of retained entries that have no files left. This is a task of housekeeping.
+        """End the claims of retained entries without files. Housekeeping calls this method periodically.
 
         Returns:
-            The number of these entries.
+            The number of entries whose claims ended.
         """
         now_ms = self._context.clock.now_ms()
         released = 0
@@ -149,10 +150,10 @@ class Dropped:
         await self._forget(caller, msgspec.structs.replace(row, purge=True))
 
     async def purge_expired(self) -> int:
-        """Repeat interrupted purges, then purge expired rows. This is a task of housekeeping.
+        """Repeat interrupted purges, and purge expired entries. Housekeeping calls this method periodically.
 
         Returns:
-            The number of repeated purges and of purged rows together.
+            The number of repeated purges plus the number of purged entries.
         """
         unfinished = await self._context.store.list_instants(
             InstantFilter(action="purge", state=InstantState.INFLIGHT, archived=False), _DELETED_FILES_PER_BATCH
@@ -161,8 +162,8 @@ class Dropped:
             await self._delete_files(instant)
         passed = await look_at_clock(self._context.store, self._context.clock)
         retention_ms = self._context.settings.drop_retention_s * 1000
-        # If the setting was changed, the rows may include entries that have not expired yet, and expired entries
-        # may be missing.
+        # After a change of the setting, the rows may include entries that have not expired yet, and may lack expired
+        # entries.
         rows = await self._context.store.list_expired(
             passed.find_time_ago(retention_ms) + retention_ms, _DELETED_FILES_PER_BATCH
         )
@@ -181,8 +182,8 @@ class Dropped:
             ended = ReleaseLocations(uuid=row.entry.uuid) if row.is_retained else ForgetDropped(dropped_id=row.id)
             await self._context.transact([ended])
             return
-        now = self._context.clock.now_ms()
-        instant = self._context.make_instant(caller, row.entry, "purge", requested_ms=now).instant
+        now_ms = self._context.clock.now_ms()
+        instant = self._context.make_instant(caller, row.entry, "purge", requested_ms=now_ms).instant
         instant = msgspec.structs.replace(instant, state=InstantState.INFLIGHT, completed_ms=None)
         try:
             await self._context.transact(
@@ -195,11 +196,10 @@ class Dropped:
         await self._delete_files(instant)
 
     async def _delete_files(self, instant: Instant) -> None:
-        """Delete the files of an entry.
+        """Delete the files of an entry, and complete the instant of the purge.
 
-        Manifests are deleted after the files that they list, and the metadata file last.
-
-        With this order, the remaining files can still be found.
+        Manifests are deleted after the files that they list, and the metadata file is deleted last. So a later
+        attempt can still find the remaining files.
 
         If the storage is unavailable, the instant stays in flight, and a later round continues the purge.
         """
@@ -217,7 +217,7 @@ class Dropped:
         except RetryLater:
             return
         except SeamarkError:
-            # If the metadata cannot be read, no files are found. The files stay, and the instant records the failure.
+            # Without readable metadata, the purge deletes no files, and the instant records the failure.
             failed += 1
         self._context.documents.forget(instant.metadata_location)
         try:
@@ -240,7 +240,8 @@ class Dropped:
     async def _release(self, instant: Instant) -> ReleaseLocations:
         """Return the operation that releases the claims after a purge.
 
-        A purge deletes only files that the metadata names. So entries that still have other files keep their claims.
+        A purge deletes only files that the metadata names. If other files remain in the locations of the entry, the
+        entry keeps its claims.
         """
         assert instant.metadata_location is not None
         entry = Entry(
@@ -271,7 +272,7 @@ def _is_expired(row: DroppedEntry, passed: PassedTime) -> bool:
 def make_no_such_dropped(dropped_id: str) -> NotFound:
     """Return the error for an unknown id.
 
-    For an id in a namespace that the caller cannot see, the error must be the same.
+    The same error is necessary for the id of an entry in a namespace that the caller cannot see.
     """
     return NotFound(f"No dropped entry has the id {dropped_id[:100]!r}; list them with GET /api/v1/dropped")
 
@@ -279,9 +280,9 @@ def make_no_such_dropped(dropped_id: str) -> NotFound:
 def drop_operations(
     context: CatalogContext, caller: Caller, entry: Entry, *, purge: bool, requested_ms: int
 ) -> list[Operation]:
-    """Return the operations that drop a name and keep its row until the retention ends.
+    """Return the operations that drop a name, and keep its row until the retention ends.
 
-    If there is no retention, they only record a purge, which is due now.
+    Without a retention, the operations drop the name and record a purge that is due now.
     """
     retention_ms = context.settings.drop_retention_s * 1000
     keep = None

@@ -1,7 +1,8 @@
-"""The encrypted columns that a table declares, and uses of columns that would publish their values.
+"""The encrypted columns that a table declares, and a check that no feature publishes their values.
 
-The server has no keys. So only properties show which columns are encrypted: Seamark's own property, and the properties
-with which parquet-java encrypts files. Jobs have keys, and examine the files (`connector/parquet/copy/protection.py`).
+The server has no keys. It learns only from properties which columns are encrypted: Seamark's own property, and the
+properties that configure parquet-java's encryption. Jobs have the keys, and examine the files
+(`connector/parquet/copy/protection.py`).
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ ENCRYPTED_COLUMNS = "seamark.encrypted-columns"
 _COLUMN_KEYS, _UNIFORM_KEY = "parquet.encryption.column.keys", "parquet.encryption.uniform.key"
 _COMPLETE = "parquet.encryption.complete.columns"
 Use = tuple[str, int]
-"""A property or file that publishes values of a column, and the id of the column."""
+"""A description of a feature that publishes values of a column, and the id of the column."""
 
 
 def find_encrypted_ids(metadata: TableMetadata) -> frozenset[int]:
-    """Return the ids of the declared columns, of the columns nested in them, and of the columns that contain them."""
+    """Return the ids of the declared encrypted columns, of their nested columns, and of the columns around them."""
     properties, columns = metadata.properties, metadata.current_schema.index.by_id
     if properties.get(_UNIFORM_KEY) or parse_bool(properties, _COMPLETE, False):
         return frozenset(columns)
@@ -32,11 +33,11 @@ def find_encrypted_ids(metadata: TableMetadata) -> frozenset[int]:
         return frozenset()
     encrypted = set(declared)
     for column_id in columns:
-        above = list(_list_ancestors(metadata, column_id))
-        if declared.intersection(above):
+        ancestors = list(_list_ancestors(metadata, column_id))
+        if declared.intersection(ancestors):
             encrypted.add(column_id)
         if column_id in declared:
-            encrypted.update(above)
+            encrypted.update(ancestors)
     return frozenset(encrypted)
 
 
@@ -48,7 +49,7 @@ def _read_declared(metadata: TableMetadata) -> tuple[str, ...]:
 
 
 def _parse_key_columns(text: str) -> Iterator[str]:
-    """Yield the columns of a text like `key1: a, b.c; key2: d`."""
+    """Yield the column names in a text such as `key1: a, b.c; key2: d`."""
     for part in text.split(";"):
         yield from (name.strip() for name in part.partition(":")[2].split(",") if name.strip())
 
@@ -68,7 +69,7 @@ def check_encrypted_columns(
 ) -> None:
     """Check that a commit publishes no values of encrypted columns.
 
-    Uses that the table had before the commit are not checked; jobs refuse them.
+    The function does not check uses that the table had before the commit, which jobs refuse.
 
     Args:
         metadata: The table's metadata after the commit.
@@ -87,8 +88,8 @@ def check_encrypted_columns(
         for name in parse_names(properties, ENCRYPTED_COLUMNS, "different columns"):
             if name not in names:
                 raise BadRequest(f"{ENCRYPTED_COLUMNS} names {name[:200]!r}, but the table has no such column")
-    former = set() if base is None else set(_list_uses(base, list_indexed(base)))
-    for use, column_id in sorted(set(_list_uses(metadata, list_indexed(metadata))) - former):
+    former_uses = set() if base is None else set(_list_uses(base, list_indexed(base)))
+    for use, column_id in sorted(set(_list_uses(metadata, list_indexed(metadata))) - former_uses):
         column = metadata.current_schema.index.by_id[column_id].name
         raise BadRequest(
             f"The column {column} is encrypted, and {use} would publish its values or their order; choose another "
@@ -97,13 +98,14 @@ def check_encrypted_columns(
 
 
 def _list_uses(metadata: TableMetadata, indexed: Iterable[int]) -> Iterator[Use]:
-    """Yield the uses of encrypted columns."""
+    """Yield the uses that publish values of encrypted columns."""
     secret = find_encrypted_ids(metadata)
     if secret:
         yield from ((use, column_id) for use, column_id in _uses(metadata, indexed) if column_id in secret)
 
 
 def _uses(metadata: TableMetadata, indexed: Iterable[int]) -> Iterator[Use]:
+    """Yield the uses that publish values of any column. `indexed` contains the ids of indexed columns."""
     yield from (("the partition spec", column_id) for column_id in metadata.default_spec.published_ids)
     order = metadata.sort_order(metadata.default_sort_order_id)
     if order is not None:
@@ -120,7 +122,7 @@ def _uses(metadata: TableMetadata, indexed: Iterable[int]) -> Iterator[Use]:
 
 
 def _list_clustering_columns(metadata: TableMetadata) -> Iterator[str]:
-    """Yield the clustering columns, and the columns of the joins by which a table is clustered."""
+    """Yield the names of the clustering columns, and of the join columns by which a table is clustered."""
     yield from _read_names(metadata, clustering.COLUMNS)
     try:
         joins = clustering.parse_joins(metadata.properties)

@@ -1,6 +1,6 @@
-"""Functions (UDFs): stores metadata documents of the Iceberg UDF specification, format version 1.
+"""Functions (UDFs): metadata documents of the Iceberg UDF specification, format version 1.
 
-The REST specification has routes for reads; the routes for writes and drops are Seamark's.
+The REST specification has routes for reading functions. The routes for writing and dropping them are Seamark's.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Functions:
     async def drop(self, caller: Caller, namespace: NamespacePath, name: str) -> None:
         """Drop a function.
 
-        There is no undrop, because a function is one small document and can be stored again.
+        A dropped function cannot be restored, because a function is one small document that can be stored again.
         """
         requested_ms = self._context.clock.now_ms()
         entry = await self._context.require_entry(EntryKind.FUNCTION, namespace, name)

@@ -1,7 +1,7 @@
-"""Imports: names for tables and views that another catalog has written.
+"""Imports: registers tables and views that another catalog has written.
 
 The metadata files stay where they are. An import does not trust them: a table may name only files in its own locations,
-and may not receive rights from its properties. An import can be repeated, and then changes nothing.
+and receives no rights from its properties. A repeated import changes nothing.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Imports:
         dry_run: bool,
         check_properties: PropertyCheck | None = None,
     ) -> tuple[Entry, bool]:
-        """Register a table of another catalog, unless the name refers to this metadata file already.
+        """Register a table of another catalog. If the name already refers to this metadata file, change nothing.
 
         Args:
             location: The metadata file.
             check_properties: Raises an error if an imported table may not have these properties.
-            dry_run: Whether to check the table only. Its namespace need not exist.
+            dry_run: Whether to check the table without registering it. The namespace need not exist.
 
         Returns:
             The entry, and whether it is new.
@@ -117,14 +117,14 @@ class Imports:
         return await self._register(entry, lambda: self._views.register(caller, namespace, name, location))
 
     async def _check(self, caller: Caller, entry: Entry, metadata: TableMetadata | ViewMetadata) -> tuple[Entry, bool]:
-        """Check what the registration would check in its transaction."""
+        """Run the checks of a registration without registering the entry, for a dry run."""
         check_new_name(entry.name, f"{entry.kind.value} name")
         await self._check_unnamed(entry)
         await claim(self._context, caller, metadata, entry)
         return entry, True
 
     async def _register(self, entry: Entry, register: Callable[[], Awaitable[object]]) -> tuple[Entry, bool]:
-        """Register the entry, unless another request does so at the same time."""
+        """Register the entry. If another request registers it at the same time, return that entry."""
         try:
             await self._check_unnamed(entry)
             await register()
@@ -139,7 +139,7 @@ class Imports:
         """Return the entry if it refers to this metadata file, or None if the name is free.
 
         Raises:
-            AlreadyExists: The name has another entry.
+            AlreadyExists: The name refers to another metadata file.
         """
         other_kind = EntryKind.VIEW if kind is EntryKind.TABLE else EntryKind.TABLE
         if await self._context.store.load_entry(other_kind, namespace, name) is not None:
@@ -164,12 +164,12 @@ class Imports:
 
 
 def check_table_locations(warehouse: Warehouse, metadata: TableMetadata, location: str) -> None:
-    """Check that a table of another catalog names only files in its own locations, and that these are in the warehouse.
+    """Check that an imported table names only files in its own locations, and that they are in the warehouse.
 
-    Planning checks the files in its manifests.
+    Planning checks the files in the manifests of the table.
 
     Raises:
-        BadRequest: A location is elsewhere.
+        BadRequest: A location is outside the warehouse, or a file is outside the table's locations.
     """
     own_locations = _check_own_locations(warehouse, metadata, location)
     for description, path in _list_files(metadata):
@@ -177,7 +177,7 @@ def check_table_locations(warehouse: Warehouse, metadata: TableMetadata, locatio
 
 
 def check_view_locations(warehouse: Warehouse, metadata: ViewMetadata, location: str) -> None:
-    """Check the locations of a view of another catalog, as `check_table_locations` checks those of a table."""
+    """Check the locations of an imported view in the same way as `check_table_locations`."""
     _check_own_locations(warehouse, metadata, location)
 
 

@@ -1,4 +1,4 @@
-"""Runs work on the content of requests if the duration of the work grows with the size of the request.
+"""Runs the work of large requests in a thread, one request at a time.
 
 For example, checking a schema of 50,000 columns takes seconds.
 """
@@ -20,14 +20,15 @@ LARGE_BYTES = 128 << 10
 
 
 class LargeRequests(FairLock):
-    """Runs the work of one large request at a time. Each principal in turn runs a request."""
+    """A lock for large requests. It serves one request at a time, and the waiting principals in rotation."""
 
     async def run_by_size(self, holder: str, size_bytes: int, work: Callable[[], T]) -> T:
-        """Return the result of `work`, which has no side effects.
+        """Run `work`, which has no side effects, and return its result.
 
         The work of a large request runs in a thread, so that the event loop can serve other requests.
 
         Args:
+            holder: The principal of the request.
             size_bytes: The approximate size of the request as JSON.
         """
         if size_bytes <= LARGE_BYTES:
@@ -36,10 +37,10 @@ class LargeRequests(FairLock):
 
 
 def index_columns(metadata: TableMetadata) -> TableMetadata:
-    """Return the same metadata with an index of the column names.
+    """Build the index of the column names, and return the metadata.
 
-    For 50,000 columns, this takes a quarter of a second. Without it, the first plan would block the event
-    loop for that time.
+    For 50,000 columns, this takes a quarter of a second. Otherwise the first plan would build the index, and block
+    the event loop for this time.
     """
     with suppress(BadRequest):  # The code that needs the columns raises the error.
         _ = metadata.current_schema.index

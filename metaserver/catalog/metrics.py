@@ -1,4 +1,4 @@
-"""Scan and commit reports of engines: stored for a limited time and queryable."""
+"""Stores the scan and commit reports of engines for a limited time, and lists them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from seamark.metaserver.store.operations import SaveMetricsReport
 
 _WINDOW_S = 60.0
 _PAGE_BYTES = 4 << 20
-"""The maximum size of all reports in one answer. Reports are decoded and encoded on the event loop."""
+"""The maximum size of all reports in one answer. Reports are encoded on the event loop, so they must be small."""
 _TYPES = ("scan-report", "commit-report")
 
 
@@ -27,8 +27,8 @@ class MetricsReports:
     ) -> Entry | None:
         """Store a report of `size` bytes, and return the table.
 
-        For each table, the newest `metrics_reports_limit` reports are kept. Reports on tables that do not exist are
-        not stored: in a CTAS, an engine reports its scans before it commits the table.
+        The newest `metrics_reports_limit` reports of each table are kept. If the table does not exist, the report is
+        not stored, and the result is None: in a CTAS, an engine reports its scans before it commits the table.
 
         Raises:
             BadRequest: The report-type is unknown, or a snapshot-id is not a 64-bit integer.
@@ -69,10 +69,9 @@ class MetricsReports:
     async def list(
         self, namespace: NamespacePath, name: str, page_token: str | None, page_size: int | None
     ) -> Page[MetricsReport]:
-        """Return a page of the reports of a table.
+        """Return a page of the reports of a table. See `CatalogContext.read_page`.
 
-        A page has at most as many reports as fit into `_PAGE_BYTES` if all of them have the maximum size. See
-        `CatalogContext.read_page`.
+        The number of reports in a page is limited, so that even reports of the maximum size fit into `_PAGE_BYTES`.
         """
         uuid = (await self._context.require_entry(EntryKind.TABLE, namespace, name)).uuid
         limit = max(1, _PAGE_BYTES // self._context.settings.metrics_report_limit_bytes)

@@ -18,10 +18,11 @@ from seamark.metaserver.store.operations import CreateNamespace, DropNamespace, 
 from seamark.metaserver.store.port import NAMED_NAMESPACES_MAX
 
 PROPERTIES_CHARACTERS_MAX, DEEP_CHARACTERS_MAX, _DEEP = 1 << 20, 16 << 10, 8
-"""The maximum characters of a namespace's properties together, and of a namespace with more than eight levels.
+"""The maximum number of characters of all properties of a namespace, the lower maximum for a namespace with more levels
+than `_DEEP`, and this number of levels.
 
-The event loop reads them from the database for each request that needs the namespace. For table services, it reads
-those of all namespaces above, too.
+The event loop reads the properties from the database for each request that needs the namespace. Table services also
+read the properties of all parent namespaces.
 """
 
 
@@ -68,12 +69,11 @@ class Namespaces:
         page_size: int | None,
         visible: Collection[str] | None = None,
     ) -> Page[NamespacePath]:
-        """Return the direct children whose names are in `visible`, or all children.
+        """Return a page of the direct children of `parent`. An empty `parent` means the catalog.
 
-        An empty `parent` means the catalog.
-
-        Only visible names are looked up, so neither the pages nor their duration reveal the number of the other
-        children.
+        Args:
+            visible: The names of the children that the caller may see, or None for all children. Only these names are
+                looked up, so that neither the pages nor their duration reveal the number of other children.
 
         Raises:
             NoSuchNamespace: The parent does not exist.
@@ -99,7 +99,7 @@ class Namespaces:
     async def update_properties(
         self, caller: Caller, path: NamespacePath, removals: builtins.list[str], updates: dict[str, str]
     ) -> PropertyChanges:
-        """Change properties. If another request changes them at the same time, try again with the new properties.
+        """Set and remove properties. If another request changes the properties at the same time, try again.
 
         Raises:
             Unprocessable: A key is both set and removed.
@@ -121,7 +121,7 @@ class Namespaces:
             )
             properties = {key: value for key, value in stored.properties.items() if key not in removed_names} | updates
             properties = record_setters(caller.principal_name, properties, stored.properties)
-            # Properties that are older than the limit may be removed.
+            # A namespace from before the limit may exceed it, so removing properties is always allowed.
             if updates:
                 _check_size(path, properties)
             replace = ReplaceNamespaceProperties(path=path, expected_version=stored.version, properties=properties)
@@ -137,9 +137,9 @@ class Namespaces:
         raise AssertionError("the loop returns or raises")
 
     async def put(self, caller: Caller, path: NamespacePath, properties: dict[str, str]) -> Namespace:
-        """Create a namespace with these properties, or replace the properties of an existing namespace by them.
+        """Create a namespace with these properties, or replace all properties of an existing namespace.
 
-        A namespace that has the properties does not change.
+        If the namespace has exactly these properties, it does not change.
 
         Raises:
             NoSuchNamespace: The parent does not exist.
@@ -201,9 +201,9 @@ def _check_size(path: NamespacePath, properties: Mapping[str, str]) -> None:
     characters = sum(map(len, properties)) + sum(map(len, properties.values()))
     limit = PROPERTIES_CHARACTERS_MAX if len(path) <= _DEEP else DEEP_CHARACTERS_MAX
     if characters > limit:
-        where = "" if len(path) <= _DEEP else f" for one with more than {_DEEP} levels"
+        scope = "" if len(path) <= _DEEP else f" for a namespace with more than {_DEEP} levels"
         raise TooLarge(
-            f"The properties of the namespace would have {characters:,} characters; the limit is {limit:,}{where}"
+            f"The properties of the namespace would have {characters:,} characters; the limit is {limit:,}{scope}"
         )
     policies = count_policies(properties)
     if policies > INHERITED_MAX:

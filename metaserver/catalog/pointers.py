@@ -22,9 +22,7 @@ _NUMBER = re.compile(r"v?(\d{1,9})[-.]")
 async def check_name_free(
     context: CatalogContext, namespace: NamespacePath, name: str, kind: EntryKind = EntryKind.TABLE
 ) -> None:
-    """Check that the name is free, before any file is written.
-
-    The transaction checks this again.
+    """Check that the name is free before any file is written. The transaction repeats this check.
 
     Raises:
         AlreadyExists: The name exists.
@@ -67,10 +65,16 @@ def make_entry(
 def create_metadata_location(
     context: CatalogContext, location: str, properties: dict[str, str], previous: str | None, suffix: str
 ) -> str:
-    """Return a new location for a metadata file. No location is written twice.
+    """Return a new, unique location for a metadata file.
 
-    The number in its name is higher than the number of the previous file, so that the highest number is the newest
-    file.
+    The number in the file's name is higher than the number of the previous file, so that the file with the highest
+    number is the newest.
+
+    Args:
+        location: The location of the table or view.
+        properties: The properties of the table or view.
+        previous: The location of the previous metadata file, or None for a new table or view.
+        suffix: The end of the file name.
 
     Raises:
         BadRequest: write.metadata.path is outside the warehouse.
@@ -101,9 +105,9 @@ def check_metadata_folder(context: CatalogContext, location: str, properties: di
 def check_uuid(entry: Entry, metadata: TableMetadata) -> None:
     """Check that the metadata belongs to the table of the entry.
 
-    The table's writers can overwrite metadata files, and the UUID decides which files belong to the table. If the
-    table's UUID was derived from its location, a commit may have given the table another UUID. In this case, the name
-    of the metadata file contains the digest of its content, which proves that the server wrote it.
+    The table's writers can overwrite metadata files, and the UUID decides which files belong to the table. A UUID that
+    was derived from the location is an exception, because a commit may have replaced it. In this case, the name of the
+    metadata file must contain the digest of its content, which proves that the server wrote the file.
 
     Raises:
         Forbidden: The metadata belongs to another table.
@@ -117,10 +121,10 @@ def check_uuid(entry: Entry, metadata: TableMetadata) -> None:
 
 
 def get_files_folder(settings: Settings, metadata: TableMetadata) -> str:
-    """Return the folder below which Seamark's own files of a table are stored: index files, and files of plans.
+    """Return the folder in which Seamark stores its own files of a table: index files, and files of plans.
 
-    It is the location of the table. In a federated warehouse, the location belongs to another catalog, so the folder is
-    that of the mirror (`metaserver/warehouses/federation/mirror.py`).
+    It is the location of the table. In a federated warehouse, the location belongs to another catalog. There it is the
+    folder of the mirror (`metaserver/warehouses/federation/mirror.py`).
     """
     if settings.federation_uri:
         return get_metadata_folder(metadata.location, metadata.properties)
@@ -130,7 +134,7 @@ def get_files_folder(settings: Settings, metadata: TableMetadata) -> str:
 def table_uuid(metadata: TableMetadata) -> str:
     """Return the table's UUID.
 
-    Version 1 metadata may have no UUID. Then the UUID is derived from the location.
+    Metadata of format version 1 may have no UUID. Then the UUID is derived from the location.
     """
     return metadata.table_uuid or str(uuid5(NAMESPACE_URL, metadata.location))
 
@@ -145,8 +149,5 @@ def get_uuid(entry: Entry | None, metadata: TableMetadata) -> str:
 
 
 def is_derived(uuid: str) -> bool:
-    """Return whether `table_uuid` derived the UUID from a location.
-
-    If it did, the metadata may have received another UUID later.
-    """
+    """Return whether `table_uuid` derived the UUID from a location. Later metadata may have a different UUID."""
     return uuid[14:15] == "5"

@@ -1,7 +1,7 @@
-"""Policies of table services and of the gateway's cache: properties of a table, or of a namespace for all its tables.
+"""Policies of table services and of the gateway's cache. They are properties of a table, or of a namespace.
 
-The value nearest to the table is effective: the value of the table, then the value of its namespace, then the values of
-the namespaces above.
+A property of a namespace applies to all tables in it. The value nearest to the table is effective: the value of the
+table, then the value of its namespace, then the values of the parent namespaces.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.store.port import PointerStore
 
 PREFIXES = ("seamark.cache.preload", "seamark.services.", *list_inherited_prefixes())
-"""The prefixes of the properties that a namespace may have for its tables."""
+"""The prefixes of the properties that tables inherit from namespaces."""
 
 SETTERS = "seamark.policy.set-by"
-"""The property that contains the setter of each property of the policy, as a JSON object.
+"""The property that contains, as a JSON object, the principal that set each property of the policy.
 
 The server maintains it (`record_setters`).
 """
@@ -34,27 +34,27 @@ _RECORDED = (
     *PREFIXES,
     *(prefix for service in SERVICES.values() for prefix in service.property_prefixes if not service.is_inherited),
 )
-"""The prefixes of the properties whose setters are recorded."""
+"""The prefixes of the properties for which the server records the principal that set them."""
 
 
 class Inherited(NamedTuple):
-    """A policy that tables inherit: a property of a namespace, and this namespace."""
+    """The value of a property that tables inherit from a namespace."""
 
     value: str
     namespace: NamespacePath
     principal_name: str = ""
-    """The principal that set the property; empty if it is unknown."""
+    """The principal that set the property, or an empty text if it is unknown."""
 
 
 Policies = Mapping[str, Inherited]
 INHERITED_MAX = 200
-"""The maximum number of policies that tables inherit. A namespace may have a thousand levels above it."""
+"""The maximum number of policies that a table inherits. They may come from up to a thousand parent namespaces."""
 
 
 def add_policies(above: Policies, namespace: NamespacePath, properties: Mapping[str, str]) -> Policies:
-    """Return the policies for the tables of a namespace with these properties.
+    """Return the policies that the tables of a namespace inherit.
 
-    If there are more than `INHERITED_MAX` policies, the policies nearest to the tables are kept.
+    If there are more than `INHERITED_MAX` policies, the policies of the nearest namespaces are kept.
 
     Args:
         above: The policies for the tables of the parent namespace.
@@ -73,7 +73,7 @@ def add_policies(above: Policies, namespace: NamespacePath, properties: Mapping[
 
 
 def parse_setters(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return the principals that set the properties of a policy, for properties whose setter is known."""
+    """Return the principal that set each property of a policy. Properties without a known setter are left out."""
     try:
         return convert_json(properties.get(SETTERS) or "{}", dict[str, str])
     except msgspec.MsgspecError:
@@ -81,7 +81,9 @@ def parse_setters(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def record_setters(principal: str, properties: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties with the names of their setters. A job has only the rights that its setters have now.
+    """Return the properties, with the names of their setters added.
+
+    A job has only the rights that these principals have when the job runs.
 
     The server stores the names in one property of the table or namespace, which no client can set. Each change is
     computed from the stored value. Without logins there are no names.
@@ -91,7 +93,7 @@ def record_setters(principal: str, properties: Mapping[str, str], before: Mappin
         properties: The properties after the change. Names of setters in them are ignored.
         before: The properties before the change.
     """
-    former = parse_setters(before)
+    former_setters = parse_setters(before)
     setters: dict[str, str] = {}
     for name, value in properties.items():
         if not name.startswith(_RECORDED):
@@ -99,8 +101,8 @@ def record_setters(principal: str, properties: Mapping[str, str], before: Mappin
         if value != before.get(name) and principal != SERVICE_PRINCIPAL:
             if principal != ANONYMOUS_NAME:
                 setters[name] = principal
-        elif name in former:
-            setters[name] = former[name]
+        elif name in former_setters:
+            setters[name] = former_setters[name]
     other_properties = {name: value for name, value in properties.items() if name != SETTERS}
     return (
         {**other_properties, SETTERS: msgspec.json.encode(setters, order="sorted").decode()}
@@ -124,7 +126,7 @@ async def load_policies(store: PointerStore, path: NamespacePath) -> Policies:
 
 
 def find_effective_setters(metadata: TableMetadata, policies: Policies) -> dict[str, str]:
-    """Return, by property, the principal that set each property that the table has or inherits.
+    """Return the principal that set each property of the policy that the table has or inherits, by property.
 
     Properties with unknown setters are left out.
     """
@@ -133,7 +135,7 @@ def find_effective_setters(metadata: TableMetadata, policies: Policies) -> dict[
 
 
 def with_policies(metadata: TableMetadata, policies: Policies) -> TableMetadata:
-    """Return the metadata for table services, with the inherited properties. This metadata must not be written."""
+    """Return the table metadata with the inherited properties, for table services. Callers must not write them."""
     if not policies:
         return metadata
     inherited = {name: policy.value for name, policy in policies.items()}

@@ -1,6 +1,6 @@
-"""Lists the files that a table's metadata refers to, in deletion order: each file before the file that refers to it.
+"""Lists the files of a table in the order of deletion: each file comes before the file that refers to it.
 
-Only files in the table's own folders may be deleted. If the property `gc.enabled` is false, no file may
+Only files in the table's own folders may be deleted. If the property `gc.enabled` is false, no files may
 be deleted, because other tables may use them.
 """
 
@@ -39,16 +39,16 @@ _MANIFEST_LIMIT_BYTES = 1 << 30
 
 
 def list_own_folders(context: CatalogContext, metadata: TableMetadata) -> list[str]:
-    """Return the folders in the warehouse to which the table currently writes."""
+    """Return the folders in the warehouse to which writers of the table currently write."""
     folders = [metadata.location, *(metadata.properties[key] for key in PATH_PROPERTIES if key in metadata.properties)]
     return [folder for folder in folders if context.warehouse.contains(folder)]
 
 
 def make_owns(context: CatalogContext, metadata: TableMetadata) -> Callable[[str], bool]:
-    """Return a function that returns whether a location belongs to the table.
+    """Return a function that returns whether a file belongs to the table.
 
-    Such a location is in the warehouse, and below the table's location or a `write.*.path` property. Metadata can
-    name any file, and a purge must not delete files of another table.
+    A file belongs to the table if it is in the warehouse, and below the table's location or the folder of a
+    `write.*.path` property. Metadata can name any file, and a purge must not delete files of another table.
     """
     roots = [parse_location(folder) for folder in list_own_folders(context, metadata)]
 
@@ -66,15 +66,16 @@ async def make_deletable_check(
     without_claims: bool = False,
     exclusive: bool = False,
 ) -> Callable[[str], bool]:
-    """Return a function that returns whether a location is one of the table's deletable files.
+    """Return a function that returns whether a file may be deleted with the table.
 
-    Such a location belongs to the table (`make_owns`), and it is in no location of another UUID. The database must
-    also record it as claimed by the table, because the table's writers can overwrite its metadata file.
+    The file must belong to the table (`make_owns`), and must not be in a location of another entry. The table must
+    also have claimed the location of the file in the database, because the table's writers can overwrite its metadata
+    file.
 
     Args:
-        without_claims: Whether only metadata decide if the table has no claims, because an earlier version dropped
-            it.
-        exclusive: Whether to exclude folders that other tables share, or where other tables may name files.
+        without_claims: Whether the metadata alone decide for a table without claims, which an earlier version of the
+            server dropped.
+        exclusive: Whether to keep files in folders that other tables share, or where other tables may name files.
 
     Raises:
         RetryLater: The storage is unavailable.
@@ -104,7 +105,7 @@ async def check_purgeable(context: CatalogContext, entry: Entry) -> None:
     try:
         metadata = await context.documents.table(entry.metadata_location)
     except (NotFound, Corrupt, Forbidden):
-        return  # Without readable metadata nothing is purged, but dropping the table must be possible.
+        return  # The purge deletes no files without readable metadata, but the table can be dropped.
     if not is_collectable(metadata):
         raise BadRequest(
             f"Cannot purge {show(entry.namespace, entry.name)}: its gc.enabled is false, so other tables may use its "
@@ -120,9 +121,9 @@ def is_collectable(metadata: TableMetadata) -> bool:
 async def list_reachable_files(context: CatalogContext, uuid: str, metadata_location: str) -> AsyncIterator[str]:
     """Yield the locations of all files that the metadata refers to, and finally of the metadata file itself.
 
-    The order is: data and delete files, manifests, index files, files of plan tables, manifest lists, statistics and
-    older metadata files. Only `make_deletable_check` are included, and no file if `gc.enabled` is false. Missing or
-    damaged manifests are skipped.
+    The order is: data and delete files, manifests, index files, files of plan tables, manifest lists, statistics files
+    and older metadata files. Files that `make_deletable_check` excludes are left out. If `gc.enabled` is false, there
+    are no files. Missing or damaged manifests are skipped.
 
     Raises:
         RetryLater: The storage is unavailable.
@@ -133,46 +134,46 @@ async def list_reachable_files(context: CatalogContext, uuid: str, metadata_loca
         return
     if not is_collectable(metadata):  # The property may have been set after the drop.
         return
-    allowed = await make_deletable_check(context, uuid, metadata, without_claims=True)
+    may_delete = await make_deletable_check(context, uuid, metadata, without_claims=True)
     seen_paths: set[str] = set()
     manifests: list[str] = []
     lists = [snapshot.manifest_list for snapshot in metadata.snapshots if snapshot.manifest_list]
     for location in lists:
-        if allowed(location):
+        if may_delete(location):
             manifests += await _read_field(context, location, "manifest_path")
     for snapshot in metadata.snapshots:
         manifests += snapshot.manifests or ()
     for manifest in dict.fromkeys(manifests):
-        if not allowed(manifest):
+        if not may_delete(manifest):
             continue
         for path in await _read_field(context, manifest, "data_file", "file_path"):
-            if allowed(path) and path not in seen_paths:
+            if may_delete(path) and path not in seen_paths:
                 seen_paths.add(path)
                 yield path
     for manifest in dict.fromkeys(manifests):
-        if allowed(manifest):
+        if may_delete(manifest):
             yield manifest
     base = metadata.location.rstrip("/")
     former_plans = f"{get_metadata_folder(metadata.location, metadata.properties)}/{FORMER_PLANS_FOLDER}"
     own_names = (INDEX_FOLDER, FORMER_INDEX_FOLDER, PLANS_FOLDER, FRESH_FOLDER)
     for folder in (*(f"{base}/{name}" for name in own_names), former_plans):
-        if allowed(folder):
-            # The listing is completed first, because deletions during a listing could make it skip files.
+        if may_delete(folder):
+            # Complete the listing before yielding files, because deletions during a listing could make it skip files.
             for location in [item.location async for item in context.objects.list(folder)]:
-                if allowed(location):
+                if may_delete(location):
                     yield location
     statistics = [entry.statistics_path for entry in metadata.statistics]
     statistics += [entry.statistics_path for entry in metadata.partition_statistics]
     older = [entry.metadata_file for entry in metadata.metadata_log]
     for location in dict.fromkeys([*lists, *statistics, *older]):
-        if allowed(location):
+        if may_delete(location):
             yield location
-    if allowed(metadata_location):
+    if may_delete(metadata_location):
         yield metadata_location
 
 
 async def _read_field(context: CatalogContext, location: str, *fields: str) -> list[str]:
-    """Return the values of one field in all rows of an Avro file. `fields` is the path of the field."""
+    """Return the values of one field in all records of an Avro file. `fields` is the path of the field's names."""
     try:
         data = await context.objects.read(location, limit_bytes=_MANIFEST_LIMIT_BYTES)
     except ObjectMissing:
@@ -186,4 +187,4 @@ def _decode(data: bytes, fields: tuple[str, ...]) -> list[str]:
             str(reduce(lambda value, field: value[field], fields, row)) for row in fastavro.reader(io.BytesIO(data))
         ]
     except Exception:  # noqa: BLE001  writers may commit invalid files, and the reader fails in many ways
-        return []  # A broken manifest lists nothing, but its own file is deleted.
+        return []  # The files of a damaged manifest are unknown. The manifest itself is deleted.

@@ -1,6 +1,6 @@
-"""Quotas: amounts that principals have used recently. Each amount counts until a given time.
+"""Quotas: limits of the amounts that principals use. Each amount counts until a given time.
 
-Each worker has its own quotas, which start empty, so a limit applies per worker. The memory is limited:
+Each worker has its own quotas, which start empty, so a limit applies to each worker. The memory is limited:
 amounts of a holder that end within the same few seconds are merged, and holders without current amounts
 are removed.
 """
@@ -11,9 +11,9 @@ import math
 from heapq import heappop, heappush
 
 _GRAIN_S = 5.0
-"""The length of an interval. Amounts that end within the same interval end together, at its end."""
+"""The length of an interval. Amounts that would end within the same interval are merged, and end with it."""
 _HOLDERS_MIN = 1000
-"""The number of holders at which holders without current amounts are removed."""
+"""The minimum number of holders at which holders without current amounts are removed."""
 
 
 class _Usage:
@@ -22,13 +22,13 @@ class _Usage:
     def __init__(self) -> None:
         self.total = 0
         self.amounts: dict[int, int] = {}
-        """The amounts by the number of the interval in which they end."""
+        """The amounts, by the number of the interval in which they end."""
         self.ends: list[int] = []
         """A heap of these interval numbers."""
 
 
 class Quota:
-    """A limit of `share` for each holder. If the holder is None, there is no limit."""
+    """A limit of `share` for each holder. There is no limit for the holder None."""
 
     def __init__(self, share: int) -> None:
         self._share = share
@@ -39,7 +39,7 @@ class Quota:
         return holder is None or self._count_used(holder, now_s) + amount <= self._share
 
     def add(self, holder: str | None, now_s: float, until_s: float, amount: int = 1) -> None:
-        """Count `amount` until `until_s`."""
+        """Count `amount` for the holder until `until_s`."""
         if holder is None or not amount:
             return
         self._count_used(holder, now_s)

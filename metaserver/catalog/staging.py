@@ -1,9 +1,9 @@
-"""Signed passes for staged tables, whose files are written before any pointer refers to them.
+"""Signed passes for staged tables, whose files are written before the tables exist.
 
-A staged table is not stored, so the server cannot look it up for a signing request of its files. Instead, the client
-sends the data that the server needs (table, location and expiry), signed with a key that all replicas share. A
-pass gives access to one new location, whose UUID was generated at staging, and to no location of another
-table.
+The database does not contain a staged table, so the server cannot look up its location when a client requests
+signatures for its files. Instead, the client sends a pass: the name, location and expiry of the table, signed with a
+key that all replicas share. A pass gives access only to a new location, whose path contains a UUID that was generated
+at staging.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StagingPasses:
         self._keyring = keyring
 
     def issue(self, namespace: NamespacePath, name: str, location: str) -> str:
-        """Return a pass, in a form that is valid in URLs."""
+        """Return a pass, which contains only characters that are valid in URLs."""
         claims = {
             "aud": _PURPOSE,
             "namespace": list(namespace),

@@ -80,10 +80,7 @@ class Tables:
         return LoadedTable(entry=entry, metadata=metadata)
 
     async def stage(self, caller: Caller, namespace: NamespacePath, request: CreateTable) -> LoadedTable:
-        """Return the metadata of a table that is not created yet. Nothing is stored.
-
-        The client commits it with assert-create.
-        """
+        """Return the metadata of a new table without storing it. The client creates the table with assert-create."""
         metadata = await self._make_metadata(caller, namespace, request)
         return LoadedTable(entry=None, metadata=metadata)
 
@@ -95,10 +92,10 @@ class Tables:
         location = create_metadata_location(self._context, metadata.location, metadata.properties, None, suffix)
         entry = make_entry(namespace, request.name, table_uuid(metadata), location, requested_ms)
         claimed = await claim(self._context, caller, metadata, entry, fresh=True)
-        allowed = await allow(self._context, caller, entry.uuid, metadata.properties, {})
+        allowed_operations = await allow(self._context, caller, entry.uuid, metadata.properties, {})
         operations = [
             claimed,
-            *allowed,
+            *allowed_operations,
             *self._context.create_entry(caller, entry),
             self._context.make_instant(caller, entry, "create", requested_ms=requested_ms),
             *self._context.remember(caller, status=200, metadata_location=location),
@@ -118,10 +115,10 @@ class Tables:
         check_properties: PropertyCheck | None = None,
         check_drop: Callable[[], Awaitable[None]] | None = None,
     ) -> LoadedTable:
-        """Create a name for existing metadata.
+        """Create a name for an existing metadata file of a table.
 
         Args:
-            overwrite: Whether the name may exist already.
+            overwrite: Whether the name may already exist.
             allows_locations: Whether the table may name files at the locations in its property
                 `seamark.allowed-locations`.
             check_properties: Raises an error if the caller may not set these properties of a table.
@@ -130,8 +127,8 @@ class Tables:
         Raises:
             BadRequest: The file is outside the warehouse, or is not a valid metadata file.
             Forbidden: The caller may not place entries at the location of the file or of its table.
-            AlreadyExists: The name exists, or the metadata belongs to a table with another live name. Two names
-                would commit to the same files. With `overwrite`, the table that had the name would be lost.
+            AlreadyExists: The name exists, or the metadata belongs to a table with another live name: with two names,
+                commits would change the same files.
         """
         requested_ms = self._context.clock.now_ms()
         check_new_name(name, "table name")
@@ -175,7 +172,7 @@ class Tables:
         return LoadedTable(entry=stored or entry, metadata=metadata)
 
     async def _check_registered(self, caller: Caller, entry: Entry) -> None:
-        """Remove a new name again if the files of its table may be deleted.
+        """Check that the files of a newly registered table are not being deleted. Otherwise remove its name again.
 
         A concurrent purge or cleaning commit may have missed the new name.
         """
@@ -191,14 +188,14 @@ class Tables:
                 name=entry.name,
                 expected_location=entry.metadata_location,
             )
-            with contextlib.suppress(CommitConflict, NotFound):  # If the name has changed, it was usable.
+            with contextlib.suppress(CommitConflict, NotFound):  # Another request has already changed the name.
                 await self._context.transact([drop, unregistered])
             raise
 
     async def unregister(self, caller: Caller, namespace: NamespacePath, name: str) -> LoadedTable:
-        """Remove the name and keep all files. Later commits fail.
+        """Remove the name, and keep all files of the table. Later commits fail.
 
-        There is no undrop, because the table can be registered again.
+        The table cannot be undropped, but it can be registered again.
         """
         requested_ms = self._context.clock.now_ms()
         for attempt in range(self._context.settings.commit_retries + 1):
@@ -216,7 +213,7 @@ class Tables:
                         *self._context.remember(caller, status=200, metadata_location=entry.metadata_location),
                     ]
                 )
-            except CommitConflict:  # The answer must include the commit that came first.
+            except CommitConflict:  # Try again, because the answer must include the other commit.
                 if attempt == self._context.settings.commit_retries:
                     raise
             else:
@@ -271,7 +268,7 @@ class Tables:
             BadRequest: The file is outside the warehouse or invalid, or the files of its table are being purged.
         """
         self._context.warehouse.check(location, "metadata-location")
-        # Check the storage, because the cache may still contain a file that no longer exists.
+        # Check the storage itself, because the cache may contain a file that no longer exists.
         if not await self._context.objects.exists(location):
             raise NotFound(f"Cannot register {location}: the file does not exist")
         try:
@@ -309,7 +306,7 @@ async def rename_entry(
         uuid=None if entry is None else entry.uuid,
     )
     operations: list[Any] = [rename]
-    # If the entry does not exist, the store raises the error.
+    # The store raises the error for a missing entry.
     if entry is not None:
         summary = {"to": show(target.namespace, target.name), "to-namespace": list(target.namespace)}
         operations.append(context.make_instant(caller, entry, "rename", requested_ms=requested_ms, summary=summary))

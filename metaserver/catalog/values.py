@@ -39,25 +39,25 @@ class IdempotencyKey(msgspec.Struct, frozen=True):
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """The principal of a request, for the timeline, and the request's idempotency key if it has one."""
+    """The principal of a request with its rights in the catalog, and the request's idempotency key if it has one."""
 
     principal_name: str
     request_id: str
     idempotency: IdempotencyKey | None = None
     confined_to: tuple[NamespacePath, ...] | None = None
-    """The namespaces in whose locations the caller may place entries, or None for the whole warehouse."""
+    """The namespaces in whose locations the caller may place entries. None means the whole warehouse."""
     names_owners: bool = True
     """Whether the caller may name other users as owners of views (`owners.py`)."""
     owns_created_in: tuple[NamespacePath, ...] = ()
-    """The namespaces in which, and below which, the caller becomes the owner of what it creates."""
+    """The caller becomes the owner of the entries that it creates in these namespaces and below them."""
     reuses_locations_in: tuple[NamespacePath, ...] = ((),)
-    """The namespaces in which, and below which, the caller may create entries at the locations of dropped entries."""
+    """In these namespaces and below them, the caller may create entries at the locations of dropped entries."""
     request_bytes: int = 0
-    """The length of the request's decompressed body; 0 without a body."""
+    """The length of the request's decompressed body, or 0 without a body."""
 
 
 def make_owner(caller: Caller, namespace: NamespacePath, kind: str = NAMESPACE, name: str = "") -> list[Operation]:
-    """Return the operations that make the caller the owner of what it creates, if its rights include this."""
+    """Return the operations that make the caller the owner of a new entry, if its rights include this."""
     if not any(namespace[: len(path)] == path for path in caller.owns_created_in):
         return []
     return [SaveGrant(Grant(caller.principal_name, OWNER, namespace, kind, name))]
@@ -78,10 +78,7 @@ class Page(msgspec.Struct, Generic[T], frozen=True):
 
 
 class LoadedTable(msgspec.Struct, frozen=True):
-    """A table at one pointer.
-
-    `entry` is None for a staged table, which is not stored yet.
-    """
+    """A table with the metadata of its pointer. `entry` is None for a staged table, which is not stored yet."""
 
     entry: Entry | None
     metadata: TableMetadata
@@ -104,7 +101,7 @@ class TableIdentifier(msgspec.Struct, frozen=True):
 
 
 class CreateTable(msgspec.Struct, frozen=True, rename="kebab"):
-    """The body of POST …/tables; schema, spec and order are JSON objects of the specification."""
+    """The body of POST …/tables. Schema, partition spec and write order are JSON objects of the REST specification."""
 
     name: str
     schema: dict[str, Any]
@@ -153,7 +150,7 @@ class TableCommit(msgspec.Struct, frozen=True):
 
 
 def _check_summary(snapshot: SnapshotInput) -> None:
-    """Check that a snapshot of a client does not claim to be a flush. Continuous readers would skip its rows.
+    """Check that a client's snapshot is not marked as a flush, because continuous readers would skip its rows.
 
     Raises:
         BadRequest: The summary has a key of a flush.
@@ -167,7 +164,7 @@ def _check_summary(snapshot: SnapshotInput) -> None:
 
 
 def read_table_commit(change: TableChange) -> TableCommit:
-    """Return the commit with typed requirements and updates.
+    """Parse the requirements and updates of an engine's commit.
 
     Raises:
         BadRequest: A requirement or an update is unknown or malformed.

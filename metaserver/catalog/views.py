@@ -82,15 +82,15 @@ class Views:
         return metadata
 
     async def _is_recorded(self, entry: Entry, metadata: ViewMetadata) -> bool:
-        """Return whether the view was committed with this content, or before fingerprints were recorded."""
+        """Return whether the view was committed with this content, or by a version that recorded no fingerprints."""
         fingerprint = compute_view_fingerprint(metadata, entry.metadata_location)
         if self._recorded.get(entry.metadata_location) == fingerprint:
             return True
         store = self._context.store
         if await store.find_instant_by_fingerprint(entry.uuid, fingerprint) is None:
             for action in ("commit", "register", "create"):
-                where = InstantFilter(uuid=entry.uuid, action=action, newest_first=True)
-                if any(instant.fingerprint for instant in await store.list_instants(where, 1)):
+                instant_filter = InstantFilter(uuid=entry.uuid, action=action, newest_first=True)
+                if any(instant.fingerprint for instant in await store.list_instants(instant_filter, 1)):
                     return False
         if len(self._recorded) >= _RECORDED_MAX:
             self._recorded.clear()
@@ -129,7 +129,7 @@ class Views:
         return LoadedView(entry=entry, metadata=metadata)
 
     async def register(self, caller: Caller, namespace: NamespacePath, name: str, location: str) -> LoadedView:
-        """Create a name for existing metadata.
+        """Create a name for an existing metadata file of a view.
 
         Raises:
             BadRequest: The file is outside the warehouse, or is not a valid metadata file.
@@ -168,7 +168,7 @@ class Views:
         requirements: builtins.list[dict[str, Any]],
         updates: builtins.list[dict[str, Any]],
     ) -> LoadedView:
-        """Update a view. If another commit comes first, try again on the current metadata.
+        """Update a view. If another commit comes first, try again with the new metadata.
 
         Raises:
             CommitConflict: A requirement failed, or other commits came first in every attempt.
@@ -209,13 +209,13 @@ class Views:
         if metadata.location != base.location:
             await self._context.check_location(caller, metadata.location, "The view's location", entry.namespace)
         await self._context.check_properties(caller, metadata.properties, base.properties, entry.namespace)
-        now = self._context.clock.now_ms()
+        now_ms = self._context.clock.now_ms()
         document = encode_view(metadata)
         suffix = name_suffix(document)
         path = create_metadata_location(
             self._context, metadata.location, metadata.properties, entry.metadata_location, suffix
         )
-        updated = make_entry(entry.namespace, entry.name, metadata.view_uuid, path, now, EntryKind.VIEW)
+        updated = make_entry(entry.namespace, entry.name, metadata.view_uuid, path, now_ms, EntryKind.VIEW)
         record = self._make_instant(caller, updated, "commit", requested_ms, metadata)
         remember = self._context.remember(caller, status=200, metadata_location=path)
         claimed: builtins.list[Any] = []
@@ -224,7 +224,7 @@ class Views:
         else:
             await check_writable(self._context, entry.uuid, metadata)
         await self._context.create_and_transact(
-            path, document, [*claimed, build_swap(entry, path, now), record, *remember]
+            path, document, [*claimed, build_swap(entry, path, now_ms), record, *remember]
         )
         return LoadedView(entry=updated, metadata=metadata)
 

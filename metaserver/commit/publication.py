@@ -1,8 +1,9 @@
-"""Publishes commits: writes their metadata files and moves their pointers, in one transaction of the pointer store.
+"""Publishes commits: writes their metadata files, and moves their pointers in one transaction of the pointer store.
 
-Commits of engines and changes of writers both end here. A commit is durable when the transaction is durable. A
-publication has three outcomes: committed, conflict and unknown (docs/design/0001). Written files are deleted only if it
-is certain that no pointer refers to them. If the outcome is unknown, they stay, and the client receives CommitUnknown.
+Commits of engines and changes of writers use the same publication. A commit is durable when the transaction is durable.
+A publication has three outcomes: committed, conflict and unknown (docs/design/0001). Written files are deleted only if
+it is certain that no pointer refers to them. If the outcome is unknown, the files are kept, and the client receives
+CommitUnknown.
 """
 
 from __future__ import annotations
@@ -46,54 +47,51 @@ from seamark.metaserver.store.port import IdempotencyTaken
 _DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
 _CODEC = "write.metadata.compression-codec"
 _PRIORITY_AFTER, _PRIORITY_MS = 3, 3000
-"""The number of lost races after which a commit takes priority, and the duration of the priority.
+"""The number of lost races after which a commit takes priority, and the duration of the priority in milliseconds.
 
-On slow storage, it lasts for several attempts.
+The duration is sufficient for several attempts on slow storage.
 """
 _BACK_OFF_MAX = 5
-"""The attempt after which the pause between attempts no longer grows."""
+"""The number of the attempt from which on the pause between attempts no longer grows."""
 _RECORDED_UPDATES_MAX = 50
 """The maximum number of updates of one commit that the timeline records."""
 _SUMMARY_KEYS = ("added-data-files", "deleted-data-files", "added-records", "deleted-records", "added-delete-files")
 _SUMMARY_CHARACTERS_MAX = 100
 """The maximum length of a value in a summary on the timeline.
 
-A writer may send megabytes, and readers of the timeline receive a thousand instants.
+A writer may send values of megabytes, and an answer of the timeline may contain a thousand instants.
 """
 OTHER_ROWS = "other-rows"
-"""A key in the timeline's summary.
-
-Its value is the reason why a `replace` snapshot cannot have the rows of its parent.
-"""
+"""The key in the timeline's summary for the reason why a `replace` snapshot cannot have the rows of its parent."""
 
 SNAPSHOT_ADDED = ("add-snapshot", "set-snapshot-ref")
 MANIFESTS_REWRITTEN = ("rewrite-manifests",)
-"""The updates of an event in which the server lists the same files in other manifests.
+"""The update names of an event in which the server lists the same files in different manifests.
 
-No update of the REST specification has this name, so no client can record it.
+No update of the REST specification has this name, so a client's commit cannot record it.
 """
 FILES_REPLACED = ("replace-files",)
-"""The updates of an event in which a change replaces files by files with the same rows, such as a compaction.
+"""The update names of an event in which a change replaces files by files with the same rows, such as a compaction.
 
-No engine can record them.
+A commit of an engine cannot record this name.
 """
 
 
 class CommitEvent(msgspec.Struct, frozen=True):
-    """The timeline record of one change or one snapshot."""
+    """The timeline's record of one change, or of one snapshot of an engine."""
 
     caller: Caller
     requested_ms: int
     snapshot_id: int | None
     summary: Mapping[str, Any] = {}
-    """The summary of the snapshot. The timeline keeps its operation and its counts."""
+    """The summary of the snapshot. The timeline keeps only its operation and its counts."""
     updates: tuple[str, ...] = SNAPSHOT_ADDED
     """The actions of the metadata updates."""
     fingerprint: str | None = None
 
 
 class PreparedCommit(msgspec.Struct, frozen=True):
-    """The part of one attempt that concerns one table: everything that its publication writes."""
+    """Everything that the publication of a commit writes for one table, in one attempt."""
 
     namespace: NamespacePath
     name: str
@@ -103,10 +101,10 @@ class PreparedCommit(msgspec.Struct, frozen=True):
     metadata: TableMetadata
     events: Sequence[CommitEvent]
     files: Sequence[tuple[str, bytes]] = ()
-    """Files that the server writes and the metadata refers to."""
+    """Locations and contents of files to write, to which the metadata refers."""
     document: bytes = b""
     location: str = ""
-    """The location to which `document` is written. Empty if the metadata does not change."""
+    """The location to which `document` is written, or an empty text if the metadata does not change."""
     unneeded: Sequence[str] = ()
     """Metadata files that are no longer in the metadata log and may be deleted."""
     claims: tuple[Operation, ...] = ()
@@ -118,7 +116,7 @@ class PreparedCommit(msgspec.Struct, frozen=True):
 
 
 class EnginePriority(Protocol):
-    """Makes the changes of writers wait for an engine that reads the table and computes its snapshots itself."""
+    """Makes the changes of writers wait for an engine after several of its commits were refused."""
 
     def record_refusal(self, namespace: NamespacePath, name: str, uuid: str, principal: str) -> None: ...
 
@@ -126,10 +124,10 @@ class EnginePriority(Protocol):
 
 
 class Races:
-    """The races of one commit against other processes.
+    """Counts the races that a commit has lost against other processes, and gives it priority after several losses.
 
-    A process that has lost several races takes priority in the database. The other processes then lose their races
-    until its `async with` block ends, or for `_PRIORITY_MS`. Therefore no process loses every race, even if other
+    The priority is stored in the database. While a process has priority, other processes lose their races. The priority
+    ends with the `async with` block, or after `_PRIORITY_MS`. Therefore no process loses every race, even if other
     processes commit very fast.
     """
 
@@ -141,10 +139,10 @@ class Races:
         self._with_priority: set[str] = set()
 
     async def record_loss(self, uuids: Iterable[str]) -> bool:
-        """Count a LostRace for tables with these UUIDs, and wait before the next attempt.
+        """Count a lost race for the tables with these UUIDs, and wait before the next attempt.
 
         Returns:
-            False after the last attempt of the commit.
+            Whether the commit may make another attempt.
         """
         self._lost += 1
         is_late = self._context.clock.monotonic() >= self._until_s
@@ -170,9 +168,9 @@ class Races:
 
 
 class Publisher:
-    """Publishes commits. A server has one instance.
+    """Publishes commits.
 
-    Commits of engines and changes of writers share it, because they take the same locks.
+    A server has one instance, because commits of engines and changes of writers must take the same locks.
     """
 
     def __init__(self, context: CatalogContext) -> None:
@@ -183,16 +181,18 @@ class Publisher:
         self.engine_priority: EnginePriority | None = None
 
     async def close(self) -> None:
-        """Wait for the deletion of metadata files."""
+        """Wait until unneeded metadata files are deleted."""
         await self._cleanup.close()
 
     def lock(self, namespace: NamespacePath, name: str) -> contextlib.AbstractAsyncContextManager[None]:
-        """Lock a table against other commits of this process. See `lock_all`."""
+        """Take the lock of a table, which excludes other commits of this process. See `lock_all`."""
         return self.lock_all([(namespace, name)])
 
     @contextlib.asynccontextmanager
     async def lock_all(self, names: Sequence[tuple[NamespacePath, str]]) -> AsyncIterator[None]:
-        """Lock tables against other commits of this process, because a lost race would waste a metadata file.
+        """Take the locks of tables, which exclude other commits of this process.
+
+        Without the locks, these commits would lose races, and each lost race would waste a metadata file.
 
         Raises:
             RetryLater: Other commits have held one of the locks for a long time.
@@ -205,7 +205,7 @@ class Publisher:
                         lock = self._locks.setdefault(name, asyncio.Lock())
                         await stack.enter_async_context(lock)
             except TimeoutError:
-                # Without a limit for each commit, the waits of all queued commits would add up while the storage does
+                # Limit the wait, because otherwise the waits of all queued commits would add up while the storage does
                 # not respond.
                 raise RetryLater(
                     f"The commit has waited in the table's queue for {timeout_s:g} s (storage_timeout_s); try again"
@@ -233,9 +233,7 @@ class Publisher:
         stored: Callable[[], Awaitable[None]] | None = None,
         is_checked: bool = False,
     ) -> LoadedTable:
-        """Publish `metadata` as the table's current metadata.
-
-        The caller holds `lock`. The function makes one attempt.
+        """Publish `metadata` as the table's current metadata, in one attempt. The caller holds `lock`.
 
         Args:
             caller: The principal that commits.
@@ -244,7 +242,7 @@ class Publisher:
             metadata: The new metadata, which is derived from `base`.
             events: The events that the timeline records, at least one.
             operations: Further operations of the transaction that moves the pointer.
-            stored: Waits for files that the metadata refers to and that are being written. It raises if a write fails.
+            stored: Waits until the files to which the metadata refers are written. It raises an error if a write fails.
             is_checked: Whether the caller has called `check_writable` for `base`.
 
         Raises:
@@ -282,7 +280,7 @@ class Publisher:
             base: The table's metadata before the commit, or None for a new table.
             metadata: The table's metadata after the commit. If it is `base` itself, nothing is written.
             events: The events that the timeline records.
-            files: Files that the server writes and the metadata refers to.
+            files: Locations and contents of files to write, to which the metadata refers.
             is_checked: Whether the caller has called `check_writable` for `base`.
         """
         (namespace, name), uuid = full_name, get_uuid(entry, metadata)
@@ -291,12 +289,12 @@ class Publisher:
         if base is None or metadata.location != base.location:
             await self._context.check_location(caller, metadata.location, "The table's location", namespace)
             await check_unclaimed(self._context, caller, metadata.location, "The table's location", full_name, uuid)
-        before = {} if base is None else base.properties
-        await self._context.check_properties(caller, metadata.properties, before, namespace)
-        if base is None or metadata.properties != before or not _has_same_layout(metadata, base):
+        base_properties = {} if base is None else base.properties
+        await self._context.check_properties(caller, metadata.properties, base_properties, namespace)
+        if base is None or metadata.properties != base_properties or not _has_same_layout(metadata, base):
             check_encrypted_columns(metadata, base, _list_indexed_columns)
             metadata = msgspec.structs.replace(
-                metadata, properties=record_setters(caller.principal_name, metadata.properties, before)
+                metadata, properties=record_setters(caller.principal_name, metadata.properties, base_properties)
             )
         unneeded: Sequence[str] = ()
         if entry is not None and base is not None:
@@ -308,11 +306,11 @@ class Publisher:
         location = create_metadata_location(self._context, metadata.location, metadata.properties, previous, suffix)
         claims: tuple[Operation, ...] = ()
         if may_add_locations(base, metadata):
-            new = make_entry(namespace, name, uuid, location, 0)
-            claims = (await claim(self._context, caller, metadata, new, fresh=base is None),)
+            new_entry = make_entry(namespace, name, uuid, location, 0)
+            claims = (await claim(self._context, caller, metadata, new_entry, fresh=base is None),)
         elif entry is not None and not is_checked:
             await check_writable(self._context, entry.uuid, metadata)
-        claims += tuple(await allow(self._context, caller, uuid, metadata.properties, before))
+        claims += tuple(await allow(self._context, caller, uuid, metadata.properties, base_properties))
         return PreparedCommit(
             namespace, name, uuid, entry, metadata, events, files, document, location, unneeded, claims
         )
@@ -324,8 +322,8 @@ class Publisher:
         Therefore each file must also be in a location that the table claims in the database.
         """
         owns = make_owns(self._context, metadata)
-        own = [location for location in removed if owns(location)]
-        return await list_claimed(self._context, uuid, own) if own else ()
+        own_files = [location for location in removed if owns(location)]
+        return await list_claimed(self._context, uuid, own_files) if own_files else ()
 
     async def publish_all(
         self,
@@ -333,19 +331,26 @@ class Publisher:
         operations: Sequence[Operation],
         stored: Callable[[], Awaitable[None]] | None = None,
     ) -> list[LoadedTable]:
-        """Write the files, and then move the pointers.
+        """Write the files, and then move the pointers, in one attempt. The caller holds the locks of `lock_all`.
 
-        The caller holds the locks of `lock_all`. The function makes one attempt. It raises the same errors as
-        `publish`. The written files are deleted if the transaction is known to have failed.
+        If the transaction has certainly failed, the written files are deleted.
+
+        Args:
+            commits: The commits of the tables.
+            operations: Further operations of the transaction that moves the pointers.
+            stored: See `publish`.
+
+        Raises:
+            CommitConflict, CommitUnknown: See `publish`.
         """
         files: list[tuple[str, bytes]] = []
         for prepared in commits:
-            if prepared.location:  # The metadata file is written last, because it refers to the other files.
+            if prepared.location:  # Write the metadata file last, because it refers to the other files.
                 files += [*prepared.files, (prepared.location, prepared.document)]
         written: list[str] = []
         try:
             for location, data in files:
-                # The file is recorded before the write, because a write with an unknown outcome may have created it.
+                # Record the file before the write, because a write with an unknown outcome may have created it.
                 written.append(location)
                 try:
                     await self._context.objects.create(location, data)
@@ -367,12 +372,12 @@ class Publisher:
         for prepared in commits:
             operations += prepared.claims
             if prepared.location:
-                now = self._context.clock.now_ms()
+                now_ms = self._context.clock.now_ms()
                 if prepared.entry is None:
                     caller = prepared.events[0].caller
-                    operations += self._context.create_entry(caller, prepared.make_entry(now))
+                    operations += self._context.create_entry(caller, prepared.make_entry(now_ms))
                 else:
-                    operations.append(build_swap(prepared.entry, prepared.location, now, self._holder))
+                    operations.append(build_swap(prepared.entry, prepared.location, now_ms, self._holder))
                 operations += [self._build_instant(prepared, event) for event in prepared.events]
         operations += further
         if operations:
@@ -386,10 +391,10 @@ class Publisher:
             summary |= {key: _shorten(recorded[key]) for key in _SUMMARY_KEYS if key in recorded}
             if (reason := _describe_difference(prepared.metadata, event.snapshot_id)) is not None:
                 summary[OTHER_ROWS] = reason
-        now = self._context.clock.now_ms()
+        now_ms = self._context.clock.now_ms()
         return self._context.make_instant(
             event.caller,
-            prepared.make_entry(now),
+            prepared.make_entry(now_ms),
             "create" if prepared.entry is None else "commit",
             requested_ms=event.requested_ms,
             snapshot_id=event.snapshot_id,
@@ -398,7 +403,7 @@ class Publisher:
         )
 
     def _build_outcome(self, prepared: PreparedCommit) -> LoadedTable:
-        now = self._context.clock.now_ms()
+        now_ms = self._context.clock.now_ms()
         if not prepared.location:
             assert prepared.entry is not None
             return LoadedTable(entry=prepared.entry, metadata=prepared.metadata)
@@ -409,7 +414,7 @@ class Publisher:
         if prepared.unneeded:
             shared = partial(self._has_another_name, prepared.uuid)
             self._cleanup.remove(prepared.unneeded, is_in_use=shared)
-        entry = prepared.make_entry(now)
+        entry = prepared.make_entry(now_ms)
         if prepared.entry is not None:
             entry = msgspec.structs.replace(
                 entry,
@@ -420,7 +425,7 @@ class Publisher:
         return LoadedTable(entry=entry, metadata=prepared.metadata)
 
     async def _has_another_name(self, uuid: str) -> bool:
-        """Return whether another name refers to the table. The other name may still need the files."""
+        """Return whether another name refers to the table, and may need the files."""
         return await self._context.store.count_names(uuid) > 1
 
 
@@ -459,9 +464,9 @@ def _shorten(value: object) -> object:
 
 
 def make_pointer_moved(namespace: NamespacePath, name: str) -> CommitUnknown:
-    """Return the error for a commit that succeeded on a table to which the name no longer refers.
+    """Return the error for a commit that succeeded, if the name no longer refers to the table.
 
-    After a 404 or 409, clients would delete files that the dropped or renamed table still uses.
+    After an answer of 404 or 409, clients would delete files that the dropped or renamed table still uses.
     """
     return CommitUnknown(
         f"This commit succeeded, but {show(namespace, name)} was dropped, renamed or replaced since; keep its files"

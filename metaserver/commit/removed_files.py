@@ -1,10 +1,10 @@
 """Refuses commits of files that a removal of orphan files has deleted.
 
-A removal deletes old files that nothing refers to. If a writer commits such a file days later, or after the clock was
-wrong for a while, the table would become unreadable. Therefore a removal writes a note to the database, before and
-after each batch, under the lock of the table's commits. The note says that files of the table were deleted. While a
-note is younger than `_WRITERS_MS`, a commit checks that the files that it adds exist. It checks before it takes the
-lock, and again under the lock only if the note has changed since.
+If a writer commits a file only days after writing it, or the clock was wrong for a while, a removal of orphan files may
+have deleted the file, and the commit would make the table unreadable. Therefore a removal writes a note to the
+database before and after each batch, under the table's commit lock. The note says that files of the table were
+deleted. While the note is younger than `_WRITERS_MS`, each commit checks that the files that it adds exist. It checks
+before it takes the lock. Under the lock, it repeats the check only if the note has changed.
 """
 
 from __future__ import annotations
@@ -23,22 +23,19 @@ from seamark.metaserver.store.operations import SaveCursor
 from seamark.metaserver.store.passed_time import look_at_clock
 
 _WRITERS_MS = 30 * 24 * 3_600_000
-"""The maximum time between a removal and the commit of files that were written before the removal."""
+"""The maximum time after a removal in which writers may commit files that they wrote before the removal."""
 _LOOKUPS_CONCURRENT_MAX = 64
 _SHOWN_CHARACTERS_MAX = 500
 
 
 async def note_removal(context: CatalogContext, uuid: str) -> None:
-    """Record that files of the table are about to be deleted, or were deleted.
-
-    A removal of orphan files calls this before and after each batch.
-    """
+    """Write the note of a removal of orphan files. The removal calls this function before and after each batch."""
     name, note = _make_cursor_name(uuid), f"{context.clock.now_ms()} {context.clock.uuid4()}"
     for _ in range(context.settings.commit_retries + 1):
         try:
             await context.store.transact([SaveCursor(name, await context.store.load_cursor(name), note)])
         except CommitConflict:
-            continue  # Another removal of the table runs at the same time.
+            continue  # A concurrent removal has changed the note.
         return
     raise CommitConflict("Several removals of orphan files of the table run at the same time; try again later")
 
@@ -76,12 +73,12 @@ async def check_snapshots_stored(
     base: TableMetadata,
     added: Iterable[SnapshotInput],
 ) -> None:
-    """Check that the files exist that the snapshots of an engine add, as `check_stored` does.
+    """Check that the files exist that the snapshots of an engine add. See `check_stored`.
 
     Args:
         context: The context of the catalog.
         published: Reads the manifests of the table.
-        own: Reads the manifests of the engine. Manifests that cannot be read are skipped.
+        own: Reads the manifests of the engine. Unreadable manifests are skipped.
         uuid: The table's UUID.
         base: The table's metadata before the commit.
         added: The snapshots.
@@ -122,7 +119,7 @@ async def _find_missing(context: CatalogContext, paths: Iterable[str]) -> list[s
     async def find(path: str) -> str | None:
         try:
             return None if await context.objects.exists(path) else path
-        # The file is outside the warehouse, or the storage does not respond now. The file may exist.
+        # The file is outside the warehouse, or the storage does not respond. Assume that the file exists.
         except SeamarkError:
             return None
 

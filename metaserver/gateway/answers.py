@@ -1,4 +1,4 @@
-"""XML answers of the S3 API, for backends that are not S3 stores."""
+"""Builds XML answers of the S3 API, for backends that are not S3 stores."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ r"""Decodes and encodes `aws-chunked` bodies: chunks with optional signatures, t
     [x-amz-checksum-crc32:<base64>\r\n] [x-amz-trailer-signature:<64 hex digits>\r\n] \r\n
 
 The module does no I/O. Each signature covers the previous signature and the hash of the chunk's data. The decoder
-withholds the last piece of a chunk until the chunk's signature is verified. So a receiver that needs all data before
-it stores an object never stores forged data.
+returns the last piece of a chunk only after it has verified the chunk's signature. A receiver stores an object only
+after it has received all data, so it never stores forged data.
 
 Source: Amazon S3 API reference, "Signature calculations: transferring payload in multiple chunks".
 """
@@ -39,19 +39,19 @@ _TRAILER_SIGNATURE_BYTES = len("x-amz-trailer-signature:") + 64 + 2
 
 
 class ChunkDecoder:
-    """Decodes a body.
+    """Decodes an `aws-chunked` body.
 
-    `feed` takes bytes of the body and returns data. After all bytes, `finish` returns the trailers.
-
-    Raises:
-        S3Error: The body is malformed, a signature is wrong, or the data do not have `length` bytes, the decoded
-            length that the client declared.
+    `feed` receives bytes of the body, and returns data. After all bytes, `finish` returns the trailers. Both raise
+    S3Error if the body is malformed, a signature is wrong, or the data do not have the declared length.
     """
 
     def __init__(self, claim: SignatureClaim, key: bytes, length: int) -> None:
         """Create a decoder.
 
-        `key` is the signing key of the claim. The chain of signatures starts with the claim's signature.
+        Args:
+            claim: The authentication of the request. The chain of signatures starts with its signature.
+            key: The signing key of the claim.
+            length: The length of the decoded data in bytes, which the client declared.
         """
         self._claim = claim
         self._key = key
@@ -62,7 +62,7 @@ class ChunkDecoder:
         self._buffer = bytearray()
         self._received = 0
         self._left: int | None = None
-        """The bytes of the current chunk that have not arrived, or None between chunks."""
+        """The number of bytes of the current chunk that have not arrived, or None between chunks."""
         self._signature = b""
         self._hash = hashlib.sha256()
         self._withheld = b""
@@ -92,7 +92,7 @@ class ChunkDecoder:
         return self.trailers
 
     def _decode_step(self, pieces: list[bytes]) -> bool:
-        """Decode the next part of the buffer, and return whether the buffer may contain another part."""
+        """Decode the next element in the buffer. Return whether the buffer may contain a further element."""
         if self._ended:
             if len(self._buffer) > _TRAILER_BYTES_MAX:
                 raise S3Error("InvalidRequest", f"The trailers have more than {_TRAILER_BYTES_MAX} bytes")
@@ -188,10 +188,7 @@ class ChunkDecoder:
 
 
 class ChunkSigner:
-    """Frames a body as aws-chunked.
-
-    If the chunks are signed, the signature of the first chunk covers the signature of the header.
-    """
+    """Encodes a body as aws-chunked. If the chunks are signed, the first signature covers the header's signature."""
 
     def __init__(self, secret: str, timestamp: str, region: str, payload: str, seed: str) -> None:
         scope = f"{timestamp[:8]}/{region}/s3/aws4_request"
@@ -204,15 +201,15 @@ class ChunkSigner:
         return self._parse_header(data) + data + b"\r\n"
 
     def end(self, trailer: str, value: str) -> bytes:
-        """Return the last chunk, and the trailer if it has a name.
+        """Return the last chunk, and the trailer if its name is not empty.
 
         Raises:
-            S3Error: InvalidRequest if the value does not have the length of its algorithm.
+            S3Error: InvalidRequest if the length of the value does not fit the checksum algorithm.
         """
         head = self._parse_header(b"")
         if not trailer:
             return head + b"\r\n"
-        # The length of the body was computed from the length of the checksum.
+        # Check the length, because the declared length of the body was computed from it.
         if len(value) != _CHECKSUM_CHARS[trailer] or not _BASE64.fullmatch(value):
             raise S3Error("InvalidRequest", f"The trailer {trailer} is missing or malformed")
         text = f"{trailer}:{value}"
@@ -235,7 +232,7 @@ class ChunkSigner:
 
 
 def compute_framed_length(length: int, chunk_bytes: int, trailer: str, *, is_signed: bool) -> int:
-    """Return the length of a framed body with `length` bytes of data in chunks of `chunk_bytes`.
+    """Return the length of an aws-chunked body with `length` bytes of data in chunks of `chunk_bytes`.
 
     Raises:
         S3Error: InvalidRequest if the trailer is unknown.

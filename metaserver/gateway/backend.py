@@ -1,4 +1,4 @@
-"""The port of the gateway to a backend, which answers authorised S3 requests: an S3-compatible store, or a folder."""
+"""The port of the gateway to a backend, which answers authorised S3 requests from a store, a cloud or a folder."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from seamark.metaserver.objects.s3_scope import Address
 class S3Read:
     """An authorised request without its body.
 
-    `headers` have lower-case names; `address.query` has no authentication. `principal_name` is the principal that
-    received the keys. `pinned` is whether the table's objects are pinned in the cache.
+    Attributes:
+        address: The bucket, the key, and the query without the parameters of the authentication.
+        headers: The headers. Their names are in lower case.
+        principal_name: The principal to which the keys were issued.
+        pinned: Whether the objects of the table are pinned in the cache.
     """
 
     method: str
@@ -31,10 +34,11 @@ class S3Read:
 
 @dataclass(frozen=True, slots=True)
 class S3Call(S3Read):
-    """A request that its keys allow.
+    """An authorised request with its body.
 
-    If the call has an XML body, `document` contains the body, because the keys in it were checked. All other bodies
-    are in `body`, and are not read yet.
+    Attributes:
+        body: The unread body, or None if there is no body or it was read into `document`.
+        document: The XML body, or None. It was read already, to check the keys of objects in it.
     """
 
     request: web.Request
@@ -44,11 +48,11 @@ class S3Call(S3Read):
 
 @dataclass(slots=True)
 class StartedAnswer:
-    """An answer whose header and first bytes are sent.
-
-    `send_body` sends the remaining bytes. It is None if all bytes are sent. The function may be called more than once.
+    """An answer whose header and first bytes were sent.
 
     Attributes:
+        length: The length of the body in bytes.
+        send_body: Sends the remaining bytes. It is None if all bytes were sent. It may be called several times.
         abandon: Releases the memory of the answer if the remaining bytes will not be sent.
     """
 
@@ -59,16 +63,16 @@ class StartedAnswer:
 
 
 class BrokenAnswer(Exception):
-    """The rest of an answer cannot be sent.
+    """Raised if the rest of an answer cannot be sent.
 
-    The header is sent already, so only an aborted connection shows the client that bytes are missing.
+    The header was already sent, so only an aborted connection shows the client that bytes are missing.
     """
 
 
 class PromptResponse(web.StreamResponse):
-    """An answer in pieces. Its header and its first piece are sent together.
+    """An answer in pieces that sends its header together with its first piece.
 
-    Two writes would wake the client twice. On a busy machine, the client would run between them.
+    With two writes, a client on a busy machine would wake up twice.
     """
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
@@ -78,7 +82,7 @@ class PromptResponse(web.StreamResponse):
 
 class Backend(Protocol):
     async def answer(self, call: S3Call) -> web.StreamResponse:
-        """Return the answer, which is sent in pieces.
+        """Answer a request, and return the response after its pieces were sent.
 
         Raises:
             S3Error, SeamarkError: The request failed before the first piece was sent.

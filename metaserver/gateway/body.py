@@ -1,9 +1,9 @@
 """Reads the body of a request in pieces, within limits of size and time. The whole body is never in memory.
 
-The rule: a reader receives the last piece of a body only after everything that the signature covers is verified. So
+A reader receives the last piece of a body only after everything that the signature covers is verified. So
 a backend that needs all bytes before it stores an object never stores a forged or truncated object. Before the last
-piece, the rights are checked again: a body may take hours, and meanwhile its table may be dropped and its location
-used by another table.
+piece, the rights are checked again: a body may take hours, and meanwhile its table may be dropped, and another table
+may use its location.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from seamark.metaserver.gateway.sigv4 import SignatureClaim
 from seamark.metaserver.objects.s3_scope import UNSIGNED_PAYLOAD
 
 BYTES_PER_SECOND_MIN = 64 << 10
-"""The minimum rate of a body. For every `BYTES_PER_SECOND_MIN` bytes, one second is added to the timeout."""
+"""The minimum rate of a body: for each of these numbers of bytes, one second is added to the timeout."""
 FRAMING_BYTES_MAX = 1 << 20
-"""The framing of an aws-chunked body may have as many bytes as its data, and this number of bytes more."""
+"""The framing of an aws-chunked body may have as many bytes as the data, plus this number of bytes."""
 PIECE_BYTES = 256 << 10
-"""The maximum size of a piece. A request has a few pieces in memory."""
+"""The maximum size of a piece of a body. Each request has only a few pieces in memory."""
 
 
 class Body:
     """The body of a request.
 
-    `length` is the length of the data, without the framing of aws-chunked. `is_chunked` states whether the body is
-    framed.
+    Attributes:
+        length: The length of the data in bytes, without the framing of aws-chunked.
+        is_chunked: Whether the body is encoded as aws-chunked.
     """
 
     def __init__(
@@ -46,9 +47,12 @@ class Body:
         limit_bytes: int,
         timeout_s: float,
     ) -> None:
-        """Check the declared length.
+        """Check the declared length of the body.
 
-        `key` is the signing key of the claim. `confirm` raises if the request may no longer store its body.
+        Args:
+            claim: The authentication of the request.
+            key: The signing key of the claim.
+            confirm: Raises an error if the request may no longer store its body.
 
         Raises:
             S3Error: The body has no length, or is longer than `limit_bytes`.
@@ -61,21 +65,21 @@ class Body:
         self._timeout_s = timeout_s
         self.payload = claim.payload
         self.is_chunked = claim.payload in STREAMING
-        # Some clients send only one of the two lengths of an aws-chunked body: the length of the data.
+        # Some clients send only the length of the data of an aws-chunked body, and no Content-Length.
         name = "x-amz-decoded-content-length" if self.is_chunked else "Content-Length"
         self.length = _parse_length(request.headers.get(name), name)
         if self.length > limit_bytes:
             raise S3Error("EntityTooLarge", f"The body has {self.length} bytes; the limit is {limit_bytes} bytes")
         self._raw_max = self.length + (self.length + FRAMING_BYTES_MAX if self.is_chunked else 0)
         self.trailers: dict[str, str] = {}
-        """The trailers of an aws-chunked body, after its pieces were read."""
+        """The trailers of an aws-chunked body, which are known after all pieces were read."""
 
     async def iter_pieces(self) -> AsyncIterator[bytes]:
         """Yield the verified data.
 
         Raises:
-            S3Error: The hash or a signature is wrong, or the body ends early or is too slow. `confirm` may raise other
-                errors.
+            S3Error: The hash or a signature is wrong, or the body ends early or is too slow.
+            SeamarkError: `confirm` has raised it.
         """
         if self.is_chunked:
             decoder = ChunkDecoder(self._claim, self._key, self.length)
@@ -105,7 +109,8 @@ class Body:
         Raises:
             S3Error: The body ends early or is too slow.
         """
-        # Ask for the body only now. After a refusal, the client does not send it.
+        # Request the body only now (`Expect: 100-continue`), so that a client whose request is refused does not send
+        # it.
         if self._request.headers.get("Expect", "").lower() == "100-continue":
             await self._request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self._request.writer.output_size = 0
@@ -130,7 +135,7 @@ class Body:
             raise S3Error("IncompleteBody", f"Content-Length is {self.length}, but the body has {received} bytes")
 
     async def read(self, limit_bytes: int) -> bytes:
-        """Return a small body, such as XML, as a whole."""
+        """Return the whole body, such as XML, which may have at most `limit_bytes`."""
         if self.length > limit_bytes:
             raise S3Error("MalformedXML", f"The body has {self.length} bytes; the limit is {limit_bytes} bytes")
         return b"".join([piece async for piece in self.iter_pieces()])

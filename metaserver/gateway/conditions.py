@@ -15,10 +15,14 @@ _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 
 
 def read_range(text: str | None, size: int) -> tuple[int, int] | None:
-    """Return (start, length) of a Range header for an object of `size` bytes, or None for the whole object.
+    """Return the start and the length of the range in a Range header, or None for the whole object.
 
     The result is also None for a malformed header, which is ignored (RFC 9110, 14.2), and for several ranges,
     which S3 does not support.
+
+    Args:
+        text: The value of the header, or None without a header.
+        size: The size of the object in bytes.
 
     Raises:
         S3Error: InvalidRange if the object has no byte of the range.
@@ -30,7 +34,7 @@ def read_range(text: str | None, size: int) -> tuple[int, int] | None:
         return None
     if not matched[1]:
         if not size and int(matched[2]):
-            # The last bytes of an empty object are the whole object.
+            # A range of the last bytes of an empty object means the whole object.
             return None
         length = min(int(matched[2]), size)
         start = size - length
@@ -48,7 +52,12 @@ def read_range(text: str | None, size: int) -> tuple[int, int] | None:
 def check_read(headers: Mapping[str, str], etag: str, modified_s: int, prefix: str = "") -> None:
     """Check the conditions of a read.
 
-    `prefix` is `x-amz-copy-source-` for the source of a copy. Its conditions always fail with PreconditionFailed.
+    Args:
+        headers: The headers of the request.
+        etag: The ETag of the object.
+        modified_s: The time of the object's last change.
+        prefix: The prefix of the headers: `x-amz-copy-source-` for the source of a copy. With a prefix, every false
+            condition raises PreconditionFailed.
 
     Raises:
         S3Error: PreconditionFailed or NotModified if a condition is false.
@@ -70,7 +79,9 @@ def check_read(headers: Mapping[str, str], etag: str, modified_s: int, prefix: s
 def check_write(headers: Mapping[str, str], etag: str | None) -> None:
     """Check the conditions of a write.
 
-    `etag` is the ETag of the object that it replaces, or None if there is no object.
+    Args:
+        headers: The headers of the request.
+        etag: The ETag of the object that the write replaces, or None if there is no object.
 
     Raises:
         S3Error: PreconditionFailed if a condition is false.
@@ -94,7 +105,7 @@ def _matches(condition: str, etag: str) -> bool:
 
 
 def _parse_seconds(text: str | None) -> float | None:
-    """Return the date in seconds, or None for an invalid date, which is ignored."""
+    """Return the date in seconds since the epoch, or None for an invalid date, which is ignored."""
     try:
         return None if text is None else parsedate_to_datetime(text).timestamp()
     except (TypeError, ValueError, OverflowError):

@@ -1,8 +1,8 @@
-"""Connections whose requests can be answered at once, in the call that receives them, before a task is woken.
+"""Connections that can answer a request immediately, in the call that receives it, without waking a task.
 
-A task, a request object and a response object of aiohttp cost more than the answer of a cached range. The rule: only a
-request without a body is answered at once, and only if the connection waits for a request and has sent all earlier
-answers. The task handles all other requests, refusals and errors, with all of aiohttp's behaviour.
+A task, a request object and a response object of aiohttp take more time than the answer with a cached range. A request
+is answered immediately only if it has no body, and the connection is waiting for a request and has sent all earlier
+answers. The task of aiohttp handles all other requests, refusals and errors.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _SEND_BUFFER_MIN_BYTES = 16 << 10
 _KERNEL_BUDGET_DIVISOR = 4
 """The divisor of the budget that gives the share of each connection.
 
-A connection gets its share when it is opened. The share is larger if there are few connections at that time. So the
-total grows with the logarithm of the number of connections.
+A connection gets its share when it is opened, and the share is larger if there are few connections. So the total of all
+shares grows with the logarithm of the number of connections.
 """
 
 
 class Unfinished(Protocol):
-    """An answer that has started, and that the task of the request finishes."""
+    """A started answer, which the task of the request finishes."""
 
     def abandon(self) -> None:
-        """Release the answer, because the connection was lost before the task began."""
+        """Release the answer. The connection calls this if it is lost before the task begins."""
 
 
 ImmediateAnswer = Callable[[RawRequestMessage, asyncio.Transport], "Unfinished | bool"]
-"""A function that begins an answer, or sends the whole answer.
+"""A function that answers a request immediately, if possible.
 
-The function returns True after the whole answer, False if nothing was sent, or the started answer.
+It returns True if it has sent the whole answer, False if it has sent nothing, or the started answer.
 """
 
 
@@ -62,14 +62,14 @@ class GatewayConnection(Connection):
         self._unfinished: Unfinished | None = None
 
     def take_unfinished(self) -> Unfinished | None:
-        """Return the answer that was started for the request of the calling task."""
+        """Return the answer that was started for the request of the calling task, or None."""
         pending, self._unfinished = self._unfinished, None
         return pending
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Without a buffer, each write is tried at once, so it is known at once which bytes the kernel has not
-        # accepted. The limit is not 0: asyncio's TLS transport would pause the writer of an empty buffer and never
-        # resume it.
+        # With the smallest buffer, each write is tried immediately, so the number of bytes that the kernel has not
+        # accepted is known. The limit must not be 0, because asyncio's TLS transport would pause the writer of an empty
+        # buffer and never resume it.
         cast(asyncio.Transport, transport).set_write_buffer_limits(high=1)
         super().connection_made(transport)
 
@@ -80,7 +80,7 @@ class GatewayConnection(Connection):
         if waiter is None or waiter.done() or self._messages:
             super().data_received(data)
             return
-        # Without a waiter, the base class does not wake the task.
+        # The base class wakes the task only if there is a waiter, so remove the waiter meanwhile.
         self._waiter = None
         try:
             super().data_received(data)
@@ -103,13 +103,13 @@ class GatewayConnection(Connection):
     def _limit_kernel(self) -> None:
         """Limit the unsent bytes that the kernel keeps for a client that does not read.
 
-        Unlike the size of the send buffer, it does not limit the bytes in transit, so that distant clients keep their
-        rate.
+        Unlike the size of the send buffer, this limit does not include the bytes in transit, so it does not slow down
+        distant clients.
         """
         self._kernel_bytes = self._connections.kernel_bytes
         sock = None if self.transport is None else self.transport.get_extra_info("socket")
         if sock is not None and _NOTSENT_LOWAT is not None:
-            # Setting the option fails if the connection is lost.
+            # Ignore errors, because setting the option fails if the connection is lost.
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, self._kernel_bytes)
 
@@ -132,10 +132,7 @@ class GatewayConnection(Connection):
         self._wait_again()
 
     def _wait_again(self) -> None:
-        """Wait for the next request, as the base class does after an answer.
-
-        The connection is closed when it has been idle for too long.
-        """
+        """Wait for the next request, as the base class does after an answer. Close the connection if it stays idle."""
         self._keepalive = True
         close_time = self._loop.time() + self._keepalive_timeout
         self._next_keepalive_close_time = close_time
@@ -153,10 +150,10 @@ class GatewayConnections(Connections):
 
     @property
     def kernel_bytes(self) -> int:
-        """The maximum of unsent bytes that the kernel keeps for one connection.
+        """The maximum number of unsent bytes that the kernel keeps for a new connection.
 
-        All connections together keep about the budget, however many connections exist. The value is a power of two,
-        so that it changes rarely.
+        The more connections exist, the lower is the value, so that all connections together keep about the budget. It
+        is a power of two, so that it changes rarely.
         """
         share = self._unsent_bytes // (_KERNEL_BUDGET_DIVISOR * max(1, self.count))
         return max(_SEND_BUFFER_MIN_BYTES, min(_SEND_BUFFER_MAX_BYTES, 1 << share.bit_length() - 1 if share else 0))
@@ -183,7 +180,7 @@ class GatewayRunner(ConnectionRunner):
 
 
 class SentAnswer(web.StreamResponse):
-    """A response that reports to aiohttp that an answer was sent already."""
+    """A response that makes aiohttp assume that the answer was already sent."""
 
     def __init__(self, status: int, length: int) -> None:
         super().__init__(status=status)

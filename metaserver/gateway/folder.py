@@ -1,6 +1,6 @@
 """Answers S3 requests from a local folder. It supports each operation of the S3 API that Iceberg's clients use.
 
-All access to files is in threads and below a `RootFolder`: no link can lead outside the folder.
+All files are accessed in threads, and through a `RootFolder`, so that no symbolic link can lead outside the folder.
 """
 
 from __future__ import annotations
@@ -52,27 +52,22 @@ T = TypeVar("T")
 
 FILE_THREADS = 16
 COPY_THREADS = 4
-"""The number of threads for copies of whole objects, for example to complete an upload.
+"""The number of threads that copy whole objects, for example to complete an upload.
 
-Copies take long, so these threads are separate and other requests do not wait for them.
+These threads are separate, so that other requests do not wait for copies, which take long.
 """
 COPIES_MAX = 16
 """The maximum number of copies that run or wait. A principal may use half of them."""
 TIMEOUT_S = 3600.0
-"""The timeout of one step on files. To complete a large multipart upload, the server copies all of its parts."""
+"""The timeout of one operation on files. The longest operation completes a large multipart upload by copying its
+parts."""
 PIECE_BYTES = 1 << 20
 KEY_BYTES_MAX = 1024
-"""The maximum length of a key, which is S3's own limit.
-
-It also limits the depth of listings, which are recursive.
-"""
+"""The maximum length of a key, as in S3. It also limits the depth of the recursion in listings."""
 
 
 class FolderBackend:
-    """A `Backend` over a local folder.
-
-    An instance belongs to one event loop.
-    """
+    """A `Backend` for a local folder. An instance belongs to one event loop."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._folder = settings.s3_folder.rstrip("/")
@@ -99,7 +94,7 @@ class FolderBackend:
         if len(call.address.key.encode()) > KEY_BYTES_MAX:
             raise S3Error("KeyTooLongError", f"A key has at most {KEY_BYTES_MAX} bytes")
         if call.method in ("PUT", "POST") and f"/{TEMPORARY_PREFIX}" in f"/{call.address.key}":
-            # Listings omit such names, so no client could find and delete the object.
+            # Refuse such names: listings omit them, so no client could find and delete the object.
             raise S3Error("InvalidArgument", f"No part of a key may start with {TEMPORARY_PREFIX!r} on this store")
         try:
             return await handler(call)
@@ -164,7 +159,7 @@ class FolderBackend:
             start, length = start + len(data), length - len(data)
 
     async def _open(self, location: str) -> tuple[int, FileInfo]:
-        """Return the descriptor of an object. The caller closes it.
+        """Return an open descriptor of an object, and its description. The caller closes the descriptor.
 
         Raises:
             S3Error: NoSuchKey if the object does not exist.
@@ -219,7 +214,7 @@ class FolderBackend:
         return web.Response(headers={"ETag": '"0-0-0"', "x-amz-request-id": call.request_id})
 
     async def _receive(self, call: S3Call, headers: dict[str, str]) -> str:
-        """Store the body's data and `headers` in a staged and synced file, and return its name."""
+        """Write the body's data and `headers` to a staged file, sync it, and return its name."""
         body = call.body
         assert body is not None
         checksum_headers = {name for name in call.headers if name.startswith("x-amz-checksum-")} - {
@@ -297,10 +292,7 @@ class FolderBackend:
         return web.Response(status=204, headers={"x-amz-request-id": call.request_id})
 
     async def _delete_object(self, location: str) -> None:
-        """Delete the object at the location.
-
-        A key that is a folder on this store is not an object, so nothing is deleted.
-        """
+        """Delete the object at the location. A folder is not an object, and is not deleted."""
         if not location.endswith("/"):
             with contextlib.suppress(ObjectMissing):
                 await self._files.delete(self._find_file(location))
@@ -333,7 +325,7 @@ class FolderBackend:
 
     async def _put_part(self, call: S3Call) -> web.StreamResponse:
         number = read_part_number(call.address.query.get("partNumber"))
-        # Check the upload before the body is received.
+        # Check the upload before receiving the body.
         await self._check_upload(call)
         return await self._add_part(call, number, await self._receive(call, {}))
 
@@ -404,11 +396,11 @@ class FolderBackend:
         await self._run(self._uploads.delete_abandoned, (passed.find_time_ago(age_ms) + age_ms) / 1000)
 
     async def _discard(self, staged: str) -> None:
-        """Delete a staged file. A published file is no longer in the staging folder."""
+        """Delete a staged file, unless it was published: a published file is no longer in the staging folder."""
         await self._run(self._staging.discard, staged)
 
     async def _run(self, work: Callable[..., T], *args: object) -> T:
-        """Run `work` in a thread of the files, and translate its errors."""
+        """Run `work` in one of the threads for files, and translate its errors."""
         return await self._files.run(f"file://{self._folder}", lambda _: work(*args))
 
     def _hide_folder(self, message: str) -> str:

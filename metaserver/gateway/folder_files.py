@@ -1,11 +1,11 @@
-"""Objects as files: they are staged, published and described. The functions block, and are called in threads.
+"""Stages, publishes and describes objects that are files. The functions block, and are called in threads.
 
-An object is written to a file next to the buckets, synced, and then renamed to its name, so that no reader sees a part
-of it. Renaming takes a lock on the folder, so that a conditional write of any worker sees the object that it replaces.
-Content type and metadata are stored in an extended attribute of the file.
+An object is written to a staged file next to the buckets, synced, and then renamed to its name, so that no reader sees
+a partial object. Renaming takes a lock on the folder, so that a conditional write of any worker sees the object that it
+replaces. Content type and metadata are stored in an extended attribute of the file.
 
-An ETag consists of the file's inode, time and size. It is different for each write, and needs no hash of the content.
-Like the ETag of a multipart upload, it is not an MD5.
+An ETag consists of the file's inode, modification time and size. It is different for each write, and needs no hash of
+the content. Like the ETag of a multipart upload in S3, it is not an MD5.
 """
 
 from __future__ import annotations
@@ -32,20 +32,22 @@ from seamark.metaserver.objects.local import DurableFolders, LocalPlace, drop_ch
 
 ATTRIBUTE = "user.seamark-s3"
 METADATA_BYTES_MAX = 2048
-"""The maximum size of user metadata, which is S3's own limit."""
+"""The maximum size of user metadata, as in S3."""
 _KEPT = ("content-type", "content-encoding", "content-language", "content-disposition", "cache-control", "expires")
 _SUMS: dict[str, tuple[Callable[[bytes, int], int], int]] = {
     "x-amz-checksum-crc32": (checksums.crc32, 4),
     "x-amz-checksum-crc32c": (checksums.crc32c, 4),
     "x-amz-checksum-crc64nvme": (checksums.crc64nvme, 8),
 }
-"""(checksum function, length of the checksum in bytes) by header."""
+"""The checksum function, and the length of its checksum in bytes, by header."""
 _HASHES = {"x-amz-checksum-sha1": "sha1", "x-amz-checksum-sha256": "sha256"}
 _UNSUPPORTED = frozenset((errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSPC, errno.E2BIG))
 
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
+    """The description of an object that is a file."""
+
     size: int
     modified_ns: int
     etag: str
@@ -70,7 +72,7 @@ def describe(descriptor: int) -> FileInfo:
 
 
 def select_kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return those headers of a write that a later read returns.
+    """Return the headers of a write that a later read must return.
 
     Raises:
         S3Error: The metadata exceed S3's limit.
@@ -85,16 +87,14 @@ def select_kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 class Checksums:
-    """Compares the hashes of a body with the hashes that the sender states.
-
-    Raises:
-        S3Error: BadDigest if they differ.
-    """
+    """Computes the hashes of a body, and compares them with the hashes that the sender states."""
 
     def __init__(self, names: set[str], *, md5: bool) -> None:
         """Prepare the hashes.
 
-        `names` are headers or trailers `x-amz-checksum-…`.
+        Args:
+            names: The names of the headers or trailers with hashes (`x-amz-checksum-…`).
+            md5: Whether to compute the MD5 as well.
 
         Raises:
             S3Error: InvalidRequest if an algorithm is unknown.
@@ -113,7 +113,11 @@ class Checksums:
             hashed.update(data)
 
     def check(self, stated: Mapping[str, str]) -> None:
-        """Compare the hashes with the stated headers and trailers."""
+        """Compare the hashes with the headers and trailers in `stated`.
+
+        Raises:
+            S3Error: BadDigest if they differ.
+        """
         computed = {name: hashed.digest() for name, hashed in self._hashes.items()}
         computed |= {name: value.to_bytes(_SUMS[name][1], "big") for name, value in self._sums.items()}
         for name, digest in computed.items():
@@ -122,19 +126,19 @@ class Checksums:
 
 
 class Staging:
-    """Files that are not objects yet, in .seamark-uploads below `root`, and their publication."""
+    """The staged files in the folder .seamark-uploads of `root`, which become objects when they are published."""
 
     def __init__(self, root: RootFolder, folders: DurableFolders) -> None:
         self.root = root
         self._folders = folders
 
     def open_new(self, name: str) -> int:
-        """Return the descriptor of a new file."""
+        """Create a staged file, and return its descriptor."""
         self.make_folder()
         return self.root.open(f"{UPLOADS}/{name}", os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def make_folder(self, name: str = "") -> None:
-        """Create the folder of staged files, and `name` in it."""
+        """Create the folder of staged files, and a folder `name` in it if `name` is not empty."""
         os.makedirs(self.root.real_path, exist_ok=True)
         for below in (UPLOADS, f"{UPLOADS}/{name}") if name else (UPLOADS,):
             with contextlib.suppress(FileExistsError), self.root.open_parent_folder(below) as (folder, last):
@@ -210,7 +214,7 @@ def _read_etag_at(folder: int, name: str) -> str | None:
 
 
 def copy_bytes(source: int, target: int, start: int, length: int) -> None:
-    """Append bytes of one file to another; the kernel copies them if possible."""
+    """Append bytes of one file to another. If possible, the kernel copies them."""
     offset, left = start, length
     while left:
         try:

@@ -1,6 +1,6 @@
-"""The keys of a folder for ListObjectsV2, in the order of their UTF-8 bytes, with common prefixes.
+"""Lists the keys of a folder for ListObjectsV2, in the order of their UTF-8 bytes, with common prefixes.
 
-The functions block.
+The functions block, and are called in threads.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from seamark.metaserver.objects.local import TEMPORARY_PREFIX
 
 
 def list_keys(root: RootFolder, bucket: str, prefix: str, delimiter: str, after: str) -> Iterator[Listed]:
-    """Return the keys that start with `prefix` and are greater than `after`, in the order of their bytes.
+    """Yield the keys that start with `prefix` and are greater than `after`, in the order of their bytes.
 
     Symbolic links are not listed.
 
     Raises:
-        SymbolicLinkError: The path to the folder in which the listing starts contains a symbolic link.
+        SymbolicLinkError: The path of the folder that is listed first contains a symbolic link.
     """
-    if "//" in prefix:  # The file system ignores repeated slashes, but keys never have them.
+    if "//" in prefix:  # No key contains repeated slashes, but the file system would ignore them.
         return iter(())
     folder = prefix.rpartition("/")[0]
     start = f"{folder}/" if folder else ""
@@ -33,14 +33,15 @@ def list_keys(root: RootFolder, bucket: str, prefix: str, delimiter: str, after:
 
 
 def _walk(root: RootFolder, path: str, start: str, prefix: str, after: str, *, grouped: bool) -> Iterator[Listed]:
-    """Yield the objects below the folder `path` in `root`, whose keys begin with `start`."""
+    """Yield the objects below the folder `path` of `root`. Their keys begin with `start`."""
     floor = encode_key(after)
     for key, is_folder in _list_children(root, path, start):
         if not key.startswith(prefix):
             continue
         name = path + "/" + key[len(start) :].rstrip("/")
         if is_folder:
-            # The keys in a folder are greater than the folder's key, but a common prefix is not greater than itself.
+            # A folder may contain keys greater than `after` even if its own key is not greater. A common prefix may not
+            # be listed again.
             if encode_key(key) <= floor and (not after.startswith(key) or (grouped and after == key)):
                 continue
             if not grouped:
@@ -52,14 +53,14 @@ def _walk(root: RootFolder, path: str, start: str, prefix: str, after: str, *, g
                 with root.open_parent_folder(name) as (folder, last):
                     status = os.stat(last, dir_fd=folder, follow_symlinks=False)
             except (FileNotFoundError, NotADirectoryError, SymbolicLinkError):
-                # The file was deleted or replaced after its folder was listed.
+                # Skip a file that was deleted or replaced after its folder was listed.
                 continue
             if stat.S_ISREG(status.st_mode):
                 yield Listed(key, status.st_size, status.st_mtime_ns, make_etag(status))
 
 
 def _list_children(root: RootFolder, path: str, start: str) -> list[tuple[str, bool]]:
-    """Return (key, whether it is a folder) in the order of the keys. The key of a folder ends with a slash."""
+    """Return the sorted keys in a folder, each with whether it is a folder. Keys of folders end with a slash."""
     keys = []
     try:
         folder = root.open_folder(path)

@@ -1,8 +1,9 @@
-"""Multipart uploads of a folder. Each upload is a folder of parts next to the buckets, which all workers share.
+"""Multipart uploads to a local folder. Each upload is a folder of parts next to the buckets, which all workers share.
 
-The name of an upload's folder contains two hashes. The hash of the object's location makes an upload id useless for
-another key. The hash of the principal that created the upload is used to count the uploads of each principal. Uploads
-that are neither completed nor aborted are deleted after a time without changes. The functions block.
+The name of an upload's folder contains two hashes. The hash of the object's location makes an upload id invalid for
+other keys. The hash of the principal that created the upload is used to count the uploads of each principal. Uploads
+that are neither completed nor aborted are deleted after a time without changes. The functions block, and are called in
+threads.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from seamark.metaserver.objects.local import LocalPlace
 
 PARTS_MAX = 10_000
 PART_BYTES_MIN = 5 << 20
-"""The minimum size of all parts except the last, which is S3's own limit."""
+"""The minimum size of each part except the last, as in S3."""
 _TAGS_MAX = 20 * PARTS_MAX
 """The maximum number of tags in the XML that lists the parts.
 
@@ -54,22 +55,30 @@ class Part:
 
 class Uploads:
     def __init__(self, staging: Staging, *, limit: int, abandoned_s: float) -> None:
-        """Create the uploads of a folder. There are at most about `limit`.
+        """Manage the uploads of a folder.
 
-        An upload that has not changed for `abandoned_s` is abandoned.
+        Args:
+            staging: The staged files of the folder.
+            limit: The approximate maximum number of uploads.
+            abandoned_s: The time without changes after which an upload is abandoned.
         """
         self._staging = staging
         self._limit = limit
         self._abandoned_s = abandoned_s
 
     def create(self, location: str, secret: bytes, principal_name: str, share: int, headers: Mapping[str, str]) -> str:
-        """Return the id of a new upload.
+        """Create an upload, and return its id.
 
-        `headers` are the headers that reads of the object return.
+        Args:
+            location: The location of the object.
+            secret: Random bytes for the id.
+            principal_name: The principal that creates the upload.
+            share: The divisor of the maximum number of uploads that gives the limit of one principal.
+            headers: The headers that reads of the object return.
 
         Raises:
             RetryLater: The store has too many uploads.
-            TooManyRequests: `principal_name` has its share of uploads, the maximum number divided by `share`.
+            TooManyRequests: The principal has too many uploads.
         """
         owner = hashlib.sha256(principal_name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         names = [name for name in self._list_names() if _NAME.fullmatch(name)]
@@ -112,10 +121,10 @@ class Uploads:
         os.close(self._open_existing(location, upload_id))
 
     def add(self, location: str, upload_id: str, number: int, staged: str) -> str:
-        """Make the staged file a part, and return its ETag.
+        """Add the staged file to the upload as a part, and return its ETag.
 
         Raises:
-            S3Error: NoSuchUpload if the upload does not exist, or no longer exists.
+            S3Error: NoSuchUpload if the upload does not exist.
         """
         name = f"{number:05d}"
         try:
@@ -148,7 +157,7 @@ class Uploads:
         target: LocalPlace,
         conditions: Mapping[str, str],
     ) -> FileInfo:
-        """Publish the object at `target` from the listed parts (number, ETag)."""
+        """Publish the object at `target`, which consists of the parts in `part_etags` (number, ETag)."""
         upload = self._make_name(location, upload_id)
         parts = choose_parts(part_etags, {part.number: part for part in self.list_parts(location, upload_id)})
         staged = f"{upload_id}-{os.getpid():x}-{os.urandom(8).hex()}"
@@ -173,10 +182,7 @@ class Uploads:
         self._delete_folder(self._make_name(location, upload_id))
 
     def delete_abandoned(self, now_s: float) -> None:
-        """Delete abandoned uploads, and staged files of processes that died.
-
-        An upload or file is abandoned if it has not changed for `abandoned_s`.
-        """
+        """Delete uploads and staged files that have not changed for `abandoned_s`."""
         with contextlib.suppress(FileNotFoundError), _close_after(self._open("", FOLDER_FLAGS)) as uploads:
             for name in os.listdir(uploads):
                 with contextlib.suppress(OSError):
@@ -188,7 +194,7 @@ class Uploads:
                             os.unlink(name, dir_fd=uploads)
 
     def _open_existing(self, location: str, upload_id: str) -> int:
-        """Return the descriptor of the upload's folder.
+        """Return an open descriptor of the upload's folder.
 
         Raises:
             S3Error: NoSuchUpload if the upload does not exist.
@@ -212,20 +218,20 @@ def read_part_number(text: str | None) -> int:
 
 
 def read_complete(document: bytes) -> list[tuple[int, str]]:
-    """Return (number, ETag) of each part in the XML of CompleteMultipartUpload.
+    """Return the number and the ETag of each part in the XML of CompleteMultipartUpload.
 
     Raises:
         S3Error: MalformedXML if the XML is invalid or declares types or entities.
     """
     try:
-        # The document is decoded first, because the bytes of "<!" differ between encodings, and the parser would use
-        # the encoding that the document declares.
+        # Decode the document before searching for "<!", because the parser would use the encoding that the document
+        # declares, in which these characters may have different bytes.
         text = document.decode("utf-8")
     except UnicodeDecodeError:
         raise S3Error("MalformedXML", "The XML is not UTF-8") from None
     if "<!" in text or "\x00" in text:
         raise S3Error("MalformedXML", "The XML must not declare types or entities")
-    if text.count("<") > _TAGS_MAX:  # Each element takes a microsecond and 200 bytes to parse, on the event loop.
+    if text.count("<") > _TAGS_MAX:  # Parsing an element takes a microsecond and 200 bytes, on the event loop.
         raise S3Error("MalformedXML", f"The XML has more elements than {PARTS_MAX} parts need")
     try:
         root = ElementTree.fromstring(text)  # noqa: S314  without <! there are no entities to expand

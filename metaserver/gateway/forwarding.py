@@ -1,10 +1,10 @@
 """Passes authorised requests on to an S3-compatible store, signed again with the server's keys.
 
-The store answers all requests (ranges, conditions, multipart, listings, errors), so a client receives the same
-bytes and errors as without the gateway. Bodies are passed on in pieces in both directions, with the framing that
-the client chose. A hash stays in the header. An aws-chunked body is verified and framed again with the server's
-signatures. So a store that can detect an incomplete body can also detect it behind the gateway. A trailing checksum
-is passed on; the store verifies and stores it.
+The store answers all requests (ranges, conditions, multipart uploads, listings, errors), so a client receives the same
+bytes and errors as without the gateway. Bodies are passed on in pieces in both directions, with the framing that the
+client has chosen. If the client sends the hash of the body in a header, the store receives it too. An aws-chunked body
+is verified, and encoded again with the server's signatures. So the store can detect an incomplete body, as it could
+without the gateway. A trailing checksum is passed on, and the store verifies and stores it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from seamark.metaserver.objects.s3_scope import Address
 from seamark.metaserver.settings.settings import Settings
 
 READ_BYTES = 512 << 10
-"""The size of the read buffer of an answer. About twice as many bytes are read before the client receives them.
+"""The size of the read buffer of an answer. Up to twice this number of bytes are read before the client receives them.
 
-With aiohttp's default of 64 KiB, reading would stop and start after every few pieces.
+With aiohttp's default of 64 KiB, reading would pause and resume after every few pieces.
 """
 _CHUNK_BYTES = 128 << 10
 _PASSED_ON = frozenset(
@@ -59,7 +59,7 @@ _ERROR_BYTES_MAX = 64 << 10
 _KEYS_REFUSED = re.compile(rb"<Code>(?:InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|InvalidToken)</Code>")
 _REFRESH_S = 60.0
 _FORWARD_ATTEMPTS_MAX = 3
-"""The number of attempts to get the next byte of an answer from the store."""
+"""The maximum number of attempts to read the next byte of an answer from the store."""
 _PAUSE_S = 0.1
 _log = structlog.get_logger("seamark.gateway")
 
@@ -67,7 +67,7 @@ _log = structlog.get_logger("seamark.gateway")
 class Forwarding:
     """A `Backend` that passes requests on to a store.
 
-    An instance belongs to one event loop. At most `connections` requests to the store are open.
+    An instance belongs to one event loop. It has at most `connections` connections to the store.
     """
 
     def __init__(self, settings: Settings, clock: Clock, *, connections: int) -> None:
@@ -93,7 +93,7 @@ class Forwarding:
     async def request(
         self, method: str, bucket: str, key: str, headers: Mapping[str, str]
     ) -> AsyncIterator[StoreAnswer]:
-        """Send a request to the store; see `caching.store.Store.request`."""
+        """Send a request to the store. See `caching.store.Store.request`."""
         url, signed = self._sign(
             method, Address(bucket, key, {}), headers, EMPTY_SHA256, await self._load_server_keys()
         )
@@ -124,7 +124,7 @@ class Forwarding:
                 return await self._return_answer(call, answer)
         except (aiohttp.ClientError, TimeoutError) as error:
             cause = error.__cause__ or error.__context__
-            # The error is from the body of the client. The session has wrapped it.
+            # Raise the error of the client's body, which the session has wrapped.
             if isinstance(cause, S3Error):
                 raise cause from None
             raise RetryLater(f"The store did not answer; try again later: {type(error).__name__}") from None
@@ -132,7 +132,7 @@ class Forwarding:
     def _sign(
         self, method: str, address: Address, headers: Mapping[str, str], payload: str, keys: S3Keys
     ) -> tuple[URL, dict[str, str]]:
-        """Return (URL, signed headers) of a request to the store."""
+        """Return the URL and the signed headers of a request to the store."""
         url = _make_url(address, self._settings)
         parts = urlsplit(url)
         signed = sign_headers(
@@ -149,7 +149,7 @@ class Forwarding:
     async def _return_answer(self, call: S3Call, answer: aiohttp.ClientResponse) -> web.StreamResponse:
         if answer.status == 403 and call.method != "HEAD":
             error = await answer.content.read(_ERROR_BYTES_MAX)
-            # The store's message names the server's key, and no client can correct the error.
+            # Do not pass the store's message on: it contains the server's key, and no client can correct the error.
             if _KEYS_REFUSED.search(error):
                 raise StorageError("The store refuses the server's keys; the operator of the server must correct them")
             return web.Response(status=403, body=error, headers=_list_headers(answer))
@@ -172,7 +172,7 @@ class Forwarding:
             except (aiohttp.ClientError, TimeoutError, RetryLater) as error:
                 if not response.prepared:
                     raise
-                # The header is sent, so only an aborted connection shows the client that bytes are missing.
+                # The header was sent, so only an aborted connection shows the client that bytes are missing.
                 _log.warning("answer could not be completed", error=type(error).__name__)
                 if call.request.transport is not None:
                     call.request.transport.abort()
@@ -183,9 +183,8 @@ class Forwarding:
     async def _read_whole(self, call: S3Call, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
         """Yield the body of an answer.
 
-        If the body ends early, further requests read the missing bytes. These requests send If-Match, so that they
-        read the same object. The method gives up after `_FORWARD_ATTEMPTS_MAX` failures in a row without new bytes, and
-        raises RetryLater or the error of the session.
+        If the body ends early, further requests with If-Match read the missing bytes of the same object. After
+        `_FORWARD_ATTEMPTS_MAX` consecutive attempts without new bytes, the method raises an error.
         """
         span, arrived = _read_span(call, response), 0
         pieces = _read_pieces(response.content)
@@ -198,7 +197,7 @@ class Forwarding:
             except (aiohttp.ClientError, TimeoutError):
                 if span is None:
                     raise
-        # The connection to the store is free only after this call.
+        # Release the connection to the store.
         response.close()
         start, end, size = span
         start, failed = start + arrived, 0
@@ -260,7 +259,7 @@ def _select_passed_on(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _choose_payload(call: S3Call) -> str:
-    """Return x-amz-content-sha256 for the store: the client's value, which states the framing."""
+    """Return the value of x-amz-content-sha256 for the store, which states the framing of the body."""
     if call.document is not None:
         return hashlib.sha256(call.document).hexdigest()
     if call.body is None:
@@ -271,7 +270,7 @@ def _choose_payload(call: S3Call) -> str:
 def _frame_body(
     call: S3Call, payload: str, chain: ChunkSigner
 ) -> tuple[AsyncIterator[bytes] | bytes | None, int | None]:
-    """Return (body, its length) for the store."""
+    """Return the body of the request to the store, and its length in bytes."""
     body = call.body
     if body is None:
         document = call.document or b""
@@ -288,11 +287,10 @@ def _frame_body(
 
 
 async def _encode_chunks(body: Body, trailer: str, chain: ChunkSigner) -> AsyncIterator[bytes]:
-    """Yield the data as aws-chunked.
+    """Yield the data of a body as aws-chunked.
 
-    The chunks have a fixed size, so that the length of the body is known beforehand.
-
-    The last chunk follows only after the whole body of the client was verified.
+    The chunks have a fixed size, so that the length of the encoded body is known in advance. The last chunk is yielded
+    only after the whole body of the client was verified.
     """
     pending = bytearray()
     async for piece in body.iter_pieces():
@@ -305,20 +303,20 @@ async def _encode_chunks(body: Body, trailer: str, chain: ChunkSigner) -> AsyncI
 
 
 def _read_content_range(answer: aiohttp.ClientResponse) -> tuple[int, int, int] | None:
-    """Return (first byte, byte after the last byte, size of the object) from a partial answer of aiohttp."""
+    """Return the start, the end (exclusive) and the size of the object from a partial answer, or None."""
     if answer.status != 206:
         return None
     return read_content_range(answer.headers.get("Content-Range", ""))
 
 
 def _read_span(call: S3Call, answer: aiohttp.ClientResponse) -> tuple[int, int, int] | None:
-    """Return (first byte, byte after the last, size of the object) of an answer that further requests can complete.
+    """Return the start, the end (exclusive) and the size of the object if further requests can complete the answer.
 
-    Such an answer belongs to a plain read of an object with a strong ETag.
+    This is possible only for a plain read of an object with a strong ETag. Otherwise the result is None.
     """
     headers = {name.lower(): value for name, value in answer.headers.items()}
-    plain = call.method == "GET" and call.address.query.keys() <= {"x-id"} and "content-encoding" not in headers
-    if not plain or not headers.get("etag", "").startswith('"'):
+    is_plain = call.method == "GET" and call.address.query.keys() <= {"x-id"} and "content-encoding" not in headers
+    if not is_plain or not headers.get("etag", "").startswith('"'):
         return None
     if any(name.startswith("x-amz-server-side-encryption-customer-") for name in call.headers):
         return None
@@ -329,9 +327,10 @@ def _read_span(call: S3Call, answer: aiohttp.ClientResponse) -> tuple[int, int, 
 
 
 async def _to_client(work: Awaitable[object]) -> None:
-    """Run `work`, and raise ConnectionError if the client has closed the connection.
+    """Run `work`, which sends bytes to the client. If the client has closed the connection, raise ConnectionError.
 
-    aiohttp raises the same error for its own client. Without this function, it would look like an error of the store.
+    aiohttp raises the same error for connections to the store, so without this function, the gateway could not
+    distinguish them apart.
     """
     try:
         await work
@@ -340,17 +339,17 @@ async def _to_client(work: Awaitable[object]) -> None:
 
 
 async def _read_pieces(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
-    """Yield the bytes of each read of the socket. `iter_any` would join several reads, which copies them."""
+    """Yield the bytes of each read of the socket. aiohttp's `iter_any` would join several reads, and so copy them."""
     while True:
         piece, _ = await content.readchunk()
         if piece:
             yield piece
-        elif content.at_eof():  # `iter_chunks` never ends for an answer without a body.
+        elif content.at_eof():  # Without this, `iter_chunks` would never end for an answer without a body.
             return
 
 
 def _list_headers(answer: aiohttp.ClientResponse) -> dict[str, str]:
-    """Return each header once. Some stores send the id of a request under two spellings of the header's name."""
+    """Return the headers, each once: some stores send the id of a request under two spellings of the header's name."""
     return {name: value for name, value in _select_returned_headers(answer).items() if name != "content-length"}
 
 

@@ -1,8 +1,15 @@
 """The gateway's application: checks the keys and the scope of each S3 request, and lets the backend answer it.
 
-The steps are: parse the request target, verify the session token, compare the signature, check the operation against
-the grant (`objects/s3_scope.py`: every object of the request must be below the table's location), confirm the table's
-ownership, wait for a free slot. The body is read last.
+A request is checked in these steps:
+
+1. Parse the request target.
+2. Verify the session token and the signature.
+3. Check the operation against the grant: every object of the request must be below the table's location
+   (`objects/s3_scope.py`).
+4. Check that the table still owns the location.
+5. Wait for a free slot.
+
+The body is read last.
 """
 
 from __future__ import annotations
@@ -51,26 +58,20 @@ from seamark.metaserver.objects.s3_scope import (
 from seamark.metaserver.settings.settings import Settings
 
 OPERATION = "gateway"
-"""The operation under which the gateway's requests are counted, with their method: `gatewayGet`."""
+"""The prefix of the operation under which metrics count a request. The method follows, as in `gatewayGet`."""
 PARTS_XML_BYTES_MAX = 4 << 20
-"""The maximum size of a CompleteMultipartUpload: 10,000 parts, each with its number, ETag and checksums."""
+"""The maximum size of the XML of CompleteMultipartUpload: 10,000 parts, each with its number, ETag and checksums."""
 _HEADERS_MAX = 100
 _REFUSED_HEADER_CHARS = re.compile(r"[\ud800-\udfff]|[^\S \t]")
-"""Matches text in a header that is refused: bytes that are not UTF-8, and some white space.
-
-aiohttp passes these bytes on as surrogates. Some programs remove such white space before they sign, and
-others keep it.
-"""
+"""Matches characters that a header must not contain: bytes that are not UTF-8, which aiohttp passes on as surrogates,
+and white space other than spaces and tabs, which only some programs remove before they sign a request."""
 _PRINCIPAL_NAME: web.RequestKey[str] = web.RequestKey("principal_name", str)
 _log = structlog.get_logger("seamark.gateway")
 
 
 @dataclass(frozen=True, slots=True)
 class _Admitted:
-    """A request with a valid signature, and the rights of its keys.
-
-    `headers` do not contain the session token.
-    """
+    """A request with a valid signature, and the rights of its keys. `headers` do not contain the session token."""
 
     address: Address
     headers: dict[str, str]
@@ -80,10 +81,9 @@ class _Admitted:
 
 
 class _Started:
-    """A request that `begin` has admitted.
+    """A request that `Gateway.begin` has admitted.
 
-    If it has an answer, the first bytes of the answer are sent, and the request keeps its slot until the end of the
-    answer.
+    If it has an answer, the first bytes of the answer were sent, and the request keeps its slot until the answer ends.
     """
 
     def __init__(self, admitted: _Admitted, request_id: str, started_s: float) -> None:
@@ -123,7 +123,7 @@ class Gateway:
         self._ownership = ownership
         self._backend = backend
         self._metrics = metrics
-        # Without logins, one principal makes all requests, and it may use all slots.
+        # Without logins, all requests have the same principal, which may use all slots.
         share = 1 if settings.auth == "none" else 2
         self._slots = HolderLimit("gateway requests at once", limit, limit // share)
         document_bytes = settings.bodies_memory_bytes
@@ -133,7 +133,7 @@ class Gateway:
     def build_app(self) -> web.Application:
         @web.middleware
         async def handle_all(request: web.Request, handler: Handler) -> web.StreamResponse:
-            # The handler also receives targets that the router cannot match.
+            # Ignore the router's handler, because the gateway also answers targets that the router cannot match.
             return await self.handle(request)
 
         app = web.Application(middlewares=[handle_all])
@@ -142,9 +142,9 @@ class Gateway:
         return app
 
     def begin(self, message: RawRequestMessage, transport: asyncio.Transport) -> _Started | bool:
-        """Answer a read of data in memory, after the same checks as in `handle`.
+        """Answer a read of data in memory immediately, after the same checks as in `handle`.
 
-        `handle` processes other requests and refusals, and receives the result of these checks.
+        If this is impossible, `handle` answers the request. The result contains the checks that need not be repeated.
         """
         if self._begins is None or message.method not in READ_METHODS:
             return False
@@ -214,8 +214,8 @@ class Gateway:
         return response
 
     async def _finish(self, request: web.Request, started: _Started, answer: StartedAnswer) -> web.StreamResponse:
-        # aiohttp closes the connection on an error, instead of sending an error response, if the writer has sent bytes.
-        # The value makes aiohttp assume that it has.
+        # Make aiohttp assume that its writer has sent bytes. On an error, aiohttp then closes the connection instead of
+        # sending an error response.
         request.writer.output_size = 1
         try:
             if answer.send_body is not None:
@@ -241,8 +241,8 @@ class Gateway:
         operation = f"{OPERATION}{method.title()}" if is_known else OPERATION
         seconds = self._clock.monotonic() - started_s
         self._metrics.observe(operation, status, seconds, failure)
-        # The target is not logged: keys contain partition values, and a query may contain a signature. Requests without
-        # authentication are not logged, so that they cannot fill the log.
+        # Do not log the target: keys contain partition values, and a query may contain a signature. Do not log requests
+        # without authentication, because they could fill the log.
         log = _log.info if client else _log.debug
         log(
             "request",
@@ -257,7 +257,7 @@ class Gateway:
 
     def _make_refusal(self, error: S3Error, request: web.Request, request_id: str) -> web.StreamResponse:
         if request.writer.output_size > 0:
-            # The answer has started and its status cannot change, so the connection is broken to show the error.
+            # The status of a started answer cannot change, so abort the connection to show the error.
             if request.transport is not None:
                 request.transport.abort()
             return web.Response(status=error.status)
@@ -267,7 +267,7 @@ class Gateway:
         return response
 
     def _admit(self, method: str, target: str, received_headers: Iterable[tuple[str, str]]) -> _Admitted:
-        """Check the signature of a request, and whether its keys allow the method.
+        """Check the signature of a request, and that its keys allow the method.
 
         Raises:
             S3Error: The signature or the request is invalid.
@@ -335,7 +335,7 @@ class Gateway:
         return claim, grant, secret
 
     def _open_body(self, request: web.Request, admitted: _Admitted) -> Body | None:
-        """Return the unread body, or None for calls without a body."""
+        """Return the unread body of a request, or None if its method has no body."""
         address, claim = admitted.address, admitted.claim
         if request.method not in ("PUT", "POST") or (request.method == "POST" and "uploads" in address.query):
             if request.body_exists:
@@ -363,7 +363,7 @@ def _decode_text(document: bytes | None) -> str | None:
 
 
 def _join_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the headers by lower-case name, with several values joined as HTTP defines."""
+    """Return the headers by lower-case name. Several values of a header are joined by commas, as HTTP defines."""
     flat: dict[str, str] = {}
     for number, (name, value) in enumerate(headers):
         if number == _HEADERS_MAX:
@@ -381,9 +381,9 @@ def _join_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 async def _name_server(request: web.Request, response: web.StreamResponse) -> None:
-    # If the header is absent, aiohttp sends its version and Python's version.
+    # Set the header, because otherwise aiohttp sends its version and Python's version.
     response.headers["Server"] = "seamark"
 
 
 async def _expect_nothing(request: web.Request) -> None:
-    """Do not answer `Expect: 100-continue` yet. The handler requests the body when the request is authorised."""
+    """Do not answer `Expect: 100-continue`. The handler requests the body after it has authorised the request."""

@@ -1,4 +1,4 @@
-"""ListObjectsV2: its request, and its answer in pages of sorted keys. The module does no I/O."""
+"""Parses requests of ListObjectsV2, and writes the answers: pages of sorted keys. The module does no I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGE_MAX = 1000
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A key, or a common prefix. A common prefix has no ETag."""
+    """A key, or a common prefix, in a listing. A common prefix has no ETag."""
 
     key: str
     size: int = 0
@@ -28,8 +28,8 @@ class ListingRequest:
     """A parsed request for a listing.
 
     Attributes:
-        after: The keys of the answer are greater than this key.
-        limit: The maximum number of keys of the answer.
+        after: The listing starts after this key.
+        limit: The maximum number of keys in the answer.
     """
 
     bucket: str
@@ -54,10 +54,10 @@ class ListingRequest:
         return ListingRequest(bucket, query, query["prefix"], query.get("delimiter", ""), after, limit)
 
     def write(self, entries: Sequence[Listed]) -> bytes:
-        """Return the answer.
+        """Return the answer as XML.
 
         Args:
-            entries: The first `limit` entries after `after`, and one more if there are more.
+            entries: The first `limit` entries after `after`. If there are more entries, one more.
         """
         query = self.query
         is_truncated, page = len(entries) > self.limit, entries[: self.limit]

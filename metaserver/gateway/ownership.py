@@ -1,8 +1,8 @@
 """Checks that a grant is still valid while its keys are in use.
 
 The table must still be in the catalog and own its location, and the principal that received the keys must still
-have a login and the rights. A result is cached for a short time. The result is removed as soon as the timeline has a
-new instant of the table.
+have a login and the rights. A result is cached for a short time, or until the timeline has a new instant of the table
+that is not a commit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _make_grant_key(grant: ObjectGrant) -> _Checked:
 
 
 class GrantChecker:
-    """Checks grants. It queries the database at most once in `recheck_s` for each table and principal."""
+    """Checks grants. For each table and principal, it queries the database at most once in `recheck_s`."""
 
     def __init__(
         self, store: PointerStore, clock: Clock, settings: Settings, authorizer: Authorizer | None = None
@@ -49,19 +49,18 @@ class GrantChecker:
         self._forgotten = 0
 
     def is_confirmed(self, grant: ObjectGrant) -> bool:
-        """Return whether `check` would succeed without a query of the database."""
+        """Return whether `check` would succeed without querying the database."""
         until_s = self._known.get(_make_grant_key(grant))
         return until_s is not None and self._clock.monotonic() < until_s
 
     async def check(self, grant: ObjectGrant) -> None:
-        """Check a grant.
+        """Check that a grant is still valid.
 
-        A staged table, which has no name and no claims yet, may use a location without a claim.
+        A staged table has no name and no claims yet, so it may use a location that no table has claimed.
 
         Raises:
-            Forbidden: The principal has lost its login or its rights. Or the table was dropped, or moved to another
-                namespace, where the principal may have no rights. Or the table does not own the location: another table
-                claims it, or the metadata file that named it was forged.
+            Forbidden: The principal has lost its login or its rights, or the table was dropped, was moved to another
+                namespace, or does not own the location.
         """
         if self.is_confirmed(grant):
             return
@@ -76,7 +75,7 @@ class GrantChecker:
             self._known.pop(known_key, None)
             raise Forbidden("The keys are for a location that their table does not own; load the table again")
         if forgotten != self._forgotten:
-            # The database may have answered before the instant was written.
+            # Do not cache a result that the database may have read before the instant was written.
             return
         self._known[known_key] = now_s + self._recheck_s
         self._known.move_to_end(known_key)
@@ -86,13 +85,13 @@ class GrantChecker:
     async def _check_rights(self, grant: ObjectGrant, names: Sequence[str]) -> None:
         """Check that the principal still has its login and its rights.
 
-        Rights by roles that only an OIDC token states are not checked. Keys without a namespace, which are the keys
+        Rights from roles that only an OIDC token states are not checked. Keys without a namespace, which are the keys
         of preloads and of earlier versions, are not checked either.
 
         Args:
             grant: The grant of the keys.
-            names: The names of the table in the namespace of the keys. The right on one of them suffices. None for a
-                staged table, which is checked by the rights on the namespace.
+            names: The names of the table in the namespace of the keys. A right on one of them is sufficient. They are
+                empty for a staged table, for which the rights on the namespace are checked.
 
         Raises:
             Forbidden: The principal has lost its login or its rights.
@@ -109,7 +108,7 @@ class GrantChecker:
         raise Forbidden(f"The keys are refused: {reason}; log in and load the table again")
 
     async def _find_names(self, grant: ObjectGrant) -> list[str]:
-        """Return the names of the table of the keys in their namespace; none for a staged table.
+        """Return the names of the table in the namespace of the keys, or no names for a staged table.
 
         Raises:
             Forbidden: The table was dropped, or moved to another namespace.
@@ -128,7 +127,7 @@ class GrantChecker:
     async def follow(self, timeline: Timeline) -> None:
         """Follow the timeline until the task is cancelled.
 
-        If a table has an instant other than a commit, forget its results.
+        If a table has an instant that is not a commit, its cached results are removed.
         """
         head = await timeline.head()
         async with timeline.watch_instants(InstantFilter(since=head), counted=False) as watcher:

@@ -1,9 +1,9 @@
 """Reads the data files of chosen tables into the pinned part of the cache as soon as a commit adds them.
 
-The policy is a property of a table or of its namespaces: `seamark.cache.preload` = `footers` or `files`.
-`seamark.cache.preload-filter`, an Iceberg expression (JSON), chooses files, such as those of some partitions. The
-rules: only objects below a location that the table owns are read, as for a client with the table's keys. A table uses
-at most its share of the pinned part. Clients have priority: while much of the budget for reads is used, nothing is
+The policy is the property `seamark.cache.preload` of a table or of its namespaces, with the value `footers` or `files`.
+The property `seamark.cache.preload-filter`, an Iceberg expression in JSON, selects files, such as those of some
+partitions. As for a client with the table's keys, only objects below a location that the table owns are read. A table
+uses at most its share of the pinned part. Clients have priority: while their reads use much of the budget, nothing is
 preloaded.
 """
 
@@ -40,9 +40,9 @@ POLICY = "seamark.cache.preload"
 FILTER = "seamark.cache.preload-filter"
 _KINDS = ("footers", "files")
 _FOOTER_BYTES = 64 << 10
-"""The number of bytes that are read at the end of a file. The cache stores the blocks that contain them."""
+"""The number of bytes to read at the end of a file. The cache stores the blocks that contain them."""
 _TABLES_MAX = 1000
-"""The maximum number of waiting tables, and of tables whose preloaded files are remembered."""
+"""The maximum number of waiting tables, and the maximum number of tables whose preloaded files are remembered."""
 _FILES_MAX = 10_000
 _FILTER_CHARACTERS = 16_384
 _PAUSE_S = 0.05
@@ -50,9 +50,9 @@ _log = structlog.get_logger("seamark.gateway")
 
 
 class Preloading:
-    """Preloads the files of tables.
+    """Preloads the files of tables. An instance belongs to one event loop.
 
-    An instance belongs to one event loop. `budget_bytes` is the budget of one table.
+    `budget_bytes` is the maximum number of preloaded bytes of one table.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class Preloading:
         self._clock = clock
         self._budget_bytes = budget_bytes
         self._waiting: OrderedDict[str, tuple[Entry, tuple[str, str]]] = OrderedDict()
-        """The entry and the policy of each waiting table. Metadata are not included, because they can be large."""
+        """The entry and the policy of each waiting table. Metadata are not kept, because they can be large."""
         self._news = asyncio.Event()
         self._read: OrderedDict[str, tuple[tuple[str, str], dict[str, int]]] = OrderedDict()
-        """For each table, its policy, and the bytes that were read of each file."""
+        """The policy of each table, and the number of bytes that were read of each of its files."""
 
     async def follow(self, timeline: Timeline) -> None:
-        """Follow the timeline until the task is cancelled, and record each changed table that has a policy."""
+        """Follow the timeline until the task is cancelled, and queue each changed table that has a policy."""
         watch = TableWatch(self._store, timeline, self._documents.table, self._clock)
         await watch.follow(self._queue_table, await timeline.head())
 
@@ -96,7 +96,7 @@ class Preloading:
         return float("inf")
 
     async def work(self) -> None:
-        """Read the files of the recorded tables, one table after another, until the task is cancelled."""
+        """Preload the queued tables, one table after another, until the task is cancelled."""
         while True:
             await self._news.wait()
             self._news.clear()
@@ -108,7 +108,7 @@ class Preloading:
                     _log.warning("table not preloaded", namespace=entry.namespace, table=entry.name, reason=str(error))
 
     async def _preload(self, entry: Entry, policy: tuple[str, str]) -> None:
-        """Read the files of one table.
+        """Preload the files of one table.
 
         Raises:
             SeamarkError, S3Error: The files cannot be planned or read.
@@ -120,7 +120,7 @@ class Preloading:
         await self._ownership.check(ObjectGrant(entry.uuid, metadata.location, False, holder, never, True))
         scan = await self._planner.bind_and_plan(
             metadata, ScanRequest(filter=_filter(text))
-        )  # The plan does not count as a use of indexes.
+        )  # Do not count the plan as a use of indexes.
         located = [scan.view.locate(row) for row in scan.entry_ids[:_FILES_MAX].tolist()]
         paths = {block.read_text("file_path", local) or "": None for block, local in located}
         before, known_sizes = self._read.pop(entry.uuid, (policy, {}))
@@ -146,6 +146,7 @@ class Preloading:
 
 
 def _filter(text: str) -> Expression:
+    """Parse the filter of the policy. An empty text selects all files."""
     if not text:
         return TRUE
     try:

@@ -58,9 +58,11 @@ _STATUSES = {
 
 
 class S3Error(Exception):
-    """An error answer. `code` is an error code of S3.
+    """An error of the S3 API, which a client receives.
 
-    `headers` are added to the answer.
+    Attributes:
+        code: The error code of S3, such as `NoSuchKey`.
+        headers: Additional headers of the answer.
     """
 
     def __init__(self, code: str, message: str, headers: dict[str, str] | None = None) -> None:
@@ -95,7 +97,7 @@ def convert_error(error: SeamarkError) -> S3Error:
 
 
 def build_error_answer(error: S3Error, resource: str, request_id: str, *, head: bool = False) -> web.Response:
-    """Return the answer for `error`. Answers to HEAD, and answers with status 304, have no body."""
+    """Return the answer for an error. Answers to HEAD, and answers with status 304, have no body."""
     headers = {"x-amz-request-id": request_id, **error.headers}
     if head or error.status == 304:
         return web.Response(status=error.status, headers=headers)
@@ -111,7 +113,7 @@ def format_error_xml(error: S3Error, resource: str, request_id: str) -> bytes:
 
 
 def escape_xml(text: str) -> str:
-    """Return escaped text without the characters that XML 1.0 cannot contain."""
+    """Escape a text, and remove characters that XML 1.0 does not allow."""
     return (
         escape("".join(ch if ch >= " " or ch in "\t\n" else "\ufffd" for ch in text))
         .encode("utf-8", "replace")

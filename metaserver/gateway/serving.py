@@ -1,4 +1,4 @@
-"""Opens the gateway of a worker: its socket, its backend, and the connections of its clients."""
+"""Opens the gateway of a worker: its backend, and its server on a bound socket."""
 
 from __future__ import annotations
 
@@ -117,13 +117,13 @@ async def _maintain(components: ServerComponents, backend: Backend) -> None:
         if isinstance(backend, CachingBackend):
             backend.report(components.metrics.gateway_cache)
         elif isinstance(backend, FolderBackend | CloudBackend):
-            # If the database or the store does not answer, no upload is deleted.
+            # Without an answer of the database or the store, keep all uploads until the next round.
             with contextlib.suppress(SeamarkError):
                 await backend.delete_abandoned(await look_at_clock(components.store, components.clock))
         await asyncio.sleep(_REPORT_S if isinstance(backend, CachingBackend) else _CLEANING_S)
 
 
 def _respond(status: int, kind: str, message: str) -> web.Response:
-    """Return an answer without a handler, for example for a request that is not HTTP."""
+    """Return the answer to a request that reaches no handler, for example because it is not valid HTTP."""
     code = {408: "RequestTimeout", 429: "SlowDown"}.get(status, "InvalidRequest" if status < 500 else "InternalError")
     return build_error_answer(S3Error(code, message), "", "")

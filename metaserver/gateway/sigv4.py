@@ -21,7 +21,7 @@ from seamark.metaserver.objects.s3_scope import UNSIGNED_PAYLOAD
 ALGORITHM = "AWS4-HMAC-SHA256"
 EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 CLOCK_SKEW_MS = 900_000
-"""The maximum difference between the clocks of client and server, which is S3's own limit."""
+"""The maximum difference between the clocks of client and server, as in S3."""
 PRESIGNED_S_MAX = 604_800
 SIGNED_HEADERS_MAX = 100
 AMZ_DATE = "%Y%m%dT%H%M%SZ"
@@ -44,7 +44,9 @@ _PRESIGNED = ("Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Si
 class SignatureClaim:
     """The authentication of a request.
 
-    `payload` is the hash of the body, or one of S3's names for a body without a hash.
+    Attributes:
+        token: The session token, or empty.
+        payload: The hash of the body, or one of S3's names for a body without a hash.
     """
 
     access_key_id: str
@@ -62,7 +64,13 @@ class SignatureClaim:
 
 @dataclass(frozen=True, slots=True)
 class RequestTarget:
-    """The parts of a request that a signature covers: `path` and `query` as sent, header names in lower case."""
+    """The parts of a request that a signature covers.
+
+    Attributes:
+        path: The path as it was sent.
+        query: The query string as it was sent.
+        headers: The headers, by lower-case name.
+    """
 
     method: str
     path: str
@@ -71,10 +79,10 @@ class RequestTarget:
 
 
 def split_presigned(query: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return (the query of the operation, the authentication in the query).
+    """Split a query into the parameters of the operation and the parameters of the authentication.
 
-    The names of the authentication are in lower case and without `x-amz-`. If the request is not presigned, the
-    authentication is empty.
+    The names of the authentication parameters are in lower case, and without `x-amz-`. A request
+    that is not presigned has no authentication parameters.
     """
     names = {f"X-Amz-{name}".lower(): name.lower() for name in _PRESIGNED}
     authentication = {names[name.lower()]: value for name, value in query.items() if name.lower() in names}
@@ -82,7 +90,7 @@ def split_presigned(query: Mapping[str, str]) -> tuple[dict[str, str], dict[str,
 
 
 def read_claim(target: RequestTarget, presigned: Mapping[str, str], *, now_ms: int) -> SignatureClaim:
-    """Return the claim of a request.
+    """Read the authentication of a request.
 
     Raises:
         S3Error: The authentication is missing or malformed, or its time differs too much from the server's time.
@@ -171,10 +179,7 @@ def check_signed_headers(claim: SignatureClaim, headers: Mapping[str, str]) -> N
 
 
 def is_signed(claim: SignatureClaim, target: RequestTarget, secret: str) -> bool:
-    """Return whether the signature is right for the request.
-
-    The comparison takes constant time.
-    """
+    """Return whether the signature matches the request. The comparison takes constant time."""
     expected = compute_signature(claim, target, derive_signing_key(secret, claim.scope))
     return hmac.compare_digest(expected, claim.signature)
 
@@ -187,7 +192,7 @@ def compute_signature(claim: SignatureClaim, target: RequestTarget, key: bytes) 
 
 @lru_cache(1024)
 def derive_signing_key(secret: str, scope: str) -> bytes:
-    """Return the signing key. It takes four hashes, and is the same for all requests with a secret on one day."""
+    """Return the signing key, which is the same for all requests with a secret on one day. It takes four hashes."""
     key = f"AWS4{secret}".encode()
     for part in scope.split("/"):
         key = hmac.digest(key, part.encode(), "sha256")
@@ -205,7 +210,7 @@ def format_canonical_request(target: RequestTarget, signed_headers: Sequence[str
 def _canonicalize_query(query: str) -> str:
     """Return the canonical form of the query.
 
-    The result is cached, because a presigned URL, whose query has a long token, is used for many ranges.
+    The result is cached, because a presigned URL has a long query, and clients use it for many ranges.
     """
     pairs = []
     for pair in query.split("&") if query else ():
@@ -222,7 +227,7 @@ def _encode(text: str) -> str:
 def sign_headers(
     target: RequestTarget, *, access_key_id: str, secret: str, token: str, region: str, payload: str, now_ms: int
 ) -> dict[str, str]:
-    """Return all headers of the request, including the signature. The names of headers are in lower case."""
+    """Return all headers of the request, including the signature, by lower-case name."""
     timestamp = datetime.fromtimestamp(now_ms / 1000, UTC).strftime(AMZ_DATE)
     headers = {**target.headers, "x-amz-date": timestamp, "x-amz-content-sha256": payload}
     if token:
@@ -242,5 +247,5 @@ def _needs_signature(name: str) -> bool:
 
 
 def format_canonical_query(query: Iterable[tuple[str, str]]) -> str:
-    """Return the query string of these parameters, in their order, with the encoding of signatures."""
+    """Return the query string of the parameters in their order, encoded as signatures require."""
     return "&".join(f"{quote(name, safe='-_.~')}={quote(value, safe='-_.~')}" for name, value in query)

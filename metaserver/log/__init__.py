@@ -1,1 +1,1 @@
-"""A streaming log: durable, ordered batches of rows, before they are in data files."""
+"""The streaming log, which stores rows as durable, ordered batches until a flush adds them to data files."""

@@ -1,9 +1,10 @@
-"""Rewriting an old segment so that it has only rows that are in no data file yet.
+"""Rewrites an old segment so that it contains only rows that are in no data file yet.
 
-The log removes segments from the oldest on. A table that cannot be flushed keeps the segment with its oldest row, and
-so all segments after it, with the rows of every other table. A rewritten segment keeps its number, and has few bytes.
+The log removes the oldest segments first. If a table cannot be flushed, the segment with its oldest row and all later
+segments must stay, with the rows of all tables. Rewriting these segments makes them small. A rewritten segment keeps
+its number.
 
-Released rows are those below an offset, so that the rows of a shard that stay are always its last rows.
+The released rows of a shard are the rows below an offset, so the remaining rows are always the last rows of the shard.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from seamark.metaserver.log.state import AppendEntry, BatchEntry, StateSummary
 
 
 def list_unreleased_offsets(segment: LogSegment, released: Mapping[Shard, int]) -> dict[Shard, int]:
-    """Return the shards with unreleased rows in a segment, with the released offset of each."""
+    """Return the released offset of each shard that has unreleased rows in the segment."""
     return {
         shard: released[shard]
         for shard in segment.list_shards()
@@ -35,21 +36,23 @@ def list_unreleased_offsets(segment: LogSegment, released: Mapping[Shard, int]) 
 
 
 def is_worth_rewriting(segment: LogSegment, released: Mapping[Shard, int]) -> bool:
-    """Return whether a rewritten segment would have at most half of the bytes."""
+    """Return whether the rewritten segment would have at most half of the bytes."""
     return 2 * sum(map(segment.measure_rows, released)) <= segment.size_bytes - segment.head_bytes
 
 
 def rewrite_segment(files: LogFiles, segment: LogSegment, released: Mapping[Shard, int]) -> LogSegment:
-    """Replace a complete segment by one with the unreleased rows; return it.
+    """Replace a complete segment by a segment with only its unreleased rows, and return the new segment.
 
     Args:
-        released: The shards whose rows stay, and the offset below which they do not.
+        files: The files of the log.
+        segment: The segment to rewrite.
+        released: The released offset of each shard with rows to keep. Rows below it are left out.
 
     Raises:
-        Corrupt: If a record is damaged; the segment is unchanged.
-        OSError: If the disk fails. The segment is the old or the new.
+        Corrupt: A record is damaged. The segment is unchanged.
+        OSError: The disk has failed. The file contains either the old or the new segment.
     """
-    # Later segments begin with the state, so a rewritten segment does not need it.
+    # Write no state into the new segment, because later segments begin with a state.
     head = encode_meta(StateSummary(segment.head_time_ms, [], {}, {}))
     parts = encode_frame(segment.number, 0, FrameKind.HEAD, head, ())
     size_bytes = sum(map(len, parts))

@@ -1,6 +1,6 @@
-"""The files of a log: a small port, so that a simulation has a disk that loses and tears writes.
+"""The port to the files of a log, and its implementation on the local disk (`FolderFiles`).
 
-`FolderFiles` is the real disk. All methods block, and are called from threads.
+In simulations, the port is a disk that loses or truncates writes. All methods block, and are called from threads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from seamark.formats.runtime.errors import ConfigError
 
 _TEMPORARY = ".new"
 _PARTS_MAX = 512
-"""The maximum number of buffers in one call of pwritev; Linux accepts 1,024."""
+"""The maximum number of buffers in one call of pwritev. Linux accepts 1,024."""
 _NO_RESERVE = frozenset((errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL))
 
 
@@ -24,46 +24,46 @@ class LogFile(Protocol):
     """An open file."""
 
     def write(self, position: int, parts: Sequence[bytes]) -> None:
-        """Write the parts one after another. An OSError leaves any part of them written."""
+        """Write the parts one after another. After an OSError, any of the bytes may have been written."""
 
     def sync(self) -> None:
-        """Make all writes durable. After an OSError it is unknown which writes are durable."""
+        """Make all writes durable. After an OSError, it is unknown which writes are durable."""
 
     def truncate(self, size_bytes: int) -> None:
-        """Cut the file."""
+        """Truncate the file to this size."""
 
     def reserve(self, size_bytes: int) -> None:
-        """Reserve room for this size. The new bytes are zero."""
+        """Reserve space for this size. The new bytes are zero."""
 
     def close(self) -> None: ...
 
 
 class LogFiles(Protocol):
-    """One folder of files. Methods raise OSError if the disk fails."""
+    """The files in one folder. The methods raise OSError if the disk fails."""
 
     def list_names(self) -> list[str]:
         """Return the names of all complete files."""
 
     def describe(self, name: str) -> str:
-        """Return the path of a file, for messages."""
+        """Return the path of a file for messages."""
 
     def create(self, name: str, data: bytes, reserve_bytes: int = 0) -> None:
-        """Create a file: it exists with all data, durably, or not at all."""
+        """Create a file durably and atomically: it exists with all data, or not at all."""
 
     def replace(self, name: str, data: bytes) -> None:
-        """Replace a file. Even after an OSError, it has either the old or the new bytes."""
+        """Replace a file. Even after an OSError, it contains either the old or the new bytes."""
 
     def open(self, name: str) -> LogFile: ...
 
     def read(self, name: str, position: int, length: int) -> bytes:
-        """Return bytes of a file; fewer at its end."""
+        """Return `length` bytes of a file from `position`, or fewer bytes at its end."""
 
     def read_whole(self, name: str) -> bytes: ...
 
     def measure_size(self, name: str) -> int: ...
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove files durably, in this order. A missing file is not an error."""
+        """Remove files durably, in the given order. A missing file is not an error."""
 
 
 class _OpenFile:
@@ -88,10 +88,10 @@ class _OpenFile:
 
 
 class FolderFiles:
-    """The files of a folder, which one process uses at a time."""
+    """The files in a folder of the local disk. Only one process at a time can use the folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Create the folder if needed, and lock it.
+        """Create the folder if it does not exist, and lock it.
 
         Raises:
             ConfigError: Another process uses the folder.
@@ -109,7 +109,7 @@ class FolderFiles:
             path.unlink()
 
     def close(self) -> None:
-        """Release the folder."""
+        """Release the lock of the folder."""
         os.close(self._lock)
 
     def list_names(self) -> list[str]:
@@ -131,7 +131,7 @@ class FolderFiles:
         sync_folder(self.folder)
 
     def _write(self, name: str, data: bytes, reserve_bytes: int) -> None:
-        """Write a temporary file and rename it."""
+        """Write a temporary file, sync it, and rename it."""
         temporary = self.folder / (name + _TEMPORARY)
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -169,13 +169,14 @@ class FolderFiles:
 
 
 def _write_all(descriptor: int, position: int, parts: Sequence[bytes]) -> int:
-    """Write the parts at a position; return the position after them."""
+    """Write the parts at a position, and return the position after them."""
     size_bytes = sum(map(len, parts))
-    written = os.pwritev(descriptor, parts, position)
-    if written < size_bytes:  # The disk is full, a signal arrived, or the write has more than 2 GiB.
+    written_bytes = os.pwritev(descriptor, parts, position)
+    # The disk may be full, a signal may have arrived, or the write is larger than 2 GiB.
+    if written_bytes < size_bytes:
         remaining = memoryview(b"".join(parts))
-        while written < size_bytes:
-            written += os.pwrite(descriptor, remaining[written:], position + written)
+        while written_bytes < size_bytes:
+            written_bytes += os.pwrite(descriptor, remaining[written_bytes:], position + written_bytes)
     return position + size_bytes
 
 

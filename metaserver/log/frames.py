@@ -1,22 +1,22 @@
-"""The storage of entries in a segment file: frames, each with a checksum.
+"""Encodes and decodes the frames of a segment file.
 
 A segment is a sequence of frames, each at a multiple of 8 bytes. A frame has a header of 32 bytes, all little-endian,
 and a body:
 
     magic   4 bytes   b"SMLG"
-    crc     4 bytes   CRC32C of the number of the segment, the position of the frame, and all that follows
-    body    4 bytes   bytes of the body, without the padding
-    meta    4 bytes   bytes of the body that are the entry in MessagePack; the payloads of its batches follow
+    crc     4 bytes   CRC32C of the number of the segment, the position of the frame, and all following bytes
+    body    4 bytes   length of the body, without the padding
+    meta    4 bytes   length of the entry in MessagePack, with which the body begins; the payloads of its batches follow
     kind    1 byte    `FrameKind`
     –       15 bytes  zero
 
-The checksum contains the number and the position, so that bytes of a deleted segment, or a frame inside a payload, are
-never taken for a frame.
+The checksum includes the number and the position, so that bytes of a deleted segment, or a frame inside a payload, are
+never mistaken for a frame.
 
-The first frame is the head: the state of the log before the segment. After each sync the writer adds a mark, which is
-not synced itself: all before a mark is durable. So a damaged frame before a mark was acknowledged, and the log refuses
-to open. A damaged frame with no mark after it was being written when the process or the machine stopped: it is the end
-of the log.
+The first frame is the head: the state of the log before the segment. After each sync, the writer adds a mark, which is
+not synced itself. Everything before a mark is durable. So a damaged frame before a mark was acknowledged, and the log
+refuses to open. A damaged frame without a later mark was being written when the process or the machine stopped. It is
+the end of the log.
 """
 
 from __future__ import annotations
@@ -54,7 +54,14 @@ class FrameKind(IntEnum):
 
 
 class Frame(NamedTuple):
-    """A whole, undamaged frame in a segment. `end` is the position after it and its padding."""
+    """A complete, undamaged frame in a segment.
+
+    Attributes:
+        position: The position of the frame in the segment.
+        end: The position after the frame and its padding.
+        meta: The entry, or the state, in MessagePack.
+        payloads: The payloads of the batches, one after another.
+    """
 
     position: int
     end: int
@@ -73,22 +80,22 @@ class Frame(NamedTuple):
 
 
 def frame_bytes(meta: bytes, payloads: Sequence[bytes]) -> int:
-    """Return the bytes of a frame with its padding."""
+    """Return the size of a frame in bytes, including its padding."""
     return _align(HEADER_BYTES + len(meta) + sum(map(len, payloads)))
 
 
 def encode_meta(content: Entry | StateSummary) -> bytes:
-    """Return an entry or a head in MessagePack."""
+    """Encode an entry or a state in MessagePack."""
     return _ENCODER.encode(content)
 
 
 def list_payloads(batches: Sequence[Batch]) -> list[bytes]:
-    """Return the parts of the body after the entry."""
+    """Return the payload and the kinds of each batch, which follow the entry in the body."""
     return [part for batch in batches for part in (batch.payload, batch.kinds) if part]
 
 
 def encode_frame(segment: int, position: int, kind: FrameKind, meta: bytes, payloads: Sequence[bytes]) -> list[bytes]:
-    """Return the parts of a frame, to be written one after another at `position`."""
+    """Return the parts of a frame, which must be written one after another at `position`."""
     body_bytes = len(meta) + sum(map(len, payloads))
     crc = crc32c(_CHECKED.pack(body_bytes, len(meta), kind), crc32c(_PLACE.pack(segment, position)))
     crc = crc32c(meta, crc)
@@ -99,16 +106,18 @@ def encode_frame(segment: int, position: int, kind: FrameKind, meta: bytes, payl
 
 
 def encode_mark(segment: int, position: int) -> bytes:
-    """Return a mark."""
+    """Return the bytes of a mark at `position`."""
     return b"".join(encode_frame(segment, position, FrameKind.MARK, b"", ()))
 
 
 def read_frame(segment: int, position: int, buffer: Buffer, start: int = 0) -> Frame | None:
-    """Return the frame at a position of a segment, None if no whole and undamaged frame is there.
+    """Return the frame at a position of a segment, or None if there is no complete, undamaged frame.
 
     Args:
+        segment: The number of the segment.
+        position: The position of the frame.
         buffer: Bytes of the segment.
-        start: The position of the first of these bytes.
+        start: The position of the first byte of `buffer` in the segment.
     """
     place = position - start
     if place + HEADER_BYTES > len(buffer):
@@ -119,7 +128,7 @@ def read_frame(segment: int, position: int, buffer: Buffer, start: int = 0) -> F
     if magic != _MAGIC or end > len(buffer) or meta_bytes > body_bytes or frame_kind is None:
         return None
     view = memoryview(buffer)
-    # The checksum covers every byte of the header after it.
+    # The checksum covers all bytes of the header after the checksum.
     checked = crc32c(view[place + 8 : end], crc32c(_PLACE.pack(segment, position)))
     if checked != crc:
         return None
@@ -134,7 +143,7 @@ def read_frame(segment: int, position: int, buffer: Buffer, start: int = 0) -> F
 
 
 def read_frames(segment: int, buffer: Buffer) -> Iterator[Frame]:
-    """Yield the frames of a segment, up to the first position without a whole and undamaged frame."""
+    """Yield the frames of a segment, up to the first position without a complete, undamaged frame."""
     position = 0
     while (frame := read_frame(segment, position, buffer)) is not None:
         yield frame
@@ -146,10 +155,11 @@ def check_tail(segment: int, position: int, buffer: Buffer, name: str) -> None:
 
     Args:
         position: The position after the last undamaged frame.
-        name: The path of the segment, for the message.
+        buffer: The bytes of the segment.
+        name: The path of the segment for the message.
 
     Raises:
-        Corrupt: There is a mark after `position`.
+        Corrupt: A mark follows after `position`.
     """
     find = buffer.find if isinstance(buffer, bytes | bytearray) else bytes(buffer).find
     place = position
@@ -170,15 +180,15 @@ def make_damage_error(name: str, position: int) -> Corrupt:
 
 
 def split_payloads(entry: AppendEntry, payloads: memoryview) -> Iterator[tuple[BatchEntry, memoryview]]:
-    """Yield the batches of an append with the bytes of their payload and kinds."""
+    """Yield each batch of an append with the bytes of its payload and kinds."""
     place = 0
-    for each in entry.batches:
-        yield each, payloads[place : place + each.size_bytes]
-        place += each.size_bytes
+    for batch in entry.batches:
+        yield batch, payloads[place : place + batch.size_bytes]
+        place += batch.size_bytes
 
 
 def find_batch(entry: AppendEntry, payloads: memoryview, shard: Shard) -> tuple[int, Batch] | None:
-    """Return the batch of a shard in an append with the offset of its first row, None if it has no such batch."""
+    """Return the batch of a shard in an append, and the offset of its first row, or None if there is no such batch."""
     for each, data in split_payloads(entry, payloads):
         if each.shard == shard:
             return each.offset, Batch(each.rows, bytes(data[: each.payload_bytes]), bytes(data[each.payload_bytes :]))
@@ -186,7 +196,7 @@ def find_batch(entry: AppendEntry, payloads: memoryview, shard: Shard) -> tuple[
 
 
 def read_frame_length(header: bytes) -> int:
-    """Return the bytes of a frame by its header, which may be damaged."""
+    """Return the size of a frame in bytes, as stated in its header. The header may be damaged."""
     return _align(HEADER_BYTES + int(_HEADER.unpack_from(header)[2]))
 
 

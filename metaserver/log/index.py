@@ -1,7 +1,7 @@
-"""The positions of the records of each shard in a segment.
+"""The index of a segment: the positions of the records of each shard.
 
-The index of a segment that is complete is stored in a file beside it. That file only saves time: if it is missing or
-damaged, the segment is read instead.
+The index of a complete segment is stored in a file beside it. If the index file is missing or damaged, the server reads
+the segment instead, which takes longer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RECORD_BYTES = 24
 
 
 class FramePlace(NamedTuple):
-    """The place of a frame in its segment."""
+    """The position and the length of a frame in its segment."""
 
     position: int
     length: int
@@ -35,8 +35,11 @@ class FramePlace(NamedTuple):
 class ShardIndex:
     """The records of one shard in one segment, in order.
 
-    `offsets`, `times`, `positions` and `lengths` have one item for each record: the offset of its first row, its time
-    in milliseconds, and where its frame is.
+    Attributes:
+        offsets: For each record, the offset of its first row.
+        times: For each record, its time in milliseconds.
+        positions: For each record, the position of its frame in the segment.
+        lengths: For each record, the length of its frame.
     """
 
     __slots__ = ("end", "lengths", "offsets", "positions", "size_bytes", "times")
@@ -59,9 +62,13 @@ class ShardIndex:
         self.size_bytes += size_bytes
 
     def places(self, offset: int, *, limit_bytes: int, end: int | None) -> list[FramePlace]:
-        """Return the frames of consecutive records, the first of which contains `offset`.
+        """Return the frames of consecutive records. The first record contains the row at `offset`.
 
-        At least one, unless `offset` is not in this index.
+        The result contains at least one frame, unless the row is not in this index.
+
+        Args:
+            limit_bytes: The maximum total length of the frames.
+            end: The offset before which the records begin, or None.
         """
         if offset >= self.end:
             return []
@@ -76,17 +83,17 @@ class ShardIndex:
         return answer
 
     def find_offset(self, time_ms: int) -> int | None:
-        """Return the offset of the first record at or after a time, or None if no record is that late."""
+        """Return the offset of the first record at or after `time_ms`, or None if all records are earlier."""
         place = bisect.bisect_left(self.times, time_ms)
         return self.offsets[place] if place < len(self.offsets) else None
 
     def to_bytes(self) -> bytes:
-        """Return the four arrays."""
-        return b"".join(each.tobytes() for each in (self.offsets, self.times, self.positions, self.lengths))
+        """Encode the four arrays."""
+        return b"".join(values.tobytes() for values in (self.offsets, self.times, self.positions, self.lengths))
 
     @classmethod
     def from_bytes(cls, data: bytes, rows: ShardRange) -> ShardIndex | None:
-        """Return the index of `to_bytes`, None if the bytes do not describe these rows."""
+        """Decode the result of `to_bytes`. Return None if the bytes do not describe these rows."""
         count = rows.length // _RECORD_BYTES
         if len(data) != rows.length or not count or rows.length % _RECORD_BYTES:
             return None
@@ -102,7 +109,16 @@ class ShardIndex:
 
 
 class ShardRange(msgspec.Struct, frozen=True, array_like=True):
-    """The rows of one shard in one segment, and which bytes of the index file are its index."""
+    """The rows of one shard in one segment, and the position of their index in the index file.
+
+    Attributes:
+        first: The offset of the first row.
+        end: The offset after the last row.
+        last_time_ms: The time of the last record.
+        size_bytes: The size of the records.
+        position: The position of the shard's index after the header of the index file.
+        length: The length of the shard's index.
+    """
 
     stream: str
     number: int
@@ -122,7 +138,8 @@ class SegmentIndexHeader(msgspec.Struct, frozen=True, array_like=True):
     """The beginning of an index file.
 
     Attributes:
-        segment_bytes: The bytes of the segment that are described.
+        segment: The number of the segment.
+        segment_bytes: The number of bytes of the segment that the index describes.
         segment_crc: The CRC32C of these bytes.
         body_crc: The CRC32C of the bytes after the header.
     """
@@ -149,17 +166,17 @@ class SegmentIndex:
     shards: dict[Shard, ShardIndex] = field(default_factory=dict)
 
     def add(self, entry: AppendEntry, place: FramePlace) -> None:
-        """Add the batches of an append. There is one batch for each of its shards."""
+        """Add the batches of an append, which has one batch for each of its shards."""
         self.time_ms = entry.time_ms
         self.first_time_ms = self.first_time_ms or entry.time_ms
-        for each in entry.batches:
-            index = self.shards.get(each.shard)
+        for batch in entry.batches:
+            index = self.shards.get(batch.shard)
             if index is None:
-                index = self.shards[each.shard] = ShardIndex()
-            index.add(each.offset, each.offset + each.rows, entry.time_ms, place, each.size_bytes)
+                index = self.shards[batch.shard] = ShardIndex()
+            index.add(batch.offset, batch.offset + batch.rows, entry.time_ms, place, batch.size_bytes)
 
     def list_ranges(self) -> dict[Shard, ShardRange]:
-        """Return the rows of each shard, with the bytes that `encode_index` uses."""
+        """Return the range of rows of each shard, with the positions that `encode_index` uses."""
         answer: dict[Shard, ShardRange] = {}
         position = 0
         for shard, index in self.shards.items():
@@ -172,8 +189,8 @@ class SegmentIndex:
 
 
 def encode_index(index: SegmentIndex, segment: int, segment_bytes: int, segment_crc: int) -> bytes:
-    """Return the contents of an index file."""
-    body = b"".join(each.to_bytes() for each in index.shards.values())
+    """Return the content of an index file."""
+    body = b"".join(shard_index.to_bytes() for shard_index in index.shards.values())
     header = msgspec.msgpack.encode(
         SegmentIndexHeader(
             _VERSION, segment, segment_bytes, segment_crc, crc32c(body), tuple(index.list_ranges().values())
@@ -184,7 +201,7 @@ def encode_index(index: SegmentIndex, segment: int, segment_bytes: int, segment_
 
 
 def decode_index(data: bytes, segment: int) -> tuple[SegmentIndexHeader, int] | None:
-    """Return the header of an index file and the position of its body, None if the file is damaged."""
+    """Return the header of an index file and the position of its body, or None if the file is damaged."""
     prefix = 2 * _CRC_BYTES
     length = int.from_bytes(data[_CRC_BYTES:prefix], "little")
     if len(data) < prefix + length or crc32c(data[_CRC_BYTES : prefix + length]) != int.from_bytes(
@@ -201,7 +218,7 @@ def decode_index(data: bytes, segment: int) -> tuple[SegmentIndexHeader, int] | 
 
 
 def compute_crc(parts: Iterable[bytes]) -> int:
-    """Return the CRC32C of all parts, one after another."""
+    """Return the CRC32C of the concatenated parts."""
     crc = 0
     for part in parts:
         crc = crc32c(part, crc)

@@ -1,16 +1,17 @@
 """The port of a streaming log: the durable, ordered sequence of batches of each shard.
 
-A stream is the log of one table, named by the table's UUID, so that a table that is dropped and created again has
-another stream. A shard is a share of the stream's writes. The offset of a row is the number of
-rows before it in its shard.
+A stream contains the rows of one table. Its name is the table's UUID, so that a table that is dropped and created again
+has a new stream. A shard is a share of the stream's writes. The offset of a row is the number of rows before it in its
+shard.
 
-Every implementation promises:
+Every implementation guarantees:
 
-- `append` returns when all its batches are durable. A batch that was acknowledged survives the loss of every process.
+- `append` returns when all its batches are durable. An acknowledged batch survives the loss of all processes.
 - The watermark of a shard is the offset after its last durable row. A reader never sees a row at or after it.
-- An append is atomic, also over shards of several tables: the watermarks of one call contain the
-  whole append or nothing of it.
-- Offsets have no gap, and a row never changes its offset. Rows of one producer are in the order of its numbers.
+- An append is atomic, even if it writes to shards of several tables: the watermarks that `read_watermarks` returns
+  include the whole append, or nothing of it.
+- Offsets have no gaps, and a row never changes its offset. The rows of one producer are in the order of its sequence
+  numbers.
 - An append that is repeated with the same producer and sequence number is stored once, even after a restart.
 
 The log does not interpret payloads. Failures are errors of `seamark.formats.runtime.errors`; `StreamLog` lists them.
@@ -31,20 +32,20 @@ PRODUCER_CHARS_MAX = 200
 
 
 class Shard(NamedTuple):
-    """One shard of a stream."""
+    """A shard: the name of its stream, and its number."""
 
     stream: str
     number: int
 
 
 class RowKind(IntEnum):
-    """The effect of a row on the stored row with the same key."""
+    """The effect of a row on a stored row with the same key."""
 
     INSERT = 0
     UPDATE = 1
-    """The new row replaces the old."""
+    """The row replaces the stored row."""
     DELETE = 2
-    """Only the columns of the key are significant."""
+    """The row deletes the stored row. Only its key columns matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Batch:
     Attributes:
         rows: The number of rows, at least 1.
         payload: An Arrow IPC stream with one record batch.
-        kinds: One byte for each row, a `RowKind`; empty if all rows are inserts.
+        kinds: The `RowKind` of each row, as one byte. It is empty if all rows are inserts.
     """
 
     rows: int
@@ -68,17 +69,18 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class StreamProducer:
-    """The producer of an append, and the number of the append. Together they identify a repeated append.
+    """The producer of an append, and the sequence number of the append, by which the log recognises a repeated append.
 
-    A producer numbers its appends 0, 1, 2, …, over all shards and streams. Each append has to follow the previous
-    append of the same name.
+    A producer numbers its appends to all shards and streams 0, 1, 2, …. Each append must have the number after that of
+    the producer's previous append.
 
     Attributes:
-        name: Unique in the log. It has the form `scope/owner/name` or `owner/name`, such as the UUID of a table, a hash
-            of the principal, and the principal's own name of the producer.
-        sequence: The number of this append.
+        name: The name of the producer, which is unique in the log. It has the form `scope/owner/name` or `owner/name`.
+            For example, the parts are the UUID of a table, a hash of the principal, and the name that the principal
+            chose.
+        sequence: The sequence number of this append.
         epoch: The session of the producer. `fence` begins a session, and the log refuses appends of earlier sessions.
-        sparse: Whether numbers may be missing. The log accepts each number after the last, so only a producer that
+        sparse: Whether numbers may be missing. Then the log accepts every number above the last. Only a producer that
             waits for each answer before it sends the next append may set this.
     """
 
@@ -89,7 +91,7 @@ class StreamProducer:
 
 
 TOPIC_OWNER = "topic"
-"""The owner of the producers that read input topics. The log remembers them as long as the topics may exist."""
+"""The owner of the producers that read input topics. The log remembers them while the topics may exist."""
 
 
 def make_topic_producer_name(stream: str, topic_id: str, partition: int) -> str:
@@ -98,22 +100,19 @@ def make_topic_producer_name(stream: str, topic_id: str, partition: int) -> str:
 
 
 def parse_topic_producer(producer: str) -> str:
-    """Return the stream and the id of the topic that a producer of `make_topic_producer_name` reads."""
+    """Return the first parts of a name from `make_topic_producer_name`: the stream and the id of the topic."""
     return producer.rsplit("-", 1)[0]
 
 
 def parse_owner(producer: str) -> str:
-    """Return the owner of a producer, whose name has the form `scope/owner/name` or `owner/name`."""
+    """Return the owner in the name of a producer, which has the form `scope/owner/name` or `owner/name`."""
     parts = producer.split("/", 2)
     return parts[1] if len(parts) == 3 else parts[0]
 
 
 @dataclass(frozen=True, slots=True)
 class StreamProducerState:
-    """The session and the last acknowledged sequence number of a producer.
-
-    The number is -1 if nothing is acknowledged.
-    """
+    """The session and the last acknowledged sequence number of a producer, or -1 if there is none."""
 
     epoch: int
     sequence: int
@@ -133,9 +132,9 @@ class Acknowledgement:
     """The answer to an append.
 
     Attributes:
-        positions: One for each batch, in the order of the append. Empty if `duplicate` is set and the log no longer
-            has the positions of that append.
-        duplicate: Whether the append was acknowledged before, and this call changed nothing.
+        positions: The position of each batch, in the order of the append. They are empty if the append is a duplicate
+            whose positions the log has forgotten.
+        duplicate: Whether the append was already acknowledged, and this call has changed nothing.
     """
 
     positions: tuple[Position, ...]
@@ -148,9 +147,9 @@ class Record:
 
     Attributes:
         offset: The offset of the first row.
-        time_ms: The time when the log accepted the batch, by the server's clock. It never decreases within a shard.
+        time_ms: The time at which the log accepted the batch, by the server's clock. It never decreases within a shard.
         producer: The name of the producer, or "" if the append had no producer.
-        sequence: The sequence number of the append, -1 if it had no producer.
+        sequence: The sequence number of the append, or -1 if it had no producer.
     """
 
     shard: Shard
@@ -171,10 +170,10 @@ class ShardState:
     """The state of a shard in the log.
 
     Attributes:
-        start: The offset of the first row that can be read.
+        start: The offset of the first readable row.
         watermark: The offset after the last durable row.
-        released: The offset below which rows are in data files; retention removes only rows below it.
-        size_bytes: An estimate of the bytes from `start` to `watermark`.
+        released: The offset below which all rows are in data files. Retention removes only rows below it.
+        size_bytes: The approximate size of the rows from `start` to `watermark`.
     """
 
     start: int
@@ -184,31 +183,31 @@ class ShardState:
 
 
 class StreamLog(Protocol):
-    """The port of a streaming log. A factory (an async context manager) opens and closes it.
+    """The port of a streaming log.
 
-    Safe for use by many tasks of one event loop. Every method may raise LogUnavailable: the log is closed, or it has
+    The tasks of one event loop share an instance. Every method raises LogUnavailable if the log is closed, or has
     failed and must be opened again.
     """
 
     @property
     def identity(self) -> str:
-        """The identity of the log. Offsets are positions in one log, so another log has another identity."""
+        """The identity of the log. Each log has its own, because offsets are valid only for one log."""
 
     async def catch_up(self) -> None:
-        """Wait until the watermarks contain every append that was acknowledged before the call, by any process."""
+        """Wait until the watermarks include every append that any process acknowledged before the call."""
 
     async def append(self, batches: Mapping[Shard, Batch], producer: StreamProducer | None = None) -> Acknowledgement:
-        """Append a batch to each of the shards, atomically. A shard without rows begins at offset 0.
+        """Append one batch to each of the shards atomically. The first row of a shard has the offset 0.
 
-        Without batches, the append only records the sequence number of its producer.
-
-        Appends that overlap in time share one sync. The batches of a cancelled append may be stored or not.
+        Without batches, the append only records the sequence number of its producer. If an append is cancelled, its
+        batches may be stored or not.
 
         Raises:
             BadRequest: `check_append` refuses the append.
-            TooLarge: The append has more bytes than the log accepts in one append.
-            LogFull: The disk has no room. Nothing is stored, and the log works again when there is room.
-            TooManyRequests: Too many bytes wait, or the producer is new and there are too many. Nothing is stored.
+            TooLarge: The append is larger than the log accepts.
+            LogFull: The disk is full. Nothing is stored. The log works again when there is space.
+            TooManyRequests: Too many bytes are waiting, or a new producer exceeds the limit of producers. Nothing is
+                stored.
             StreamRemoved: One of the streams was removed.
             ProducerFenced: A later session of the producer exists.
             SequenceGap: The append does not follow the last append of the producer.
@@ -216,34 +215,33 @@ class StreamLog(Protocol):
         """
 
     async def fence(self, name: str) -> StreamProducerState:
-        """Begin a session of a producer and end all earlier sessions, durably.
+        """Begin a session of a producer durably, and end all its earlier sessions.
 
         Returns:
-            The epoch of the new session and the last acknowledged sequence number. The next append has the number after
-            it.
+            The epoch of the new session, and the last acknowledged sequence number. The next append must have the
+            following number.
         """
 
     def find_producer(self, name: str) -> StreamProducerState | None:
         """Return the state of a producer, or None if the log does not know the producer."""
 
     def read_watermarks(self, shards: Iterable[Shard]) -> dict[Shard, int]:
-        """Return the watermarks at one moment; 0 for a shard without rows.
+        """Return the watermarks of the shards at one moment. A shard without rows has the watermark 0.
 
-        An append is below all of its watermarks, or at or above all of them.
+        The watermarks include the rows of an append in all of its shards, or in none.
         """
 
     async def read(self, shard: Shard, offset: int, *, limit_bytes: int, end: int | None = None) -> Sequence[Record]:
-        """Return consecutive records below the watermark; the first contains the row at `offset`.
+        """Return consecutive records below the watermark. The first record contains the row at `offset`.
 
-        The first record may begin before `offset`: the caller leaves out its first rows.
+        The first record may begin before `offset`. The caller must skip its first rows.
 
         Args:
-            limit_bytes: The maximum number of bytes of payload. At least one record is returned.
-            end: The offset below which the records begin, such as an offset from `read_watermarks` that the reader may
-                not pass.
+            limit_bytes: The maximum number of bytes of payload. The first record is returned even if it is larger.
+            end: The offset before which the records begin, such as a watermark that the reader must not pass.
 
         Returns:
-            No records if `offset` is the watermark or `end`.
+            The records. There are none if `offset` is the watermark or `end`.
 
         Raises:
             OffsetOutOfRange: The row was removed, or `offset` is after the watermark.
@@ -251,40 +249,38 @@ class StreamLog(Protocol):
         """
 
     async def wait(self, positions: Mapping[Shard, int], timeout_s: float) -> bool:
-        """Wait until one of the shards has a row at or after its position; return False after `timeout_s`."""
+        """Wait until one of the shards has a row at or after its position. Return False after `timeout_s`."""
 
     async def find_offset(self, shard: Shard, time_ms: int) -> int:
-        """Return the offset of the first record that the log received at or after `time_ms`.
-
-        Return the watermark if there is no such record.
-        """
+        """Return the offset of the first record from `time_ms` or later, or the watermark if there is none."""
 
     def list_shards(self, stream: str | None = None) -> dict[Shard, ShardState]:
         """Return the shards of one stream or of all streams."""
 
     async def release(self, offsets: Mapping[Shard, int]) -> None:
-        """Allow retention to remove rows below these offsets: they are in data files.
+        """Allow retention to remove the rows below these offsets, because they are in data files.
 
-        An offset below the present one changes nothing. A crash may lose a release, and only delays retention.
+        An offset below the current released offset has no effect. A release that is lost in a crash only delays the
+        removal.
         """
 
     async def remove(self, stream: str) -> None:
-        """Remove a stream with all rows, durably. During the retention the log refuses appends to the stream."""
+        """Remove a stream with all its rows durably. For the time of the retention, the log refuses appends to it."""
 
 
 @runtime_checkable
 class SharedLog(StreamLog, Protocol):
-    """A log to which several processes append."""
+    """A log to which several processes can append."""
 
     def count_unreleased_bytes(self, stream: str) -> int:
-        """Return the bytes of the rows of a stream that are in no data file, of all processes."""
+        """Return the bytes of a stream's rows, appended by any process, that are in no data file yet."""
 
 
 def check_append(batches: Mapping[Shard, Batch], producer: StreamProducer | None, *, limit_bytes: int) -> None:
-    """Check that an append can be stored.
+    """Check that an append is valid.
 
     Raises:
-        BadRequest: The append has neither batches nor a producer, or one of them is invalid.
+        BadRequest: The append has neither batches nor a producer, or a batch or the producer is invalid.
         TooLarge: The batches have more than `limit_bytes`.
     """
     if not batches and producer is None:
@@ -299,7 +295,7 @@ def check_append(batches: Mapping[Shard, Batch], producer: StreamProducer | None
 
 
 def check_batch(shard: Shard, batch: Batch) -> None:
-    """Check that a batch can be stored.
+    """Check that a batch is valid.
 
     Raises:
         BadRequest: The batch is invalid.
@@ -315,7 +311,7 @@ def check_batch(shard: Shard, batch: Batch) -> None:
 
 
 def check_producer(producer: StreamProducer) -> None:
-    """Check the fields of a producer.
+    """Check that the fields of a producer are valid.
 
     Raises:
         BadRequest: A field is invalid.
@@ -328,7 +324,7 @@ def check_producer(producer: StreamProducer) -> None:
 
 
 def check_producer_name(name: str) -> None:
-    """Check the name of a producer.
+    """Check that the name of a producer is valid.
 
     Raises:
         BadRequest: The name is empty or too long.

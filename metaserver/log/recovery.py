@@ -1,7 +1,4 @@
-"""Opens the files of a log.
-
-It finds the durable entries and the end of the log, and checks that no acknowledged row is missing.
-"""
+"""Opens the files of a log: finds the end of the log, and checks that no acknowledged row is missing."""
 
 from __future__ import annotations
 
@@ -44,9 +41,9 @@ class RecoveredLog:
     """An open log.
 
     Attributes:
-        segments: All segments, oldest first; the last is the active segment.
-        file: The active segment's file.
-        torn_bytes: The bytes after the last whole frame, which were never acknowledged and are gone.
+        segments: All segments, the oldest first. The last is the active segment.
+        file: The file of the active segment.
+        torn_bytes: The number of bytes after the last complete frame. They were never acknowledged, and were removed.
     """
 
     state: LogState
@@ -59,7 +56,10 @@ def recover(files: LogFiles, state: LogState, now_ms: int, *, segment_bytes: int
     """Open the log in a folder, or begin a new log.
 
     Args:
-        state: An empty state, into which the state of the log is read.
+        files: The files in the folder.
+        state: An empty state, which the function fills with the state of the log.
+        now_ms: The current time.
+        segment_bytes: The size to reserve for a new segment.
 
     Raises:
         Corrupt: Acknowledged rows are damaged or missing. No file was changed.
@@ -81,10 +81,10 @@ def recover(files: LogFiles, state: LogState, now_ms: int, *, segment_bytes: int
 
 
 def _list_segment_numbers(files: LogFiles) -> list[int]:
-    """Return the numbers of the segments.
+    """Return the numbers of the segments in ascending order.
 
     Raises:
-        Corrupt: A segment between them is missing.
+        Corrupt: A segment in between is missing.
     """
     numbers = sorted(
         number for name in files.list_names() if (number := parse_segment_number(name, SEGMENT_SUFFIX)) is not None
@@ -109,21 +109,21 @@ def create_segment(files: LogFiles, number: int, state: LogState, *, segment_byt
     """Create a segment that begins with the state of the log.
 
     Raises:
-        OSError: The file cannot be created. No file has its name.
+        OSError: The file cannot be created. No file with its name exists.
     """
     head, time_ms = encode_meta(state.summarize()), state.time_ms
     return create_segment_file(files, number, head, time_ms, segment_bytes=segment_bytes)
 
 
 def create_segment_file(files: LogFiles, number: int, head: bytes, time_ms: int, *, segment_bytes: int) -> LogSegment:
-    """Create a segment with an encoded state."""
+    """Create a segment that begins with an encoded state."""
     data = b"".join(encode_frame(number, 0, FrameKind.HEAD, head, ()))
     files.create(make_segment_name(number), data, reserve_bytes=max(segment_bytes, len(data)))
     return LogSegment(number, len(data), len(data), time_ms, SegmentIndex())
 
 
 def _open_segment(files: LogFiles, number: int, *, is_last: bool) -> LogSegment:
-    """Open a segment by its index file, or by its frames if it has no index file.
+    """Open a segment with its index file, or read its frames if it has no index file.
 
     The frames of the last segment are read later.
     """
@@ -147,20 +147,21 @@ def _scan(files: LogFiles, segment: LogSegment) -> None:
     """Read the frames of a complete segment without an index file.
 
     Raises:
-        Corrupt: A frame is damaged: all of them were acknowledged. `_check_continuity` notices damage at the end.
+        Corrupt: A frame is damaged, although all frames were acknowledged. `_check_continuity` detects damage at the
+            end.
     """
     assert segment.index is not None
     data = files.read_whole(segment.name)
     end = 0
     for frame in read_frames(segment.number, data):
         end = frame.end
-        if frame.kind is not FrameKind.MARK:  # A mark at the end may not be durable.
+        if frame.kind is not FrameKind.MARK:  # Ignore marks, because a mark at the end may not be durable.
             _index_frame(segment, frame)
     check_tail(segment.number, end, data, files.describe(segment.name))
 
 
 def _index_frame(segment: LogSegment, frame: Frame) -> Entry | None:
-    """Add a frame to the index of its segment; return its entry, if it has one."""
+    """Add a frame to the index of its segment, and return its entry, or None."""
     segment.size_bytes = frame.end
     if frame.kind is not FrameKind.ENTRY:
         return None
@@ -182,10 +183,10 @@ def _read_head(files: LogFiles, segment: LogSegment) -> Frame:
 def _recover_last(
     files: LogFiles, segments: list[LogSegment], state: LogState, segment_bytes: int
 ) -> tuple[int, LogFile]:
-    """Apply the entries of the last segment, and truncate the file after them.
+    """Apply the entries of the last segment, truncate its file after them, and open the file.
 
-    Frames after the last mark may be only in the memory of the kernel, even after a sync that failed. So they are
-    written again before the log reports them as durable.
+    The frames after the last mark may be only in the memory of the kernel, because a sync may have failed. So they are
+    written again before the log treats them as durable.
     """
     segment = segments[-1]
     data = files.read_whole(segment.name)
@@ -226,10 +227,10 @@ def _close_after_failure(file: LogFile) -> Iterator[None]:
 
 
 def _check_continuity(files: LogFiles, segments: list[LogSegment], state: LogState) -> None:
-    """Check that the segments before the last end where the last begins.
+    """Check that the rows of the last segment follow those of the earlier segments without a gap.
 
     Raises:
-        Corrupt: Rows between them are missing.
+        Corrupt: Rows are missing.
     """
     ends: dict[Shard, int] = {}
     for segment in segments[:-1]:
@@ -244,7 +245,7 @@ def _check_continuity(files: LogFiles, segments: list[LogSegment], state: LogSta
 
 
 def _restore_starts(segments: list[LogSegment], state: LogState) -> None:
-    """Determine the first row of each shard that is still there, and the bytes of its rows."""
+    """Determine the first existing row of each shard, and the size of its rows."""
     for summary in state.shards.values():
         summary.start, summary.size_bytes = summary.watermark, 0
     for segment in reversed(segments):
@@ -256,9 +257,9 @@ def _restore_starts(segments: list[LogSegment], state: LogState) -> None:
 
 
 def _check_released(files: LogFiles, segments: list[LogSegment], state: LogState) -> None:
-    """Check the bytes of the segments with rows that are in no data file yet.
+    """Check the bytes of the segments that contain rows that are in no data file yet.
 
-    Other segments are checked when they are read.
+    All other segments are checked when they are read.
 
     Raises:
         Corrupt: The bytes are damaged.
@@ -276,6 +277,6 @@ def _check_released(files: LogFiles, segments: list[LogSegment], state: LogState
 
 
 def _is_orphan(name: str, numbers: list[int]) -> bool:
-    """Return whether a file is the index of a segment that was removed."""
+    """Return whether a file is the index file of a removed segment."""
     number = parse_segment_number(name, INDEX_SUFFIX)
     return number is not None and number < numbers[0]

@@ -1,4 +1,4 @@
-"""One segment file of a log, and the code that reads its records."""
+"""A segment file of a log: its description, and reads of its records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SEGMENT_SUFFIX = ".segment"
 INDEX_SUFFIX = ".index"
 _DIGITS = 20
 _GAP_BYTES_MAX = 32 << 10
-"""The maximum number of bytes of other shards that are read to avoid a separate read."""
+"""The maximum number of unneeded bytes between two records that are read together with them in one read."""
 _SPAN_BYTES_MAX = 4 << 20
 _CHECK_BYTES = 1 << 20
 
@@ -42,22 +42,22 @@ def index_name(number: int) -> str:
 
 
 def parse_segment_number(name: str, suffix: str) -> int | None:
-    """Return the number in the name of a segment or index file, None for another file."""
+    """Return the number in the name of a file with this suffix, or None for any other name."""
     digits = name.removesuffix(suffix)
     return int(digits) if name.endswith(suffix) and len(digits) == _DIGITS and digits.isdecimal() else None
 
 
 @dataclass(slots=True, eq=False)
 class LogSegment:
-    """A segment, the active segment included.
+    """A complete segment, or the active segment.
 
     Attributes:
-        size_bytes: The bytes of its frames.
-        head_bytes: The bytes of its first frame.
-        head_time_ms: The time of the state in its first frame.
-        index: The places of its records, None if the index file has them.
-        ranges: The rows of each shard, if the index file has the places.
-        body_position: The position in the index file at which the places begin.
+        size_bytes: The size of all frames.
+        head_bytes: The size of the first frame.
+        head_time_ms: The time of the state in the first frame.
+        index: The index of the records in memory, or None if it is in the index file.
+        ranges: The rows of each shard, if the index is in the index file.
+        body_position: The position of the body in the index file.
     """
 
     number: int
@@ -79,11 +79,11 @@ class LogSegment:
         return self.size_bytes > self.head_bytes
 
     def list_shards(self) -> Iterable[Shard]:
-        """Return the shards that have rows here."""
+        """Return the shards that have rows in this segment."""
         return self.ranges if self.index is None else self.index.shards
 
     def end(self, shard: Shard) -> int | None:
-        """Return the offset after the last row of a shard, None if it has no rows here."""
+        """Return the offset after the last row of a shard, or None if it has no rows in this segment."""
         if self.index is not None:
             index = self.index.shards.get(shard)
             return index.end if index is not None else None
@@ -91,7 +91,7 @@ class LogSegment:
         return rows.end if rows is not None else None
 
     def get_first_offset(self, shard: Shard) -> int | None:
-        """Return the offset of the first row of a shard, None if it has no rows here."""
+        """Return the offset of the first row of a shard, or None if it has no rows in this segment."""
         if self.index is not None:
             index = self.index.shards.get(shard)
             return index.offsets[0] if index is not None else None
@@ -99,7 +99,7 @@ class LogSegment:
         return rows.first if rows is not None else None
 
     def get_last_time_ms(self, shard: Shard) -> int | None:
-        """Return the time of the last record of a shard, None if it has no rows here."""
+        """Return the time of the last record of a shard, or None if it has no rows in this segment."""
         if self.index is not None:
             index = self.index.shards.get(shard)
             return index.times[-1] if index is not None else None
@@ -107,7 +107,7 @@ class LogSegment:
         return rows.last_time_ms if rows is not None else None
 
     def measure_rows(self, shard: Shard) -> int:
-        """Return the bytes of a shard's rows."""
+        """Return the size of a shard's rows in bytes."""
         if self.index is not None:
             index = self.index.shards.get(shard)
             return index.size_bytes if index is not None else 0
@@ -115,17 +115,17 @@ class LogSegment:
         return rows.size_bytes if rows is not None else 0
 
     def time_ms(self) -> int:
-        """Return the time of the last record; without records, the time of the head."""
+        """Return the time of the last record. If there is no record, return the time of the head."""
         if self.index is not None:
             return self.index.time_ms or self.head_time_ms
-        return max((each.last_time_ms for each in self.ranges.values()), default=self.head_time_ms)
+        return max((shard_range.last_time_ms for shard_range in self.ranges.values()), default=self.head_time_ms)
 
     def is_released(self, released: Mapping[Shard, int]) -> bool:
-        """Return whether retention may remove all rows. `released` has no shards of removed streams."""
+        """Return whether retention may remove all rows. `released` contains no shards of removed streams."""
         return all((self.end(shard) or 0) <= released[shard] for shard in self.list_shards() if shard in released)
 
     def load_index(self, files: LogFiles, shard: Shard) -> ShardIndex:
-        """Return the places of the records of a shard that has rows here.
+        """Return the index of a shard that has rows in this segment.
 
         Raises:
             Corrupt: The index file does not describe this segment.
@@ -138,8 +138,8 @@ class LogSegment:
         index = ShardIndex.from_bytes(files.read(name, self.body_position + rows.position, rows.length), rows)
         if index is None:
             raise Corrupt(
-                f"The index file {files.describe(name)} of the log is damaged. No row is lost. Restart the server: it "
-                "builds the file again"
+                f"The index file {files.describe(name)} of the log is damaged. No row is lost. Restart the server: "
+                "it builds the file again"
             )
         return index
 
@@ -149,11 +149,11 @@ class LogSegment:
         """Return the consecutive records of a shard at these places.
 
         Args:
-            first_offset: A row that the first record contains. The segment's file can be rewritten meanwhile. Then
-                another intact record can be at one of the places.
+            first_offset: The offset of a row in the first record. It is checked, because after a rewrite of the
+                segment's file, a different record may be at one of the places.
 
         Raises:
-            Corrupt: A record is damaged, or it is not the expected one.
+            Corrupt: A record is damaged, or is not the expected record.
             OSError: The segment cannot be read.
         """
         records = [record for span in _split_into_runs(places) for record in self._read_span(files, shard, span)]
@@ -182,7 +182,7 @@ class LogSegment:
         """Write the index file of a complete segment.
 
         Raises:
-            OSError: The file cannot be written. The index then stays in memory.
+            OSError: The file cannot be written. The index stays in memory.
         """
         assert self.index is not None
         crc = compute_crc(self._read_slices(files))
@@ -190,19 +190,19 @@ class LogSegment:
         files.create(index_name(self.number), data)
 
     def load_ranges(self, files: LogFiles) -> tuple[SegmentIndexHeader, int] | None:
-        """Return the header of the index file and where the places begin, None if the file is damaged."""
+        """Return the header of the index file and the position of its body, or None if the file is damaged."""
         return decode_index(files.read_whole(index_name(self.number)), self.number)
 
     def use_index_file(self, header: tuple[SegmentIndexHeader, int] | None) -> None:
-        """Use the index file instead of memory from now on."""
+        """Use the index file from now on, instead of the index in memory."""
         if header is not None:
-            self.ranges = {each.shard: each for each in header[0].ranges}
+            self.ranges = {shard_range.shard: shard_range for shard_range in header[0].ranges}
             self.body_position = header[1]
             self.size_bytes = header[0].segment_bytes
             self.index = None
 
     def is_intact(self, files: LogFiles, crc: int) -> bool:
-        """Return whether the bytes have the checksum of the index file."""
+        """Return whether the bytes of the segment have the checksum `crc`, which the index file contains."""
         return compute_crc(self._read_slices(files)) == crc
 
     def _read_slices(self, files: LogFiles) -> Iterator[bytes]:
@@ -211,7 +211,7 @@ class LogSegment:
 
 
 def find_segment(segments: Sequence[LogSegment], shard: Shard, offset: int) -> LogSegment | None:
-    """Return the segment with the row at an offset. The search begins at the newest rows, which readers mostly want."""
+    """Return the segment with the row at an offset, or None. The search starts at the newest segment."""
     for segment in reversed(segments):
         first = segment.get_first_offset(shard)
         if first is not None and first <= offset:
@@ -220,12 +220,12 @@ def find_segment(segments: Sequence[LogSegment], shard: Shard, offset: int) -> L
 
 
 def select_segments_from(segments: Sequence[LogSegment], time_ms: int) -> Sequence[LogSegment]:
-    """Return the segments that may have records at or after a time."""
+    """Return the segments that may contain records at or after a time."""
     return segments[bisect.bisect_left(segments, time_ms, key=LogSegment.time_ms) :]
 
 
 def _split_into_runs(places: Sequence[FramePlace]) -> Iterator[Sequence[FramePlace]]:
-    """Split places into runs that are read at once."""
+    """Split places into runs of places that are read together."""
     first = 0
     for number in range(1, len(places) + 1):
         if number < len(places):

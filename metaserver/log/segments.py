@@ -1,13 +1,13 @@
 """The embedded log: segment files on the local disk of one server.
 
 All shards of all streams share one sequence of segments, so that many small tables do not need many syncs. One task
-forms groups: all appends that wait become durable by one write and one sync. While the disk syncs, the next group
-forms.
+forms groups: all waiting appends become durable together with one write and one sync. Appends that arrive during the
+sync form the next group.
 
-- If the disk is full, the log refuses appends immediately and stores nothing of them. It works again when there is
-room.
-- After any other failure of a write, the state of the disk is unknown. The log refuses everything until it is opened
-  again, and the appends of the group have an unknown outcome.
+- If the disk is full, the log refuses appends immediately, and stores nothing of them. It works again when there is
+  space.
+- After any other failed write, the state of the disk is unknown. The log refuses all calls until it is opened again,
+  and the outcome of the group's appends is unknown.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from seamark.metaserver.log.waiting import Waiters
 from seamark.metaserver.log.writer import SegmentWriter
 
 _LOADED_INDEXES_MAX = 256
-"""The maximum number of shard indexes of complete segments in memory."""
+"""The maximum number of shard indexes from index files that are kept in memory."""
 _IDENTITY = "identity"
 READER_THREADS = 4
 """The number of threads that read."""
@@ -71,15 +71,15 @@ class SegmentLimits:
     """The limits of a log on the local disk.
 
     Attributes:
-        segment_bytes: The size at which the next segment begins.
+        segment_bytes: The size of a segment at which the next segment begins.
         append_bytes_max: The maximum size of one append.
-        waiting_bytes_max: The maximum size of the appends that wait for the disk.
-        group_bytes_max: The maximum size that is written between two syncs, except for a larger append.
+        waiting_bytes_max: The maximum total size of the waiting appends.
+        group_bytes_max: The maximum size of a group of appends. A single append may be larger.
         retention_ms: The age at which released rows are removed.
-        retention_bytes: The size of all segments above which released rows are removed earlier.
-        drops_unreleased: Whether retention removes rows that are in no data file.
-        producers_max: The maximum number of producers that are remembered.
-        trim_interval_s: The time between two runs of the retention.
+        retention_bytes: The size of all segments above which the oldest released rows are removed earlier.
+        drops_unreleased: Whether retention also removes rows that are in no data file.
+        producers_max: The maximum number of remembered producers.
+        trim_interval_s: The interval at which old segments are removed.
     """
 
     segment_bytes: int = 64 << 20
@@ -97,14 +97,14 @@ class DiskRunner(Protocol):
     """Runs blocking work on the disk."""
 
     def write(self, work: Callable[[], T]) -> Awaitable[T]:
-        """Run work of the writer: one after another, in the order of the calls."""
+        """Run work of the writer. The calls run one after another, in their order."""
 
     def read(self, work: Callable[[], T]) -> Awaitable[T]:
-        """Run work concurrently with the writer."""
+        """Run work of a reader, concurrently with the writer."""
 
 
 class ThreadRunner:
-    """One thread for the writer, and some for readers."""
+    """Runs blocking work in threads: one thread for the writer, and several threads for readers."""
 
     def __init__(self, readers: int) -> None:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="log-writer")
@@ -124,7 +124,7 @@ class ThreadRunner:
 
 @dataclass(slots=True)
 class _Request:
-    """One waiting call. `admit` adds it to a group and returns its answer."""
+    """A waiting call. `admit` adds it to a group, and returns its answer."""
 
     admit: Callable[[Group], Answer]
     batches: Sequence[Batch]
@@ -133,7 +133,7 @@ class _Request:
 
 
 class SegmentLog:
-    """A `StreamLog` in segment files. Use `open_segment_log`."""
+    """A `StreamLog` in segment files. `open_segment_log` opens it."""
 
     def __init__(
         self,
@@ -163,10 +163,10 @@ class SegmentLog:
         self._is_closing = False
         self.identity = identity
         self.syncs = 0
-        """Groups that were written; for metrics."""
+        """The number of written groups, which is a metric."""
 
     async def catch_up(self) -> None:
-        self._check_open()  # No other process appends.
+        self._check_open()  # The watermarks are current, because no other process appends.
 
     # -- appending ---------------------------------------------------------------------------------------------------
 
@@ -205,7 +205,7 @@ class SegmentLog:
             while not self._is_closing:
                 await self._wake.wait()
                 self._wake.clear()
-                if not self._is_closing:  # Every task that is ready may append to this group.
+                if not self._is_closing:  # Ready tasks can add their appends to this group.
                     await asyncio.sleep(0)
                 while self._requests and self._failure is None:
                     await self._write_group()
@@ -226,7 +226,7 @@ class SegmentLog:
         while self._requests and (not frames or size_bytes < self._limits.group_bytes_max):
             request = self._requests.popleft()
             self._waiting_bytes -= request.size_bytes
-            if request.future.done():  # The request was cancelled.
+            if request.future.done():  # Skip a cancelled request.
                 continue
             entries = len(group.entries)
             try:
@@ -257,7 +257,7 @@ class SegmentLog:
         size_bytes: int,
         answers: list[tuple[asyncio.Future[Answer], Answer]],
     ) -> bool:
-        """Make a group durable and apply it. Otherwise refuse its requests and return False."""
+        """Make a group durable, and apply it. If this fails, refuse its requests, and return False."""
         try:
             if self._is_too_small(size_bytes) or self._is_too_old():
                 await self._begin_segment(size_bytes)
@@ -276,11 +276,11 @@ class SegmentLog:
         for entry, place in zip(group.entries, places, strict=True):
             if isinstance(entry, AppendEntry):
                 active.index.add(entry, place)
-                self._waiters.wake(each.shard for each in entry.batches)
+                self._waiters.wake(batch.shard for batch in entry.batches)
         return True
 
     def _fail(self, error: OSError) -> CommitUnknown:
-        """Refuse all later calls, and return the error for the running appends."""
+        """Mark the log as failed, so that it refuses all later calls. Return the error for the running appends."""
         self._failure = (
             f"The disk of the log failed ({error.strerror}), and it is unknown what is durable; restart the server "
             "when the disk works"
@@ -303,18 +303,18 @@ class SegmentLog:
     # -- segments ----------------------------------------------------------------------------------------------------
 
     def _is_too_small(self, size_bytes: int) -> bool:
-        """Return whether the active segment has entries and no room for more."""
+        """Return whether the active segment has entries, and no space for `size_bytes` more."""
         end = self._writer.position + size_bytes + HEADER_BYTES
         return end > self._limits.segment_bytes and self._segments[-1].has_entries
 
     def _is_too_old(self) -> bool:
-        """Return whether the active segment would keep rows beyond their retention."""
+        """Return whether the active segment contains rows whose retention has ended."""
         index = self._segments[-1].index
         first_ms = index.first_time_ms if index is not None else 0
         return bool(first_ms) and self._clock.now_ms() - first_ms > self._limits.retention_ms // 2
 
     async def _begin_segment(self, size_bytes: int) -> None:
-        """Continue in a new segment. After an OSError because of a full disk the active segment is unchanged."""
+        """Continue in a new segment. If the disk is full, raise an OSError, and keep the active segment."""
         self._state.forget(self._clock.now_ms(), self._segments[0].head_time_ms)
         head, time_ms = encode_meta(self._state.summarize()), self._state.time_ms
         number = self._writer.number + 1
@@ -338,7 +338,7 @@ class SegmentLog:
         self._wake_maintenance.set()
 
     async def maintain(self) -> None:
-        """Store the indexes of complete segments and remove old segments, until cancelled."""
+        """Store the indexes of complete segments, and remove old segments, until the task is cancelled."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._limits.trim_interval_s):
@@ -347,9 +347,9 @@ class SegmentLog:
             try:
                 await self.store_indexes()
                 await self.trim()
-            except OSError as error:  # The segments are unchanged, and the next run tries again.
+            except OSError as error:  # The segments have not changed, and the next run tries again.
                 _log.warning("log maintenance failed", error=str(error))
-            except Corrupt as error:  # Retention stops before this segment, until an operator restores the file.
+            except Corrupt as error:  # Retention cannot pass this segment until an operator restores its file.
                 _log.error("log has a damaged segment", error=error.message)
             except Exception:  # noqa: BLE001  a bug must not stop the retention permanently
                 _log.exception("log maintenance failed unexpectedly")
@@ -358,7 +358,7 @@ class SegmentLog:
         """Write the missing index files of complete segments.
 
         Raises:
-            OSError: The disk is full or fails; the log works without the file.
+            OSError: The disk is full or fails. The log works without the index files.
         """
         async with self._maintaining:
             for segment in self._segments[:-1]:
@@ -367,10 +367,10 @@ class SegmentLog:
                     segment.use_index_file(await self._runner.read(partial(segment.load_ranges, self._files)))
 
     async def trim(self) -> int:
-        """Remove the oldest segments beyond the retention; return their number.
+        """Remove the oldest segments after their retention, and return the number of removed segments.
 
-        From the first segment on that has rows that are in no data file, segments are rewritten instead of removed,
-        unless the limits say otherwise.
+        From the first segment on with rows that are in no data file, segments are rewritten instead of removed, unless
+        `SegmentLimits.drops_unreleased` is true.
 
         Raises:
             OSError: The disk fails.
@@ -380,7 +380,8 @@ class SegmentLog:
 
     async def _trim(self) -> int:
         oldest_ms = self._clock.now_ms() - self._limits.retention_ms
-        # Offsets of one moment: a later segment may not lose rows of a shard while an earlier segment has such rows.
+        # Use the released offsets of one moment for all segments. Otherwise a later segment could lose rows of a shard
+        # while an earlier segment still has rows of it.
         released = self._state.get_released_offsets()
         size_bytes = self.size_bytes
         removed: list[LogSegment] = []
@@ -398,7 +399,7 @@ class SegmentLog:
         if removed:
             names = [name for segment in removed for name in (segment.name, index_name(segment.number))]
             await self._runner.read(partial(self._files.remove, names))
-        # This is done last, so that even after a crash, no rows of a shard are missing between two segments.
+        # Remove the files last, so that even after a crash, no rows of a shard are missing between two segments.
         for place, segment in enumerate(self._segments[:-1]):
             is_kept = segment.time_ms() >= oldest_ms and size_bytes <= self._limits.retention_bytes
             if is_kept or not await self._rewrite(segment, released):
@@ -407,7 +408,7 @@ class SegmentLog:
         return len(removed)
 
     async def _rewrite(self, segment: LogSegment, all_released: Mapping[Shard, int]) -> bool:
-        """Leave only unreleased rows in a segment; return False if released rows stay in it."""
+        """Rewrite a segment with only its unreleased rows. Return False if it still contains released rows."""
         released = list_unreleased_offsets(segment, all_released)
         if all(
             shard in released and (segment.get_first_offset(shard) or 0) >= released[shard]
@@ -424,14 +425,14 @@ class SegmentLog:
         return True
 
     def _move_starts(self, segment: LogSegment, released: Mapping[Shard, int]) -> None:
-        """Make the rows of a segment unreadable before they are removed, except for those at or after `released`."""
+        """Make the rows of a segment below `released` unreadable, before they are removed."""
         for shard in segment.list_shards():
             summary = self._state.shards.get(shard)
             if summary is not None:
                 summary.start = max(summary.start, released.get(shard, segment.end(shard) or 0))
 
     def _subtract_bytes(self, segment: LogSegment, replacement: LogSegment | None) -> None:
-        """Subtract the bytes of removed rows from the sizes of shards, once the segment is replaced or removed."""
+        """Subtract the bytes of removed rows from the sizes of shards, after a segment was replaced or removed."""
         for shard in segment.list_shards():
             summary = self._state.shards.get(shard)
             if summary is not None:
@@ -518,19 +519,19 @@ class SegmentLog:
 
     @property
     def size_bytes(self) -> int:
-        """Return the bytes of all segments, for metrics."""
+        """The size of all segments in bytes, which is a metric."""
         return sum(segment.size_bytes for segment in self._segments)
 
     # -- opening and closing -----------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Let `run` end after the group that it writes; refuse the waiting requests."""
+        """Refuse the waiting requests, and make `run` end after its current group."""
         self._is_closing = True
         self._wake.set()
         self._waiters.close()
 
     async def close(self) -> None:
-        """Close the active segment. `run` must have ended."""
+        """Close the active segment. `run` must have ended before."""
         await self._runner.write(self._writer.close)
 
     def _check_open(self) -> None:
@@ -542,9 +543,13 @@ class SegmentLog:
 async def open_segments(
     files: LogFiles, runner: DiskRunner, clock: Clock, limits: SegmentLimits, identity: str = ""
 ) -> AsyncIterator[SegmentLog]:
-    """Open a log over files and a runner.
+    """Open a log with the given files and runner.
 
     Args:
+        files: The files of the log.
+        runner: Runs the blocking work.
+        clock: The clock.
+        limits: The limits.
         identity: The identity of the log.
 
     Raises:
@@ -576,7 +581,7 @@ async def open_segments(
 
 @asynccontextmanager
 async def open_segment_log(folder: Path, clock: Clock, limits: SegmentLimits) -> AsyncIterator[SegmentLog]:
-    """Open the log in a folder of the local disk. Create the folder if needed.
+    """Open the log in a folder of the local disk. If the folder does not exist, create it.
 
     Raises:
         ConfigError: Another process uses the folder.
@@ -598,7 +603,7 @@ async def open_segment_log(folder: Path, clock: Clock, limits: SegmentLimits) ->
 
 
 def _read_identity(folder: Path, clock: Clock) -> str:
-    """Return the identity of the log in a folder, which the caller has locked. A new log gets one.
+    """Return the identity of the log in a folder, or give a new log an identity. The caller has locked the folder.
 
     Raises:
         LogUnavailable: The disk fails.

@@ -1,11 +1,10 @@
-"""The state of shards, producers and removed streams that a log keeps in memory: plain values and pure functions.
+"""The state of shards, producers and removed streams that a log keeps in memory. The module does no I/O.
 
-Every change is an `Entry`. A `Group` admits requests and turns them into entries, which become durable together; then
-`LogState.apply` changes the state. Recovery applies the same entries again, so a restart ends in the same state.
+Every change is an `Entry`. A `Group` admits requests and converts them to entries, which become durable together. Then
+`LogState.apply` changes the state. Recovery applies the same entries again, so a restart leads to the same state.
 
-The order of a group is the order of its entries. A request sees the entries before it in its group, although they are
-not durable yet. Its own answer is sent only after the whole group is durable, and if the group fails, all its requests
-fail.
+A request sees the entries of earlier requests of its group, although they are not durable yet. Its answer is sent only
+after the whole group is durable. If the group fails, all its requests fail.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ from seamark.metaserver.log.port import (
 )
 
 REMEMBERED_APPENDS_PER_PRODUCER = 5
-"""The number of appends of a producer whose positions the log remembers, to answer a repetition."""
+"""The number of appends of a producer whose positions the log remembers, to answer a repeated append."""
 REMEMBERED_MS = 600_000
-"""The minimum time for which the log remembers these positions."""
+"""The minimum time for which the log remembers these positions in milliseconds."""
 
 
 class BatchSize(NamedTuple):
@@ -99,7 +98,7 @@ Entry = AppendEntry | FenceEntry | RemoveEntry
 
 
 class ShardSummary(msgspec.Struct, array_like=True):
-    """A shard in the state of a log. It has the same fields as `ShardState`."""
+    """A shard in the state of a log. `ShardState` describes the fields."""
 
     stream: str
     number: int
@@ -110,7 +109,11 @@ class ShardSummary(msgspec.Struct, array_like=True):
 
 
 class AppendSummary(msgspec.Struct, frozen=True, array_like=True):
-    """The positions of an append that a producer may repeat: stream, shard number, offset and end of each batch."""
+    """The positions of an append that a producer may repeat.
+
+    Attributes:
+        positions: For each batch, its stream, the number of its shard, its offset and its end.
+    """
 
     sequence: int
     positions: tuple[tuple[str, int, int, int], ...]
@@ -128,17 +131,17 @@ class ProducerSummary(msgspec.Struct, frozen=True, array_like=True):
     sequence: int
     time_ms: int
     appends: tuple[AppendSummary, ...] = ()
-    """The last appends, oldest first, at most `REMEMBERED_APPENDS_PER_PRODUCER`."""
+    """The last appends, at most `REMEMBERED_APPENDS_PER_PRODUCER`, the oldest first."""
 
 
 class StateSummary(msgspec.Struct, array_like=True):
-    """The state of a log at the beginning of a segment."""
+    """The state of a log in its stored form, as at the beginning of a segment."""
 
     time_ms: int
     shards: list[ShardSummary]
     producers: dict[str, ProducerSummary]
     removed: dict[str, int]
-    """The removed streams, with the time of the removal."""
+    """The time of the removal of each removed stream."""
 
 
 @dataclass(slots=True)
@@ -146,9 +149,9 @@ class LogState:
     """The state of a log after a number of entries.
 
     Attributes:
-        producers_max: The maximum number of producers. Above it, a new producer is refused.
-        keep_ms: The time for which a producer without appends and a removed stream are remembered.
-        time_ms: The time of the last entry; times never decrease.
+        producers_max: The maximum number of producers, above which a new producer is refused.
+        keep_ms: The time for which a producer without appends, and a removed stream, are remembered.
+        time_ms: The time of the last entry. Times never decrease.
         producer_counts: The number of producers of each owner.
     """
 
@@ -161,7 +164,7 @@ class LogState:
     producer_counts: Counter[str] = field(default_factory=Counter)
 
     def apply(self, entry: Entry) -> None:
-        """Change the state by an entry that is durable."""
+        """Apply a durable entry to the state."""
         self.time_ms = max(self.time_ms, entry.time_ms)
         match entry:
             case AppendEntry():
@@ -198,8 +201,8 @@ class LogState:
     def check_producer_room(self, name: str, *, limit: int, pending: Counter[str] | None = None) -> None:
         """Check that the log may remember a new producer.
 
-        An owner may have as many producers as stay free after it has another. So one owner has at most half of the
-        producers, and leaves room for others.
+        An owner may not have more producers than there are free places. So one owner has at most half of the producers,
+        and always leaves free places for others.
 
         Args:
             name: The name of the producer.
@@ -210,17 +213,17 @@ class LogState:
             TooManyRequests: The log has too many producers, or the owner has too many of them.
         """
         pending = Counter() if pending is None else pending
-        free = limit - len(self.producers) - pending.total()
+        free_producers = limit - len(self.producers) - pending.total()
         owned = self.producer_counts[parse_owner(name)] + pending[parse_owner(name)]
-        if free <= 0 or owned >= free:
-            reason = "" if free <= 0 else f", {owned} of them of the owner of {name!r}"
+        if free_producers <= 0 or owned >= free_producers:
+            reason = "" if free_producers <= 0 else f", {owned} of them of the owner of {name!r}"
             raise TooManyRequests(
-                f"The log has {limit - free} of at most {limit} producers already{reason}, and {name!r} is new; use "
-                "fewer names of producers, or raise the limit"
+                f"The log has {limit - free_producers} of at most {limit} producers already{reason}, and {name!r} is "
+                "new; use fewer names of producers, or raise the limit"
             )
 
     def read_watermarks(self, shards: Iterable[Shard]) -> dict[Shard, int]:
-        """Return the watermarks; 0 for a shard without rows."""
+        """Return the watermarks of the shards. A shard without rows has the watermark 0."""
         return {shard: self.read_watermark(shard) for shard in shards}
 
     def read_watermark(self, shard: Shard) -> int:
@@ -242,21 +245,21 @@ class LogState:
         return StreamProducerState(summary.epoch, summary.sequence) if summary is not None else None
 
     def release(self, offsets: Mapping[Shard, int]) -> None:
-        """Move the released offsets forward, never beyond the watermark."""
+        """Increase the released offsets, at most to the watermark."""
         for shard, offset in offsets.items():
             summary = self.shards.get(shard)
             if summary is not None:
                 summary.released = max(summary.released, min(offset, summary.watermark))
 
     def get_released_offsets(self) -> dict[Shard, int]:
-        """Return the offset below which rows are in data files, for each shard."""
+        """Return the released offset of each shard, below which all rows are in data files."""
         return {shard: summary.released for shard, summary in self.shards.items()}
 
     def check_readable(self, shard: Shard, offset: int) -> None:
-        """Check that a reader can begin at an offset.
+        """Check that a reader can start at an offset.
 
         Raises:
-            OffsetOutOfRange: The log does not have the row.
+            OffsetOutOfRange: The log does not contain the row.
         """
         summary = self.shards.get(shard)
         start, watermark = (summary.start, summary.watermark) if summary is not None else (0, 0)
@@ -267,14 +270,15 @@ class LogState:
             )
 
     def forget(self, now_ms: int, oldest_ms: int) -> None:
-        """Forget the producers and the removed streams that are older than `keep_ms`.
+        """Forget producers and removed streams that are older than `keep_ms`.
 
-        The producers of an input topic stay, because their numbers say which messages were appended. They go when a
-        topic that replaced it has had entries for `keep_ms`.
+        The producers of an input topic are remembered longer, because their sequence numbers show which messages were
+        appended. They are forgotten when a topic that has replaced the input topic has had entries for `keep_ms`.
 
         Args:
-            oldest_ms: The time from which the log has entries. The removal of a stream is remembered as long as the log
-                may have rows of it.
+            now_ms: The current time.
+            oldest_ms: The time of the oldest entry in the log. A removed stream is remembered while the log may contain
+                rows of it.
         """
         limit = now_ms - self.keep_ms
         replaced = self._find_replaced_topics()
@@ -288,14 +292,14 @@ class LogState:
             del self.removed[stream]
 
     def _find_replaced_topics(self) -> set[str]:
-        """Return the input topics that a topic with the same name has replaced.
+        """Return the input topics that a new topic of the same table has replaced.
 
-        A table has one input topic at a time. So a topic no longer exists if the first entry of another topic of the
-        table follows its own first entry, and `keep_ms` lie between its last entry and an entry of the other topic.
-        This time is a margin for servers that have not noticed the replacement yet.
+        A table has one input topic at a time. So a topic was replaced if the first entry of a newer topic of the table
+        follows the topic's first entry, and the newer topic has an entry at least `keep_ms` after the topic's last
+        entry. The margin is for servers that have not noticed the replacement yet.
         """
         last_ms: dict[str, dict[str, int]] = {}  # The time of the last entry of each topic, by stream.
-        for name, each in self.producers.items():  # Producers are in the order of their first entries.
+        for name, each in self.producers.items():  # The producers have the order of their first entries.
             if parse_owner(name) == TOPIC_OWNER:
                 topics = last_ms.setdefault(name.split("/", 1)[0], {})
                 topics[parse_topic_producer(name)] = max(topics.get(parse_topic_producer(name), 0), each.time_ms)
@@ -311,15 +315,17 @@ class LogState:
         return StateSummary(self.time_ms, list(self.shards.values()), self.producers, self.removed)
 
     def restore(self, summary: StateSummary) -> None:
-        """Take over a stored state."""
+        """Replace the state by a stored state."""
         self.time_ms = summary.time_ms
-        self.shards = {Shard(each.stream, each.number): each for each in summary.shards}
+        self.shards = {
+            Shard(shard_summary.stream, shard_summary.number): shard_summary for shard_summary in summary.shards
+        }
         self.producers = summary.producers
         self.producer_counts = Counter(map(parse_owner, summary.producers))
         self.removed = summary.removed
 
     def check_invariants(self) -> None:
-        """Check the conditions that are true after every step; for tests."""
+        """Check the conditions that are true after every step. Only tests call this method."""
         for shard, each in self.shards.items():
             assert shard == (each.stream, each.number)
             assert 0 <= each.start <= each.watermark, each
@@ -341,7 +347,7 @@ def follow(previous: ProducerSummary | None, entry: AppendEntry) -> ProducerSumm
 
 
 def begin_session(previous: ProducerSummary | None, entry: FenceEntry) -> ProducerSummary:
-    """Return the state of a producer after the beginning of a session."""
+    """Return the state of a producer after a new session has begun."""
     if previous is None:
         return ProducerSummary(entry.epoch, -1, entry.time_ms)
     return ProducerSummary(entry.epoch, previous.sequence, entry.time_ms, previous.appends)
@@ -350,8 +356,8 @@ def begin_session(previous: ProducerSummary | None, entry: FenceEntry) -> Produc
 class Group:
     """Requests that become durable together.
 
-    Each method admits one request: it returns the answer to send once the group is durable, and may add an entry to
-    `entries`. A request that is refused adds nothing.
+    Each method admits one request: it may add an entry to `entries`, and returns the answer to send after the group is
+    durable. A refused request adds no entry.
     """
 
     def __init__(self, state: LogState, now_ms: int) -> None:
@@ -360,7 +366,7 @@ class Group:
         self._producers: dict[str, ProducerSummary] = {}
         self._removed: set[str] = set()
         self._new_producers: Counter[str] = Counter()
-        """The number of new producers of each owner."""
+        """The number of new producers of each owner in this group."""
         self.time_ms = max(state.time_ms, now_ms)
         self.entries: list[Entry] = []
 
@@ -377,7 +383,7 @@ class Group:
         return self.append_sizes(sizes, producer)
 
     def append_sizes(self, sizes: Mapping[Shard, BatchSize], producer: StreamProducer | None) -> Acknowledgement:
-        """Admit an append whose bytes are elsewhere. It raises the same errors as `append`."""
+        """Admit an append by the sizes of its batches. See `append`."""
         if producer is not None:
             duplicate = self._check_sequence(producer)
             if duplicate is not None:
@@ -391,16 +397,16 @@ class Group:
             *((producer.name, producer.epoch, producer.sequence) if producer is not None else ()),
         )
         self.entries.append(entry)
-        for each in entry.batches:
-            self._ends[each.shard] = each.offset + each.rows
+        for batch in entry.batches:
+            self._ends[batch.shard] = batch.offset + batch.rows
         if producer is not None:
             self._set_producer(producer.name, follow(self._find_producer(producer.name), entry))
         return Acknowledgement(
-            tuple(Position(each.shard, each.offset, each.offset + each.rows) for each in entry.batches)
+            tuple(Position(batch.shard, batch.offset, batch.offset + batch.rows) for batch in entry.batches)
         )
 
     def fence(self, name: str) -> StreamProducerState:
-        """Admit the beginning of a session.
+        """Admit a request that begins a session.
 
         Raises:
             TooManyRequests: The producer is new, and there are too many producers.
@@ -414,14 +420,14 @@ class Group:
         return StreamProducerState(current.epoch, current.sequence)
 
     def remove(self, stream: str) -> None:
-        """Admit the removal of a stream."""
+        """Admit a request that removes a stream."""
         if stream in self._removed or stream in self._state.removed:
             return
         self.entries.append(RemoveEntry(self.time_ms, stream))
         self._removed.add(stream)
 
     def apply(self) -> None:
-        """Change the state after the group has become durable."""
+        """Apply the entries to the state, after the group has become durable."""
         for entry in self.entries:
             self._state.apply(entry)
 
@@ -442,7 +448,7 @@ class Group:
             self._state.check_producer_room(name, limit=self._state.producers_max, pending=self._new_producers)
 
     def _check_sequence(self, producer: StreamProducer) -> Acknowledgement | None:
-        """Return the first answer if the append is a repetition, None if it is the next append."""
+        """Return the first answer if the append is a repeat, or None if it is the next append of its producer."""
         previous = self._find_producer(producer.name)
         self._check_room(producer.name, previous)
         last = previous.sequence if previous is not None else -1
@@ -456,7 +462,7 @@ class Group:
                 f"The log has no session with epoch {producer.epoch} of the producer {producer.name!r}; begin a session"
             )
         if previous is not None and producer.sequence <= last:
-            repeated = (each.acknowledge() for each in previous.appends if each.sequence == producer.sequence)
+            repeated = (append.acknowledge() for append in previous.appends if append.sequence == producer.sequence)
             return next(repeated, Acknowledgement((), duplicate=True))
         if producer.sequence != last + 1 and not producer.sparse:
             raise SequenceGap(

@@ -1,4 +1,4 @@
-"""Readers that wait for rows."""
+"""Wakes the readers that wait for rows."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from seamark.metaserver.log.port import Shard
 
 
 class Waiters:
-    """Tasks that wait until one of some shards has rows at or after a position."""
+    """The tasks that wait for rows of shards. Each waits until one of its shards has a row at or after a position."""
 
     def __init__(self, watermark: Callable[[Shard], int]) -> None:
         self._watermark = watermark
         self._waiters: dict[Shard, dict[asyncio.Event, None]] = {}
-        # These are not sets, so that tasks wake in the order of their arrival, even in a simulation.
+        # Use dicts instead of sets, so that tasks wake up in the order of their arrival, as a simulation needs.
         self._is_closed = False
 
     async def wait(self, positions: Mapping[Shard, int], timeout_s: float) -> bool:
-        """Wait until one of the shards has a row at or after its position; return False after `timeout_s`."""
+        """Wait until one of the shards has a row at or after its position. Return False after `timeout_s`."""
         if self._is_reached(positions):
             return True
         event = asyncio.Event()
@@ -51,7 +51,7 @@ class Waiters:
         self.wake(list(self._waiters))
 
     def close(self) -> None:
-        """Wake all tasks; no task waits after this."""
+        """Wake all tasks. No task can wait after this."""
         self._is_closed = True
         self.wake_all()
 

@@ -1,4 +1,4 @@
-"""The writing side of the active segment. All methods block and are called from one thread."""
+"""Writes to the active segment. All methods block, and are called from one thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from seamark.metaserver.log.index import FramePlace
 from seamark.metaserver.log.recovery import FULL
 
 _JOINED_BYTES_MAX = 1 << 20
-"""The maximum size of frames that are joined. For small frames, one write of many parts costs more than the copy."""
+"""The maximum size of frames that are copied together, because a write of many small parts takes longer."""
 
 
 class SegmentWriter:
@@ -29,10 +29,13 @@ class SegmentWriter:
         self._file = file
 
     def write(self, frames: Sequence[tuple[bytes, Sequence[bytes]]]) -> list[FramePlace]:
-        """Write frames and make them durable together. Each frame is given as an entry and payloads.
+        """Write frames, make them durable together, and return their places.
+
+        Args:
+            frames: The encoded entry and the payloads of each frame.
 
         Raises:
-            LogFull: The disk is full. Nothing of the frames is left.
+            LogFull: The disk is full. Nothing of the frames remains in the file.
             OSError: The disk failed. It is unknown which bytes are durable.
         """
         position = self.position
@@ -51,7 +54,7 @@ class SegmentWriter:
         except OSError as error:
             if error.errno not in FULL:
                 raise
-            # A crash must not bring back frames that were refused: the cut is durable before the answer.
+            # Truncate the file durably before the answer, because a crash must not bring back refused frames.
             self._file.truncate(self.position)
             self._file.sync()
             raise LogFull(
@@ -60,16 +63,16 @@ class SegmentWriter:
         self._file.sync()
         self.position = self.durable = position
         mark = encode_mark(self.number, position)
-        with suppress(OSError):  # The next frame is written over it.
+        with suppress(OSError):  # A mark is optional, and the next frame overwrites a partial mark.
             self._file.write(position, [mark])
             self.position += len(mark)
         return places
 
     def finish(self) -> None:
-        """Close a complete segment and return the room that it does not need.
+        """Close a complete segment, and release the reserved space that it does not need.
 
-        The last mark is removed: a complete segment needs no mark, and the checksum of the segment must not depend on
-        it.
+        The last mark is removed, because a complete segment needs no mark, and the checksum of the segment must not
+        depend on it.
         """
         with suppress(OSError):
             self._file.truncate(self.durable)

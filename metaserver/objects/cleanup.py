@@ -1,6 +1,7 @@
 """Deletes files in the background: files of failed commits, and files that a commit replaced.
 
-Requests above the limit are dropped: an orphan file costs space, but waiting would delay writers.
+If too many deletions are running, a request is dropped. Its files become orphan files, which cost space, but waiting
+would delay writers.
 """
 
 from __future__ import annotations
@@ -16,10 +17,7 @@ _AT_ONCE_MAX = 64
 
 
 class Cleanup:
-    """Deletes files in the background.
-
-    An instance belongs to one event loop.
-    """
+    """Deletes files in the background. An instance belongs to one event loop."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects

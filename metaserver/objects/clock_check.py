@@ -20,7 +20,9 @@ Clocks that are synchronised over a network differ by less than one second.
 
 
 async def read_storage_time_ms(objects: ObjectStore, clock: Clock, folder: str) -> int:
-    """Return the storage's current time: the time of an object that is written below `folder`, listed and deleted.
+    """Return the storage's current time.
+
+    The function creates an object below `folder`, reads its time from a listing, and deletes it.
 
     Raises:
         BadRequest: The time differs too much from the server's time.

@@ -1,4 +1,4 @@
-"""The server's own S3 keys: from the settings, otherwise from AWS's default credential chain."""
+"""Loads the server's own S3 keys from the settings, or else from AWS's default credential chain."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ else:
 class S3Keys:
     """The keys of an S3 client.
 
-    `token` is a session token or empty. Secrets are not part of repr, so that logs and tracebacks do not contain
-    them.
+    `token` is a session token, or empty for keys without a session. The secrets are not part of repr, so logs and
+    tracebacks do not contain them.
     """
 
     access_key_id: str
@@ -33,7 +33,7 @@ class S3Keys:
 
 @dataclass(frozen=True, slots=True)
 class VendedKeys(S3Keys):
-    """The keys of a client for the objects gateway."""
+    """The keys with which a client uses the objects gateway."""
 
     expires_ms: int = 0
 
@@ -41,8 +41,8 @@ class VendedKeys(S3Keys):
 def load_server_keys(settings: Settings) -> S3Keys:
     """Return the current keys for signing.
 
-    Keys of AWS's chain are refreshed over HTTP when they expire. Unless the settings have keys, call this function in
-    a thread.
+    Keys of AWS's chain are refreshed over HTTP when they expire. So call this function in a thread if the settings
+    have no keys.
 
     Raises:
         StorageError: The server has no keys.
@@ -61,7 +61,7 @@ def load_server_keys(settings: Settings) -> S3Keys:
 def build_key_properties(settings: Settings) -> dict[str, str]:
     """Return the server's keys as properties of a FileIO, for processes that the server starts.
 
-    Call this function in a thread, like `load_server_keys`.
+    Call this function in a thread, because keys of AWS's chain are refreshed over HTTP.
 
     Raises:
         StorageError: The server has no keys, or AWS's credential chain fails.

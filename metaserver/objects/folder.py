@@ -1,6 +1,6 @@
-"""A local folder as the store of `s3://` locations: each bucket is a folder in it, and a key is a path.
+"""Stores the objects of `s3://` locations in a local folder: each bucket is a folder in it, and a key is a path.
 
-So one machine can be a small object store: engines read and write `s3://` tables through the objects gateway
+So one machine can be a small object store. Engines read and write `s3://` tables through the objects gateway
 (`metaserver/gateway/`), and the server uses the files directly. Unlike S3, a folder cannot contain both
 the key `a` and the key `a/b`.
 """
@@ -15,7 +15,7 @@ from seamark.metaserver.objects.forwarding import ForwardingObjects
 from seamark.metaserver.objects.port import ObjectInfo, ObjectStore, Upload, yield_no_uploads
 
 UPLOADS = ".seamark-uploads"
-"""The folder of incomplete objects, next to the buckets. No bucket may have such a name."""
+"""The folder of incomplete objects, beside the folders of the buckets. A bucket cannot have this name."""
 
 
 def map_to_file_location(location: str, folder: str, parse: Callable[[str], Location] = parse_location) -> str:
@@ -33,7 +33,7 @@ def map_to_file_location(location: str, folder: str, parse: Callable[[str], Loca
 class FolderObjects(ForwardingObjects):
     """An ObjectStore for `s3://` locations.
 
-    The objects are files in the store `local`, below the absolute path `folder`.
+    The objects are files of the store `local`, below the absolute path `folder`.
     """
 
     def __init__(self, local: ObjectStore, folder: str) -> None:
@@ -44,12 +44,12 @@ class FolderObjects(ForwardingObjects):
         return map_to_file_location(location, self._folder)
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        before = f"file://{self._folder}/"
+        folder_prefix = f"file://{self._folder}/"
         async for info in self._stored.list(self._map_location(prefix)):
-            yield ObjectInfo(f"s3://{info.location.removeprefix(before)}", info.size_bytes, info.modified_ms)
+            yield ObjectInfo(f"s3://{info.location.removeprefix(folder_prefix)}", info.size_bytes, info.modified_ms)
 
     def list_uploads(self, prefix: str) -> AsyncIterator[Upload]:
-        # Unfinished uploads are deleted by the objects gateway.
+        # The objects gateway deletes unfinished uploads.
         return yield_no_uploads()
 
     async def abort_uploads(self, uploads: Sequence[Upload]) -> int:

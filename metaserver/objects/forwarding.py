@@ -1,6 +1,6 @@
 """An object store that passes every request on to another store.
 
-Other stores derive from this class to change some requests, or the location of the objects in the other store.
+Subclasses change some of the requests, or the locations of the objects in the other store.
 """
 
 from __future__ import annotations

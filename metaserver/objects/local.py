@@ -1,14 +1,13 @@
-"""Local files as object storage.
+"""An object store in the files of this machine.
 
-`create` returns only after the bytes, the name and every new folder are on disk, unless the caller needs no durable
-file. The bytes are written to
-a temporary file in the same folder. The file is synced and then linked to its final name with link(2),
-which fails if the name exists. So put-if-absent is atomic, and no reader sees a partial file. Then the
-folder is synced. obstore's LocalStore is not used because it never calls fsync. After a power cut, a
-metadata file could be empty although the pointer, which SQLite has synced, refers to it.
+A durable `create` returns only after the bytes, the name and every new folder are on disk. The bytes are written to a
+temporary file in the same folder. The file is synced, and then linked to its final name with link(2), which fails if
+the name exists. So the file is created atomically, and no reader sees a partial file. Then the folder is synced.
+obstore's LocalStore is not used, because it never calls fsync. After a power cut, a metadata file could be empty
+although the pointer, which SQLite has synced, refers to it.
 
-Files are processed in a bounded thread pool. `RootFolder` opens a location below its root, without
-following symbolic links. Files are created, linked and deleted by their names in the descriptor of their folder.
+A thread pool of limited size reads and writes the files. `RootFolder` opens a location below its root without
+following symbolic links. Files are created, linked and deleted relative to the descriptor of their folder.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ _CHECKED_IN_LOOP_MAX = 8
 _FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 _BUSY = frozenset((errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS))
 _NOT_FILES = frozenset((errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV))
-"""The errors of opening something that is not a file: a link, a folder, a socket or pipe, a device without a driver."""
+"""The errors of opening a path that is not a file: a link, a folder, a socket or pipe, a device without a driver."""
 _NO_LINKS = frozenset((errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS))
 
 _HADOOP_MAGIC = b"crc\0"
@@ -146,8 +145,8 @@ class LocalObjects:
         await self.run(location, create)
 
     async def exists(self, location: str) -> bool:
-        # No thread is used. Opening a cached inode takes 6 µs, a thread switch 60 µs, and every table load calls
-        # this.
+        # Do not use a thread. Opening a cached inode takes 6 µs, a thread switch takes 60 µs, and every load of a
+        # table calls this method.
         place = self._find_place(parse_location(location))
         try:
             return place.root.is_file(place.below)
@@ -173,7 +172,7 @@ class LocalObjects:
                 return
 
     def list_uploads(self, prefix: str) -> AsyncIterator[Upload]:
-        # Incomplete files have temporary names, which `list` leaves out.
+        # Incomplete files have temporary names, which `list` omits.
         return yield_no_uploads()
 
     async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
@@ -184,9 +183,10 @@ class LocalObjects:
             await self.run(f"file://{root.path}", lambda place: check_writable(place.root.path, place.umask))
 
     async def run(self, location: str, work: Callable[[LocalPlace], T]) -> T:
-        """Run `work` with the place of the location in a thread, so that a slow file system does not block the loop.
+        """Call `work` with the place of the location in a thread, and return its result.
 
-        Errors of the operating system are raised as errors of the port.
+        The method translates errors of the operating system to errors that the port documents. A slow file system
+        does not block the event loop.
         """
         place = self._find_place(self._parse(location))
 
@@ -207,13 +207,13 @@ class LocalObjects:
     def _find_place(self, location: Location) -> LocalPlace:
         path = _check_local(location).file_path
         for root in self._roots:
-            below = root.find_path_below(path)
-            if below is not None:
-                return LocalPlace(root, below, self._umasks.get(root.path))
+            relative_path = root.find_path_below(path)
+            if relative_path is not None:
+                return LocalPlace(root, relative_path, self._umasks.get(root.path))
         raise BadRequest(f"The location {str(location)!r} is outside the warehouse and the allowed locations")
 
     def _check_links(self, locations: Iterable[str]) -> None:
-        """Check the folders of the locations.
+        """Check that no location is a symbolic link or behind a link.
 
         Each folder is opened once, because most locations are files of the same folder.
         """
@@ -272,11 +272,11 @@ class LocalObjects:
 
 
 class DurableFolders:
-    """Creates folders, and ensures once per folder that its whole path below the root is on disk.
+    """Creates folders, and ensures once for each folder that its whole path below the root is on disk.
 
-    Existing folders are also synced, because an engine may have created them without a sync. Folders that were synced
-    before are identified by inode, so that a folder that was deleted and created again is synced again. If the list
-    of synced folders loses a folder, this costs only a few syncs.
+    Existing folders are also synced, because an engine may have created them without a sync. The list of synced folders
+    identifies them by inode, so a folder that was deleted and created again is synced again. If the list loses a
+    folder, the folder is only synced again.
     """
 
     def __init__(self, known_max: int) -> None:
@@ -285,7 +285,7 @@ class DurableFolders:
         self._lock = threading.Lock()
 
     def open(self, place: LocalPlace) -> int:
-        """Return the descriptor of the folder. The caller closes it.
+        """Return the descriptor of the folder, which the caller must close.
 
         Raises:
             SymbolicLinkError: The path of the folder contains a link.
@@ -304,7 +304,7 @@ class DurableFolders:
             for name in place.below.split("/") if place.below else ():
                 with contextlib.suppress(FileExistsError):
                     _make_folder(name, place.umask, folder)
-                # A folder that cannot be opened for reading needs no sync: this process has not created files in it.
+                # This process cannot create files in a folder that it cannot read, so the folder needs no sync.
                 with contextlib.suppress(PermissionError):
                     _sync_folder(".", folder)
                 folder, parent = open_child(folder, name, os.O_PATH | os.O_DIRECTORY), folder
@@ -320,7 +320,7 @@ class DurableFolders:
 
 
 def _make_parents(folder: str, umask: int | None) -> None:
-    """Create a root, whose path the operator has chosen."""
+    """Create a root. Its path may contain links, because the operator has chosen it."""
     if not os.path.isdir(folder):
         _make_parents(os.path.dirname(folder), umask)
         with contextlib.suppress(FileExistsError):
@@ -331,7 +331,7 @@ def _make_folder(name: str, umask: int | None, parent: int | None = None) -> Non
     os.mkdir(name, dir_fd=parent)
     if umask is None:
         return
-    # The descriptor refers to a folder, even if another program has replaced the new folder by a link.
+    # Even if another program has replaced the new folder by a link, the descriptor refers to a folder.
     descriptor = os.open(name, FOLDER_FLAGS | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
         inherited = os.fstat(descriptor).st_mode & stat.S_ISGID
@@ -386,9 +386,9 @@ def _read_range(place: LocalPlace, start: int, length: int) -> bytes:
 
 
 def _open_new(folder: int, name: str) -> tuple[str, int]:
-    """Return (name, descriptor) of a new file.
+    """Create a file with a random name, and return a tuple (name, descriptor).
 
-    Only after a crash can a file with the random name exist, if the random numbers repeat.
+    A file with this name can exist only after a crash, if the random numbers repeat.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:
@@ -398,7 +398,7 @@ def _open_new(folder: int, name: str) -> tuple[str, int]:
 
 
 def _write(descriptor: int, data: bytes, umask: int | None, *, durable: bool) -> None:
-    """Write the data, and sync them if they are durable. The descriptor is always closed."""
+    """Write the data, and sync them if `durable` is set. The function always closes the descriptor."""
     try:
         if umask is not None:
             os.fchmod(descriptor, 0o666 & ~umask)
@@ -431,9 +431,9 @@ def _delete(place: LocalPlace) -> None:
 def drop_checksums(folder: int, name: str) -> None:
     """Delete Hadoop's checksums of a file.
 
-    Hadoop's local file system, which Spark uses for `file:` locations, writes them to `.<name>.crc` next to
-    the file. Hadoop refuses to read a file if its checksums are wrong, and no other program deletes the checksums. So
-    delete them before the file is deleted or replaced: a file without checksums is readable.
+    Hadoop's local file system, which Spark uses for `file:` locations, writes the checksums to the file
+    `.<name>.crc` in the same folder. Hadoop refuses to read a file with wrong checksums, but reads a file without
+    checksums. No other program deletes the checksums, so delete them before the file is deleted or replaced.
     """
     checksums = f".{name}.crc"
     with contextlib.suppress(OSError):
@@ -447,7 +447,7 @@ def drop_checksums(folder: int, name: str) -> None:
 
 
 def _walk(place: LocalPlace) -> Iterator[ObjectInfo]:
-    """Yield all files below a folder, except files behind links.
+    """Yield all files below a folder without following links.
 
     Raises:
         SymbolicLinkError: The path of the folder itself contains a link.
@@ -467,14 +467,14 @@ def _walk(place: LocalPlace) -> Iterator[ObjectInfo]:
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    below = f"{current}/{entry.name}" if current else entry.name
+                    relative_path = f"{current}/{entry.name}" if current else entry.name
                     if entry.is_dir(follow_symlinks=False):
-                        pending.append(below)
+                        pending.append(relative_path)
                     elif entry.is_file(follow_symlinks=False) and not entry.name.startswith(TEMPORARY_PREFIX):
                         with contextlib.suppress(FileNotFoundError):
                             status = entry.stat(follow_symlinks=False)
                             yield ObjectInfo(
-                                f"file://{prefix}/{below}", status.st_size, status.st_mtime_ns // 1_000_000
+                                f"file://{prefix}/{relative_path}", status.st_size, status.st_mtime_ns // 1_000_000
                             )
         finally:
             os.close(folder)
@@ -484,7 +484,7 @@ def check_writable(root: str, umask: int | None) -> None:
     """Create the folder if it does not exist, and check that files can be created in it.
 
     Raises:
-        StorageError: Files cannot be created in the folder; the message has the reason.
+        StorageError: Files cannot be created in the folder. The message contains the reason.
     """
     try:
         if not os.path.isdir(root):

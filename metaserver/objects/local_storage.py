@@ -1,4 +1,4 @@
-"""The files of the server's machine as a storage."""
+"""The storage for files of the server's machine."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from seamark.metaserver.runtime.home import is_in_home
 from seamark.metaserver.settings.settings import Settings
 
 LOCAL_THREADS = 8
-"""The number of files that are read or written concurrently.
+"""The maximum number of files that are read or written concurrently.
 
-The threads are enough to overlap syncs, but not so many that they compete for one disk.
+So several syncs run at the same time, but the threads do not compete for one disk.
 """
 
 
 class LocalStorage(ServerStorage):
-    """Local files. Engines open the files themselves, so they must run on the server's machine or share its disks."""
+    """The storage for local files.
+
+    Engines open the files themselves, so they must run on the server's machine or share its disks.
+    """
 
     rules = STORAGES[LOCAL]
 
@@ -54,7 +57,7 @@ class LocalStorage(ServerStorage):
 
 
 def _choose_umasks(paths: Iterable[str], settings: Settings) -> dict[str, int]:
-    """Return the umasks of roots outside the home folder; files inside it are private."""
+    """Return the umasks of roots outside the home folder. Files inside the home folder are private."""
     if not settings.warehouse_umask:
         return {}
     umask = int(settings.warehouse_umask, 8)

@@ -1,11 +1,10 @@
-"""The object storage port: immutable objects, named by URI and written once.
+"""The interface of object storages, whose objects have a URI and are written once.
 
 An object is complete and durable when it becomes visible, and is never overwritten. So readers need no
-locks and caches need no invalidation. There is no rename and no append because S3 has neither.
+locks and caches need no invalidation. The interface has no rename and no append, because S3 has neither.
 
-A location is used character by character: `%20` in a location is three characters of a file name, not a
-space. Hadoop's Path, Iceberg's S3FileIO and PyIceberg do the same, and all of them must find the same
-object.
+Locations are not decoded: `%20` in a location is three characters of a file name, not a space. Hadoop's Path,
+Iceberg's S3FileIO and PyIceberg do not decode locations either, so all of them find the same object.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """One listed object.
+    """An object in a listing.
 
-    `modified_ms` is in milliseconds since the Unix epoch, by the storage's clock.
+    `modified_ms` is the time of the last change by the storage's clock.
     """
 
     location: str
@@ -31,8 +30,8 @@ class ObjectInfo:
 class Upload:
     """A multipart upload that was started, but neither completed nor aborted.
 
-    Its parts take space, and listings of objects do not show them. `id` is the storage's name of the upload.
-    `begun_ms` is the time of its start by the storage's clock.
+    Its parts use space, but listings of objects do not show them. The storage has chosen the `id` of the upload.
+    `begun_ms` is the time at which the upload was started, by the storage's clock.
     """
 
     location: str
@@ -41,15 +40,15 @@ class Upload:
 
 
 class ObjectReader(Protocol):
-    """An object that reads whole objects of a storage, as `ObjectStore` does."""
+    """Reads whole objects of a storage. See `ObjectStore.read`."""
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes: ...
 
 
 class ObjectStore(Protocol):
-    """The port to a storage.
+    """The interface of a storage.
 
-    Every method may raise these errors in addition to those that it documents:
+    Every method may raise these errors besides the errors that it documents:
 
     - BadRequest: The location is malformed or outside the roots of this store.
     - RetryLater: The storage is unavailable, overloaded, full or slow. The condition may be temporary.
@@ -75,13 +74,13 @@ class ObjectStore(Protocol):
     async def create(self, location: str, data: bytes, *, durable: bool = True) -> None:
         """Create the object if it does not exist.
 
-        When the method returns, the object is complete and survives a power cut. With `durable=False` a power cut may
-        damage or remove it: nothing may need it after the power cut. After RetryLater or StorageError
-        the object may or may not exist: use a new name, or delete the object.
+        When the method returns, the object is complete and survives a power cut. With `durable=False`, a power cut may
+        damage or remove the object, so use this only for objects that are not needed afterwards. After RetryLater or
+        StorageError, the object may exist, so use a new name or delete the object.
 
         Raises:
-            ObjectExists: Another writer has created the object, which is unchanged. The error is never raised if
-                this call has created the object and only the reply was lost.
+            ObjectExists: Another writer has created the object, which is unchanged. If this call has created the object
+                and only the reply was lost, this error is not raised.
         """
 
     async def exists(self, location: str) -> bool:
@@ -90,28 +89,29 @@ class ObjectStore(Protocol):
     async def check_links(self, locations: Sequence[str]) -> None:
         """Check that none of the locations is a symbolic link or behind a link. On S3, the check does nothing.
 
-        Another program may create such a link later; therefore every method refuses a location behind a link.
+        Another program may create such a link after this check, so all other methods also refuse a location behind a
+        link.
 
         Raises:
             BadRequest: A location is a symbolic link or behind a link.
         """
 
     async def delete(self, location: str) -> None:
-        """Delete the object; a missing object is not an error."""
+        """Delete the object if it exists."""
 
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        """Yield all objects below the folder `prefix`, recursively and unordered. A missing folder is empty."""
+        """Yield all objects below the folder `prefix` or its subfolders, in any order. A missing folder is empty."""
 
     def list_uploads(self, prefix: str) -> AsyncIterator[Upload]:
-        """Yield all unfinished uploads of objects below the folder `prefix`, unordered.
+        """Yield all unfinished uploads of objects below the folder `prefix`, in any order.
 
-        There are none if the storage does not support uploads.
+        A storage that does not support uploads yields nothing.
         """
 
     async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
         """Delete the parts of unfinished uploads, and return the number of uploads that no longer exist.
 
-        If the storage does not abort an upload, a later call tries again.
+        If the storage does not abort an upload, call the method again later.
         """
 
     async def ping(self) -> None:

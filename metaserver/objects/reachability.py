@@ -1,7 +1,7 @@
-"""Reports whether the storage of the warehouse answers when a server starts, and the remedy if it does not.
+"""Logs whether the storage of the warehouse answers when a server starts, with advice if it does not answer.
 
 A server starts without its storage, because the storage may become available later. This module logs the
-problem once. Otherwise, only errors of clients would show it.
+problem once. Otherwise, only the errors of requests would show it.
 """
 
 from __future__ import annotations

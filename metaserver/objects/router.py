@@ -1,6 +1,8 @@
-"""The ObjectStore of a server: the scheme of a location selects the storage (`metaserver/objects/storages.py`).
+"""The ObjectStore of a server, which chooses the storage by the scheme of a location.
 
-Every location is checked here again, even if its caller has checked it. So no code path reads, writes or
+See `metaserver/objects/storages.py` for the storages.
+
+Every location is checked here again, even if the caller has checked it. So no code path reads, writes or
 deletes outside the warehouse and the allowed locations. At most `CONCURRENT_REQUESTS_MAX` requests run at a time.
 """
 
@@ -22,16 +24,16 @@ from seamark.metaserver.settings.settings import Settings
 CONCURRENT_REQUESTS_MAX = 64
 """The maximum number of concurrent storage requests of one process.
 
-Other requests wait; the setting requests_limit limits their number.
+Further requests wait. The setting requests_limit limits their number.
 """
 
 
 class RoutedObjects:
-    """An ObjectStore that delegates each call to the store of the location's scheme.
+    """An ObjectStore that passes each call on to the store of the location's scheme.
 
     Args:
         warehouse: The warehouse that contains all accepted locations.
-        stores: The stores by scheme. Each scheme of a root has a store.
+        stores: The stores by scheme. There is a store for the scheme of each root.
         concurrency: The maximum number of requests that run at the same time.
     """
 
@@ -60,7 +62,7 @@ class RoutedObjects:
         return await store.exists(checked)
 
     async def check_links(self, locations: Sequence[str]) -> None:
-        # Most locations are in a few folders, so only one location per folder is parsed.
+        # Most locations are in a few folders, so parse only one location of each folder.
         schemes: dict[str, str] = {}
         by_scheme: dict[str, list[str]] = {}
         for location in locations:
@@ -79,7 +81,7 @@ class RoutedObjects:
             await store.delete(checked)
 
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        # A listing takes no slot, because it lasts as long as its caller needs and requests one page at a time.
+        # A listing takes no slot, because it can last long, and requests one page at a time.
         store, checked = self._find_route(prefix, root_ok=True)
         return store.list(checked)
 
@@ -99,7 +101,7 @@ class RoutedObjects:
         return aborted_count
 
     async def ping(self) -> None:
-        """Ping every storage that has a root."""
+        """Check that every storage that has a root answers."""
         for store in self._stores.values():
             async with self._slots:
                 await store.ping()
@@ -129,9 +131,7 @@ async def open_objects(settings: Settings, clock: Clock) -> AsyncIterator[Object
 
 
 def check_warehouse_root(settings: Settings) -> None:
-    """Check the warehouse with the check of its storage before a server starts.
-
-    Create a local folder if it is missing.
+    """Check the location of the warehouse before a server starts. Create a local folder if it is missing.
 
     Raises:
         ConfigError: No objects can be created in the warehouse.

@@ -1,7 +1,7 @@
-"""S3 and compatible stores as object storage, through obstore.
+"""An object store in S3 or a compatible store, which uses obstore.
 
-If a store answers a conditional PUT with 501, the process uses a HEAD and a plain PUT from then on. Two
-concurrent writers could then both succeed, but every name that the catalog writes contains a new UUID.
+After a store has answered a conditional PUT with 501, the process uses a HEAD and a PUT without a condition. Two
+concurrent writers of a name could then both succeed, but every name that the catalog writes contains a new UUID.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ class S3Objects(CloudObjects[S3Store]):
 def open_bucket(bucket: str, settings: Settings) -> S3Store:
     """Return an obstore client for one bucket. Without keys in the settings, it uses AWS's default credential chain."""
     config: S3Config = {"region": settings.s3_region, "virtual_hosted_style_request": not settings.s3_path_style}
-    # Each object has its own DELETE, because the bulk call needs a checksum of its body that some stores do not
+    # Delete each object with its own request. The request for several objects needs a checksum that some stores do not
     # support.
     config["disable_bulk_delete"] = True
     if settings.s3_endpoint:
         endpoint = get_bucket_endpoint(bucket, settings)
-        # Both names are set. Otherwise AWS_ENDPOINT_URL_S3 in the environment would override the setting.
+        # Set both names, because AWS_ENDPOINT_URL_S3 in the environment could override the setting.
         config["endpoint"] = config["aws_endpoint_url_s3"] = endpoint
     client, retry = build_client_options(settings, settings.s3_endpoint)
     if not settings.s3_access_key_id:
@@ -100,7 +100,7 @@ def open_bucket(bucket: str, settings: Settings) -> S3Store:
 
 
 def get_bucket_endpoint(bucket: str, settings: Settings) -> str:
-    """Return the configured endpoint. In virtual-host style, the bucket is its first label."""
+    """Return the configured endpoint. In virtual-host style, its host begins with the bucket."""
     endpoint = settings.s3_endpoint.rstrip("/")
     if settings.s3_path_style:
         return endpoint

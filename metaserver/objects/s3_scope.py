@@ -1,12 +1,12 @@
 """Checks that all objects of an S3 request are inside one table. The module does no I/O.
 
 A request is accepted only if every object in its address, query, headers and body is below the table's
-location, and if no S3 server can interpret the address differently. Everything unknown is rejected:
-queries and `x-amz-` headers must be on allow lists. So the check rejects a foreign copy source, a canned ACL, and a
-second address in a Host header or an XML entity.
+location, and if no S3 server can interpret the address differently. Queries and `x-amz-` headers must be on allow
+lists. So the check rejects a copy from another location, a canned ACL, and a second address in a Host header or an XML
+entity.
 
-Sources: the Amazon S3 API reference (requests and headers), Iceberg's S3FileIO and s3fs (the requests
-that clients send).
+The requests and headers are from the Amazon S3 API reference. The requests that clients send are from Iceberg's
+S3FileIO and s3fs.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ WRITE_METHODS = frozenset(("PUT", "POST", "DELETE"))
 UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
 """The value of `x-amz-content-sha256` if the signature does not cover the body."""
 DELETE_KEYS_MAX = 1000
-"""The maximum number of keys of one DeleteObjects call, which is S3's own limit."""
+"""The maximum number of keys of one DeleteObjects request, which S3 defines."""
 DELETE_BODY_MAX = 8 << 20
-"""The maximum number of characters of a DeleteObjects body: a thousand keys of a kilobyte each, fully escaped."""
+"""The maximum number of characters of a DeleteObjects body.
+
+It suffices for a thousand keys of a kilobyte each if every character is escaped.
+"""
 
 _OBJECT_QUERIES = {
     "GET": {"versionId", "partNumber", "uploadId", "max-parts", "part-number-marker", "tagging", "attributes"},
@@ -72,7 +75,7 @@ _S3_NAMESPACE = "{http://s3.amazonaws.com/doc/2006-03-01/}"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The target of a request. `key` is decoded. It is empty for a request to the bucket itself."""
+    """The target of a request. `key` is decoded, and is empty for a request to the bucket."""
 
     bucket: str
     key: str
@@ -80,16 +83,16 @@ class Address:
 
 
 def parse_address(uri: str, settings: Settings) -> tuple[SplitResult, Address]:
-    """Return the parsed URI, and the bucket, key and query.
+    """Return a tuple of the parsed URI and its address.
 
     Raises:
         BadRequest: The URI is ambiguous.
-        Forbidden: The URI is for another endpoint.
+        Forbidden: The URI has another endpoint.
     """
     _check_encoded(uri)
     try:
         parts = urlsplit(uri)
-        parts.port  # noqa: B018  reading it is what raises for port 99999
+        parts.port  # noqa: B018  reading the attribute raises ValueError for port 99999
     except ValueError as error:
         raise BadRequest(f"uri is malformed: {error}") from None
     if "#" in uri or "@" in parts.netloc:
@@ -100,7 +103,7 @@ def parse_address(uri: str, settings: Settings) -> tuple[SplitResult, Address]:
 
 
 def parse_target(target: str) -> Address:
-    """Return the bucket, key and query of a path-style request target, `/bucket/key?query`.
+    """Return the address of a request target in path style, `/bucket/key?query`.
 
     Raises:
         BadRequest: The target is ambiguous.
@@ -151,7 +154,7 @@ def _split_bucket(parts: SplitResult, settings: Settings) -> tuple[str, str]:
             raise BadRequest("The bucket in uri has percent escapes; bucket names never need them")
         return bucket, key
     # The operator must enable virtual hosts. A store without them would use the first segment of the key as the
-    # bucket, and the request would reach another object than the checked one.
+    # bucket, and the request would reach an object that was not checked.
     if virtual_allowed and host.endswith("." + base):
         return host[: -len(base) - 1], path.removeprefix("/")
     raise _make_endpoint_error(parts, settings)
@@ -195,10 +198,10 @@ def check_request(method: str, address: Address, headers: dict[str, str], body: 
     `headers` have lower-case names.
 
     Raises:
-        Forbidden: The request names an object elsewhere, or has something that is not on the allow lists.
+        Forbidden: The request names an object outside the table, or a query or header that is not on the allow lists.
         BadRequest: The request is malformed.
     """
-    # The SDKs add this query as a label of the operation.
+    # The SDKs add this query, which names the operation.
     names = set(address.query) - {"x-id"}
     _check_opaque(address.query)
     if address.key:
@@ -233,14 +236,13 @@ def _check_key(bucket: str, key: str, table: Location, where: str, *, itself_ok:
 
 
 def _check_listing(address: Address, table: Location) -> None:
-    # Stores on file systems resolve dots in a prefix, so a prefix that starts with the table's location may
-    # still refer to another folder. Markers and tokens are keys or opaque text, which stores may also interpret
-    # as paths.
+    # Stores on file systems resolve dots in a prefix, so a prefix that starts with the table's location may still refer
+    # to another folder. Stores may also interpret markers and tokens as paths.
     for name in ("prefix", "start-after", "marker"):
         text = address.query.get(name)
         if text is None or (name != "prefix" and not text):
             continue
-        # The prefix must include the slash, or a prefix of table t1 would also list t10.
+        # The prefix must include the slash. Otherwise a prefix of the table t1 would also list t10.
         if address.bucket != table.bucket or not text.startswith(f"{table.path}/"):
             raise Forbidden(
                 f"The {name} of a listing must start with {table.path + '/'!r}, this table's location and a slash"
@@ -249,14 +251,14 @@ def _check_listing(address: Address, table: Location) -> None:
     for name, allowed in _LIST_VALUES.items():
         value = address.query.get(name)
         if value is not None and not allowed.fullmatch(value):
-            # All stores answer any other value with 400.
+            # All stores answer with 400 to a value that is not a number.
             if name == "max-keys":
                 raise BadRequest(f"max-keys={value[:100]!r} is not a number of keys")
             raise Forbidden(f"The query {name}={value[:100]!r} of a listing is not allowed here")
 
 
 def _check_opaque(query: dict[str, str]) -> None:
-    """Check the tokens and ids that the store itself has created.
+    """Check the tokens and ids, which the store has created.
 
     Raises:
         Forbidden: A store could interpret a token or id as a path to another place.
@@ -299,7 +301,7 @@ def parse_delete_body(body: str | None) -> list[str]:
     text = body[declaration.end() :] if declaration else body
     if "<!" in text or "<?" in text or "\x00" in text:
         raise BadRequest("The body has an XML declaration, comment or section that is not allowed here")
-    # A key needs 4 tags. Parsing many more elements would take a second.
+    # Each key needs 4 tags. To parse many more elements would take a second.
     if text.count("<") > 8 * DELETE_KEYS_MAX:
         raise BadRequest(f"The body has more elements than {DELETE_KEYS_MAX} keys need")
     try:

@@ -1,7 +1,7 @@
-"""Amazon S3 and compatible stores as a storage. A local folder or another cloud can replace the store.
+"""The storage for `s3://` locations: Amazon S3, a compatible store, a local folder, or another cloud.
 
-The setting `s3_client_access` decides how clients get access: by remote signing, with the server's keys,
-with keys of the objects gateway, which serves the same objects (`metaserver/gateway/`), or with temporary keys of AWS.
+The setting `s3_client_access` selects how clients get access: by remote signing, with the server's keys, with keys of
+the objects gateway (`metaserver/gateway/`), or with temporary keys of AWS.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ class S3Storage(ServerStorage):
 
     def compute_access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
         return (
-            # Use the mechanism instead of the header. A client could change the header each time, and each tag has a
-            # compressed answer.
+            # Use the mechanism instead of the header, which a client could change in each request. Each stamp would
+            # then need its own compressed answer.
             access_mechanism(settings, delegation) or "",
             settings.s3_client_access,
             get_gateway_address(settings),
@@ -149,19 +149,19 @@ class S3Storage(ServerStorage):
         work = partial(
             signing.sign, request, table_location=str(table), writable=writable, settings=settings, now_ms=now_ms
         )
-        # Signing blocks if credentials of AWS's provider chain must be fetched first.
+        # Use a thread, because the function may request credentials of AWS's chain over HTTP.
         signed = work() if settings.s3_access_key_id else await asyncio.to_thread(work)
         return signed, signing.cache_control(request)
 
     def make_job_keys(self, settings: Settings) -> Callable[[], dict[str, str]] | None:
-        # With the objects gateway, jobs get keys for one table from the catalog, like all clients. A folder or a
-        # cloud that replaces the store has no such keys.
+        # With the objects gateway, jobs get keys for one table from the catalog, like all clients. If a folder or
+        # another cloud replaces the store, the server has no S3 keys.
         is_lent = settings.s3_client_access != "gateway" and not settings.s3_folder and not settings.s3_backend
         return partial(build_key_properties, settings) if is_lent else None
 
     def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
         address = store_address(settings)
-        # The gateway accepts only keys that were issued for a table.
+        # The gateway accepts only keys for a table, so a job cannot check the warehouse.
         if settings.s3_client_access == "gateway":
             return {"endpoint": address.get("s3.endpoint", "")}
         return {"location": f"{root}/{name}", "storage": address}

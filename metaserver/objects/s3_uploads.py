@@ -1,8 +1,8 @@
-"""Unfinished multipart uploads of S3, which obstore neither lists nor aborts.
+"""Lists and aborts unfinished multipart uploads of S3, which obstore does not support.
 
-This module uses botocore in threads. Requests are rare, so the client and its library are loaded on first
-use. If a store does not support or permit listing uploads (`s3:ListBucketMultipartUploads`), StorageError
-is raised. MinIO lists only the uploads of a complete key.
+This module uses botocore in threads. The requests are rare, so the client and its library are loaded at their first
+use. If a store does not support or permit the listing of uploads (`s3:ListBucketMultipartUploads`), StorageError
+is raised. MinIO lists uploads only for a complete key, not for a prefix.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ async def list_uploads(folder: Location, settings: Settings) -> AsyncIterator[Up
         StorageError: The store refuses the request.
     """
     with closing(await asyncio.to_thread(_open, settings)) as client:
-        after: dict[str, str] = {}
+        marker: dict[str, str] = {}
         while True:
             prefix = f"{folder.path}/" if folder.path else ""
-            options = {"Bucket": folder.bucket, "Prefix": prefix, "MaxUploads": _UPLOADS_PER_PAGE, **after}
+            options = {"Bucket": folder.bucket, "Prefix": prefix, "MaxUploads": _UPLOADS_PER_PAGE, **marker}
             page = await asyncio.to_thread(_call_s3, client.list_multipart_uploads, str(folder), **options)
             for upload in page.get("Uploads", ()):
                 begun_ms = int(upload["Initiated"].timestamp() * 1000)
                 yield Upload(f"{folder.root()}/{upload['Key']}", upload["UploadId"], begun_ms)
-            # The marker of the upload is omitted, because some servers refuse it. If the last key of a page has several
-            # uploads, those on the next page are found after the uploads on this page are aborted.
+            # Omit the marker of the upload, because some servers refuse it. If the last key of a page has several
+            # uploads, a later listing shows the others after the uploads of this page are aborted.
             following = {"KeyMarker": page.get("NextKeyMarker") or ""}
-            if not page.get("IsTruncated") or following in (after, {"KeyMarker": ""}):
+            if not page.get("IsTruncated") or following in (marker, {"KeyMarker": ""}):
                 return
-            after = following
+            marker = following
 
 
 async def abort(uploads: Sequence[tuple[Upload, Location]], settings: Settings) -> int:
     """Abort the uploads, and return the number of uploads that no longer exist.
 
-    Failures are logged. After a failure that may be temporary, no further upload is tried, because each upload could
-    take as long as all retries.
+    The function logs failures. After a failure that may be temporary, it does not try the other uploads, because each
+    could take as long as all retries.
     """
 
     def run() -> int:
@@ -87,7 +87,7 @@ async def abort(uploads: Sequence[tuple[Upload, Location]], settings: Settings) 
 
 def _open(settings: Settings) -> Any:
     explicit_keys = {}
-    if settings.s3_access_key_id:  # If no keys are set, the client gets keys from AWS's chain, and refreshes them.
+    if settings.s3_access_key_id:  # Otherwise, the client gets keys from AWS's chain, and refreshes them.
         keys = load_server_keys(settings)
         explicit_keys = {"aws_access_key_id": keys.access_key_id, "aws_secret_access_key": keys.secret_access_key}
     timeout_s = settings.storage_timeout_s

@@ -1,13 +1,14 @@
-"""Remote signing: a client describes the S3 request that it wants to send, and receives the server's signature for it.
+"""Signs S3 requests of clients (remote signing).
 
-Only requests that `s3_scope` accepts for the requested table are signed. The signature covers everything
-on which the check depends: method, path, query, host, every `x-amz-` header and, if the body names
-objects, its hash. So the keys never leave the server, and a signed request cannot be changed afterwards.
+A client describes the request that it wants to send, and receives the server's signature. Only requests that `s3_scope`
+accepts for the table are signed. The signature covers all parts on which the check depends: the method, path, query,
+host, every `x-amz-` header and, if the body names objects, the hash of the body. So the keys never leave the server,
+and a signed request cannot be changed.
 
-Wire format: REST spec, `RemoteSignRequest` and `RemoteSignResult` (`S3SignRequest` in Iceberg before
+The messages are `RemoteSignRequest` and `RemoteSignResult` of the REST specification (`S3SignRequest` in Iceberg before
 1.11).
 
-The module fits the behaviour of Iceberg's S3V4RestSignerClient and of PyIceberg's S3V4RestSigner:
+The module considers the behaviour of Iceberg's S3V4RestSignerClient and of PyIceberg's S3V4RestSigner:
 
 - Java's own headers override the returned headers, so a header of the client is signed unchanged.
 - Java caches an answer to GET and HEAD for 30 s by method, region and address if `Cache-Control` is private, so Range
@@ -43,7 +44,7 @@ from seamark.metaserver.settings.settings import Settings
 
 HEADERS_MAX = 100
 CLOCK_SKEW_MS = 300_000
-"""The maximum difference of a client's x-amz-date from the server's time; S3 allows 15 minutes."""
+"""The maximum difference of a client's x-amz-date from the server's time. S3 allows 15 minutes."""
 
 _UNSIGNED_TRAILER = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
 _AMZ_DATE = "%Y%m%dT%H%M%SZ"
@@ -56,9 +57,9 @@ _COMPUTED = frozenset(("authorization", "x-amz-date", "x-amz-content-sha256", "x
 def sign(
     request: dict[str, Any], *, table_location: str, writable: bool, settings: Settings, now_ms: int
 ) -> dict[str, Any]:
-    """Return `{"uri": …, "headers": {name: [value, …]}}` for a decoded RemoteSignRequest.
+    """Return the RemoteSignResult for a decoded RemoteSignRequest.
 
-    The client sends these headers.
+    The result is `{"uri": …, "headers": {name: [value, …]}}`. The client sends these headers with its request.
 
     Raises:
         BadRequest: The request is malformed, or the table is not on S3.
@@ -134,7 +135,7 @@ def _decode_headers(headers: Any) -> dict[str, list[str]]:
 
 
 def _join_headers(header_lists: dict[str, list[str]]) -> dict[str, str]:
-    """Return the headers by lower-case name, with several values joined as HTTP defines."""
+    """Return the headers by lower-case name. Several values of a header are joined with commas."""
     flat: dict[str, str] = {}
     for name, values in header_lists.items():
         lower = name.lower()
@@ -145,7 +146,7 @@ def _join_headers(header_lists: dict[str, list[str]]) -> dict[str, str]:
 
 
 def _check_host(headers: dict[str, str], parts: SplitResult) -> None:
-    # Stores with virtual hosts select the bucket by Host, so Host must be the checked address.
+    # Stores with virtual hosts select the bucket by the Host header, so it must equal the host of the checked URI.
     host = headers.get("host")
     if host is not None and host.lower() not in (parts.netloc.lower(), strip_default_port(parts)):
         raise Forbidden(f"The Host header is {host!r}, but the host of the uri is {parts.netloc!r}")
@@ -157,10 +158,10 @@ def _choose_timestamp(headers: dict[str, str], now_ms: int) -> str:
     if amz_date is None:
         return now.strftime(_AMZ_DATE)
     try:
-        then = datetime.strptime(amz_date, _AMZ_DATE).replace(tzinfo=UTC)
+        signed_time = datetime.strptime(amz_date, _AMZ_DATE).replace(tzinfo=UTC)
     except ValueError:
         raise BadRequest(f"x-amz-date is {amz_date!r}; it must have the form 20261121T120000Z") from None
-    if abs((then - now).total_seconds()) * 1000 > CLOCK_SKEW_MS:
+    if abs((signed_time - now).total_seconds()) * 1000 > CLOCK_SKEW_MS:
         raise BadRequest(
             f"x-amz-date is {amz_date}, but the server's time is {now.strftime(_AMZ_DATE)}; "
             "set the clock or leave it out"
@@ -171,7 +172,7 @@ def _choose_timestamp(headers: dict[str, str], now_ms: int) -> str:
 def _choose_payload_hash(headers: dict[str, str], address: Address, body: str | None) -> str:
     header_hash = headers.get("x-amz-content-sha256")
     if "delete" in address.query and body is not None:
-        # The keys in this body were checked, so the signature must cover its hash.
+        # Only the keys in this body were checked, so the signature must cover its hash.
         hashed = hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest()
         if header_hash not in (None, hashed):
             raise Forbidden("When objects are deleted, x-amz-content-sha256 must be the hash of `body`; leave it out")
@@ -207,7 +208,7 @@ def _sign_with_sigv4(
     to_sign.setdefault("host", S3SigV4Auth.headers_to_sign(auth, request)["host"])
     for name, value in (*to_sign.items(), *computed.items()):
         request.headers[name.lower()] = value
-    # add_auth() is not used, because it reads the wall clock.
+    # Do not use add_auth(), because it reads the wall clock.
     request.context["timestamp"] = timestamp
     text = auth.string_to_sign(request, auth.canonical_request(request))
     signature = auth.signature(text, request)

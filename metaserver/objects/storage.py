@@ -1,10 +1,8 @@
-"""The part of the server that depends on the storage.
+"""The interface of the storages of a server.
 
-It stores objects, gives access to clients and jobs, and explains failures.
-
-Each storage is a subclass of `ServerStorage`, registered in `metaserver/objects/storages.py`. Its schemes and the
-form of its locations are in `formats/storage/storages.py`, and clients open its objects with
-`connector/client/file_systems.py`.
+A storage opens an object store, gives access to clients and jobs, and explains failures. Each storage is a subclass of
+`ServerStorage` and is registered in `metaserver/objects/storages.py`. Its schemes and the form of its locations are in
+`formats/storage/storages.py`. Clients open its objects with `connector/client/file_systems.py`.
 """
 
 from __future__ import annotations
@@ -27,9 +25,9 @@ ClientAccess = tuple[dict[str, str], list[dict[str, object]]]
 
 
 class ServerStorage(ABC):
-    """One storage of the server.
+    """A storage of the server.
 
-    The defaults are for a storage that clients reach without help of the server.
+    The methods of this class are for a storage that clients use without keys or addresses from the server.
     """
 
     rules: StorageRules
@@ -40,24 +38,24 @@ class ServerStorage(ABC):
     def open(
         self, roots: Sequence[Location], settings: Settings, clock: Clock
     ) -> AbstractAsyncContextManager[ObjectStore]:
-        """Open the object store of the locations below `roots`. When the context ends, close it.
+        """Open the object store of the locations below `roots`, and close it when the context ends.
 
         The store checks the form of the locations that it receives. The caller checks that they are below a root.
         """
 
     @abstractmethod
     def suggest_fix(self, error: Exception, settings: Settings) -> str:
-        """Return advice for an operator whose warehouse fails with this error."""
+        """Return advice for an operator after the access to the warehouse failed with this error."""
 
     def get_endpoint(self, settings: Settings) -> str:
-        """Return the configured URL of the store, or an empty text."""
+        """Return the configured URL of the store, or an empty text if none is configured."""
         return ""
 
     def check_root(self, root: Location, settings: Settings) -> None:  # noqa: B027  most storages check nothing
-        """Check the warehouse before the server starts, if the check needs no network request.
+        """Check the location of the warehouse before the server starts, if this needs no network request.
 
         Raises:
-            ConfigError: No objects can be created there.
+            ConfigError: No objects can be created in the warehouse.
         """
 
     async def grant_client_access(
@@ -71,14 +69,14 @@ class ServerStorage(ABC):
         vend: Callable[[], VendedKeys] | None = None,
         may_write: Callable[[], bool] | None = None,
     ) -> ClientAccess:
-        """Return the configuration with which clients reach the objects of a table.
+        """Return the configuration with which clients read and write the objects of a table.
 
         Args:
             table: The location of the table.
             delegation: The header `X-Iceberg-Access-Delegation`, or None.
             sign_path: The path for signing requests of this table, relative to the catalog's URI and
                 percent-encoded: `v1/…/tables/t/sign`.
-            refresh_path: The path for new keys, or empty.
+            refresh_path: The path for new keys, or an empty text.
             vend: Issues keys of the objects gateway for the table.
             may_write: Returns whether the client may change the table. Without it, the client may only read.
 
@@ -89,17 +87,17 @@ class ServerStorage(ABC):
         return {}, []
 
     def compute_access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
-        """Return the values, other than the table, that determine the result of `grant_client_access`.
+        """Return the values that determine the result of `grant_client_access`, besides the table.
 
-        If they change, clients must not reuse an answer.
+        When they change, clients must not reuse an answer.
         """
         return ()
 
     def compute_keys_stamp(self, settings: Settings, now_ms: int) -> int | None:
-        """Return a number that changes before clients must load a table again to get new keys.
+        """Return a number that changes when clients must load a table again to get new keys.
 
         Returns:
-            None if the keys in an answer depend neither on the caller nor on the time.
+            The number, or None if the keys in an answer depend neither on the caller nor on the time.
         """
         return None
 
@@ -115,10 +113,10 @@ class ServerStorage(ABC):
             now_ms: The time of the server.
 
         Returns:
-            The RemoteSignResult, and its `Cache-Control`.
+            A tuple of the RemoteSignResult and its `Cache-Control` header.
 
         Raises:
-            BadRequest: The request is malformed, or the storage has no signatures.
+            BadRequest: The request is malformed, or the storage does not use signatures.
             Forbidden: The request reaches outside the table, or signing is disabled.
         """
         raise BadRequest(f"The table is at {str(table)!r}, not on S3, so its requests need no signature")
@@ -126,18 +124,18 @@ class ServerStorage(ABC):
     def make_job_keys(self, settings: Settings) -> Callable[[], dict[str, str]] | None:
         """Return a function that returns the keys of jobs, as properties of a FileIO.
 
-        The function may wait for another service, so it is called in a thread. It raises StorageError if there are no
+        The function may wait for another service, so call it in a thread. It raises StorageError if the server has no
         keys.
 
         Returns:
-            None if jobs get no keys.
+            The function, or None if jobs get no keys.
         """
         return None
 
     def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
-        """Return the arguments of the job that checks access (`connector/jobs/access_check.py`).
+        """Return the arguments of the job that checks access to the warehouse (`connector/jobs/access_check.py`).
 
-        The result is empty if the storage has no check.
+        The result is empty if jobs cannot check the access to this storage.
 
         Args:
             root: The location of the warehouse.

@@ -27,13 +27,13 @@ def find_storage(location: str, subject: str = "The location") -> ServerStorage:
 
 
 def list_storages(settings: Settings) -> list[ServerStorage]:
-    """Return the storages of the warehouse and of the allowed locations, each once."""
+    """Return the storages of the warehouse and of the allowed locations, without duplicates."""
     storages = [find_storage(location) for location in (settings.make_warehouse_uri(), *settings.allowed_locations)]
     return list(dict.fromkeys(storages))
 
 
 def make_job_keys(settings: Settings, storages: Iterable[ServerStorage]) -> Callable[[], dict[str, str]] | None:
-    """Return a function that returns the keys of jobs for all these storages, as `ServerStorage.make_job_keys` does."""
+    """Return a function that returns the keys of jobs for all these storages. See `ServerStorage.make_job_keys`."""
     sources = [keys for storage in storages if (keys := storage.make_job_keys(settings)) is not None]
     if not sources:
         return None
@@ -41,13 +41,16 @@ def make_job_keys(settings: Settings, storages: Iterable[ServerStorage]) -> Call
 
 
 def compute_keys_stamp(settings: Settings, now_ms: int) -> str:
-    """Return a text that changes when clients must not reuse an answer with keys; empty if no storage issues keys."""
+    """Return a text that changes when clients must not reuse an answer with keys.
+
+    The text is empty if no storage issues keys.
+    """
     stamps = [storage.compute_keys_stamp(settings, now_ms) for storage in SERVER_STORAGES.values()]
     return ",".join(str(stamp) for stamp in stamps if stamp is not None)
 
 
 def compute_access_stamp(settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
-    """Return the values, other than the table, that determine the access of clients, for all storages."""
+    """Return the values that determine the access of clients to all storages, besides the table."""
     return tuple(
         part for storage in SERVER_STORAGES.values() for part in storage.compute_access_stamp(settings, delegation)
     )

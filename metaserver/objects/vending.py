@@ -1,11 +1,11 @@
-"""Storage access for clients: the `config` and `storage-credentials` of a LoadTableResult.
+"""Builds the `config` and `storage-credentials` of a LoadTableResult, with which clients use S3.
 
-Every client receives the address and region, which are not secret. The server's own keys are sent only to
-a client that requests them (`X-Iceberg-Access-Delegation: vended-credentials`), if the operator sets
-`s3_client_access = static`. These keys are not limited to the table, so this is for trusted networks. With
-`sts`, clients get temporary keys of AWS for one table. Most self-hosted stores lack STS; remote signing and
-the objects gateway give the same limits without it. With `gateway`, clients get the address of the gateway,
-which accepts only the keys that this catalog vends for one table.
+Every client receives the address and region, which are not secret. With `s3_client_access = static`, a client that
+requests keys (`X-Iceberg-Access-Delegation: vended-credentials`) receives the server's own keys. These keys are not
+limited to the table, so use them in trusted networks only. With `sts`, clients get temporary keys of AWS for one table.
+Most self-hosted stores do not support STS. For these stores, remote signing and the objects gateway also limit a client
+to one table. With `gateway`, clients get the address of the gateway, which accepts only the keys that this catalog
+issues for one table.
 
 | s3_client_access | no request | vended-credentials | remote-signing |
 |---|---|---|---|
@@ -15,8 +15,8 @@ which accepts only the keys that this catalog vends for one table.
 | gateway | keys of the table | keys of the table | address |
 | sts | keys of the table | keys of the table | address |
 
-If a client lists several mechanisms, it gets the first mechanism that is allowed. PyIceberg lists vended-
-credentials by default.
+If a client lists several mechanisms, it gets the first allowed mechanism. PyIceberg lists `vended-credentials` by
+default.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ def build_storage_config(
             secrets["s3.session-token-expires-at-ms"] = str(keys.expires_ms)
             if refresh_path:
                 secrets["client.refresh-credentials-endpoint"] = refresh_path
-        # The keys are sent twice: clients read `storage-credentials` first, but before Iceberg 1.8 only `config`.
+        # Send the keys twice. Clients read `storage-credentials` first, but before Iceberg 1.8 they read only `config`.
         return {**config, **secrets}, [{"prefix": f"{table}/", "config": {**config, **secrets}}]
     return config, []
 
 
 def access_mechanism(settings: Settings, delegation: str | None) -> str | None:
-    """Return how a client that sends this `X-Iceberg-Access-Delegation` gets access.
+    """Return the mechanism by which a client with this `X-Iceberg-Access-Delegation` header gets access.
 
     Returns:
-        None if the client gets only the address.
+        The mechanism, or None if the client gets only the address.
     """
     allowed = _ALLOWED[settings.s3_client_access]
     requested = [name.strip().lower() for name in (delegation or "").split(",") if name.strip()]
@@ -85,7 +85,7 @@ def access_mechanism(settings: Settings, delegation: str | None) -> str | None:
 
 
 def get_gateway_address(settings: Settings) -> str:
-    """Return the URL of the objects gateway for clients; empty if there is no gateway."""
+    """Return the URL of the objects gateway for clients, or an empty text without a gateway."""
     if settings.gateway_url or not settings.gateway_port:
         return settings.gateway_url.rstrip("/")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104  compared, not bound
@@ -101,9 +101,9 @@ def store_address(settings: Settings) -> dict[str, str]:
     path_style = (settings.s3_path_style or settings.s3_client_access == "gateway") and bool(endpoint)
     config = {
         "client.region": settings.s3_region,
-        "s3.region": settings.s3_region,  # This is the name in PyIceberg and DuckDB.
+        "s3.region": settings.s3_region,  # PyIceberg and DuckDB read this name.
         "s3.path-style-access": str(path_style).lower(),
-        "s3.force-virtual-addressing": str(not path_style).lower(),  # This is the name in PyIceberg.
+        "s3.force-virtual-addressing": str(not path_style).lower(),  # PyIceberg reads this name.
     }
     if endpoint:
         config["s3.endpoint"] = endpoint
@@ -113,15 +113,15 @@ def store_address(settings: Settings) -> dict[str, str]:
 def _describe_signing(sign_path: str) -> dict[str, str]:
     """Return the properties of remote signing.
 
-    Java since 1.11 reads `signer.endpoint`; PyIceberg and older versions read `s3.signer.endpoint`. Both are below
-    `uri`.
+    Java since 1.11 reads `signer.endpoint`. PyIceberg and older versions read `s3.signer.endpoint`. Both paths are
+    relative to `uri`.
     """
     path = sign_path.lstrip("/")
     return {
         "s3.remote-signing-enabled": "true",
         "signer.endpoint": path,
         "s3.signer.endpoint": path,
-        # PyIceberg signs remotely only on request, and only in its fsspec FileIO.
+        # PyIceberg signs remotely only if these properties request it, and only in its fsspec FileIO.
         "s3.signer": "S3V4RestSigner",
         "py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO",
     }

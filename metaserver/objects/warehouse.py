@@ -1,12 +1,12 @@
-"""The warehouse of a server: the places where tables may be stored, and the locations of new tables and namespaces.
+"""Checks that locations are inside the warehouse of a server, and chooses the locations of new tables and namespaces.
 
 The results of `check`, `make_namespace_location` and `table_location` are below the warehouse or an allowed
-location, for any location or name from a client, and *for every reader*. Some readers decode percent
-escapes, replace backslashes or resolve dots. Locations that contain any of these are rejected, not corrected.
+location, for any location or name from a client, and for every reader. Some readers decode percent
+escapes, replace backslashes or resolve dots. So locations that contain any of these are rejected.
 
 Names become path segments of ASCII letters, digits, `_`, `-` and `.`. Other characters are replaced, and
-a hash distinguishes the results. Percent encoding is not used because engines differ in how they decode
-`%2F` in a location.
+a hash distinguishes the results. Percent encoding is not used, because engines decode `%2F` in a location in different
+ways.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 def make_safe_segment(name: str) -> str:
     """Return a path segment for any name.
 
-    The segment is the name itself if it has only plain characters. Otherwise it is the name's plain characters and 64
-    bits of its hash.
+    If the name has only plain characters, it is the segment. Otherwise, the segment consists of the name's plain
+    characters and 64 bits of its hash.
     """
     if _PLAIN_SEGMENT.fullmatch(name):
         return name
@@ -38,12 +38,12 @@ def make_safe_segment(name: str) -> str:
 
 
 def _join_path(parent: str, tail: str) -> str:
-    # Only the location file:/// itself has a trailing slash.
+    # Only the location file:/// has a trailing slash.
     return parent + tail if parent.endswith("/") else f"{parent}/{tail}"
 
 
 class Warehouse:
-    """The warehouse and the other locations below which tables may be stored.
+    """The warehouse and the allowed locations, below which tables may be stored.
 
     Raises:
         ConfigError: A URI is invalid.
@@ -61,7 +61,7 @@ class Warehouse:
 
     @property
     def uri(self) -> str:
-        """The warehouse's location, normalised, without a trailing slash."""
+        """The normalised location of the warehouse, without a trailing slash."""
         return str(self._roots[0])
 
     @property
@@ -71,21 +71,20 @@ class Warehouse:
 
     @property
     def local_folders(self) -> tuple[str, ...]:
-        """The folders of this machine in which tables may be stored, as the operator names them."""
+        """The local folders in which tables may be stored, with the paths from the settings."""
         return tuple(folder.path for folder in self._folders)
 
     def make_key(self, location: Location) -> str:
-        """Return the key of a location, as `make_location_key` does.
+        """Return the key of a location. See `make_location_key`.
 
-        Below a root, the path itself is the key, with the links of the root resolved. Links below a root are not
-        resolved, because a tenant could replace a folder by a link at any time, and such links are never
-        followed.
+        The key of a location below a root is its path, with the links of the root resolved. Links below a root are not
+        resolved, because they are never followed and a tenant could create one at any time.
         """
         if location.is_local:
             for root in self._folders:
-                below = root.find_path_below(location.file_path)
-                if below is not None:
-                    return make_canonical_key(location, f"{root.real_path}/{below}".strip("/"))
+                path_below = root.find_path_below(location.file_path)
+                if path_below is not None:
+                    return make_canonical_key(location, f"{root.real_path}/{path_below}".strip("/"))
         return make_location_key(location)
 
     def contains(self, location: str) -> bool:
@@ -97,9 +96,9 @@ class Warehouse:
         return True
 
     def check(self, location: str, subject: str = "The location", *, root_ok: bool = False) -> str:
-        """Return the normalised location, strictly below a root (or a root itself with `root_ok`).
+        """Return the normalised location if it is below a root, or if it is a root and `root_ok` is set.
 
-        A root is not a valid table location: dropping the table with its files would delete all other tables.
+        A root is not a valid location of a table, because the purge of the table would delete all other tables.
 
         Raises:
             BadRequest: The location is not below a root.

@@ -1,1 +1,2 @@
-"""The pointer store: the catalog's only mutable state. It is a port with implementations on SQLite and PostgreSQL."""
+"""The pointer store, which contains the catalog's only mutable state: a port, and its implementations on SQLite and
+PostgreSQL."""

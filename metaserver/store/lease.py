@@ -1,4 +1,4 @@
-"""Leases: at most one worker of all replicas performs a background task at a time."""
+"""Leases, by which at most one worker of all replicas performs a background task at a time."""
 
 from __future__ import annotations
 
@@ -10,21 +10,15 @@ from seamark.metaserver.store.operations import TakeLease
 from seamark.metaserver.store.port import PointerStore
 
 SERVICES = "services"
-"""The name of the lease of the replica that runs the table services.
-
-Commits of jobs name the lease's fencing number.
-"""
+"""The name of the lease of the replica that runs the table services. Commits of jobs contain its fencing number."""
 
 
 class LeaseLost(Exception):
-    """Another holder has the lease."""
+    """Raised if another holder has the lease."""
 
 
 class Lease:
-    """The named lease of one holder.
-
-    `holder` identifies a worker among all workers that use the store.
-    """
+    """A named lease of one holder. `holder` identifies a worker among all workers that use the store."""
 
     def __init__(self, store: PointerStore, clock: Clock, name: str, holder: str, *, lasts_s: float) -> None:
         self._store = store
@@ -34,13 +28,13 @@ class Lease:
         self._until_s = 0.0
         self.lasts_s = lasts_s
         self.fence = 0
-        """The fencing number: it rises each time the holder changes. Valid after `hold`."""
+        """The fencing number, which `hold` sets, and which rises each time the holder changes."""
 
     async def hold(self, state: str = "") -> None:
-        """Take the lease, or renew it when a third of its time has passed.
+        """Take the lease, or renew it if a third of its time has passed.
 
         Args:
-            state: A text that others may read while the lease is held (`PointerStore.lease_state`).
+            state: A text that other workers may read while the lease is held (`PointerStore.lease_state`).
 
         Raises:
             LeaseLost: Another holder has the lease.
@@ -60,7 +54,7 @@ class Lease:
         self._until_s = now_s + self.lasts_s
 
     async def release(self) -> None:
-        """End the lease now, so that another holder does not wait until it expires. The method never raises."""
+        """End the lease now, so that another holder can take it before it expires. The method never raises an error."""
         now_ms = self._clock.now_ms()
         with suppress(SeamarkError):
             await self._store.transact(
@@ -69,5 +63,5 @@ class Lease:
         self.forget()
 
     def forget(self) -> None:
-        """Forget the lease, so that the next `hold` reads it from the store."""
+        """Forget the state of the lease, so that the next `hold` reads it from the store."""
         self._until_s = 0.0

@@ -1,4 +1,4 @@
-"""The values that the pointer store keeps: names, instants, index files, plan tables, tokens, claims."""
+"""The values in the pointer store: names, instants, index files, plan tables, tokens, claims and others."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from seamark.formats.runtime.errors import BadRequest
 
 NamespacePath = tuple[str, ...]
 POSITION = re.compile(r"[0-9]{20}|[0-9a-f]{36}")
-"""A complete timeline position of SQLite or PostgreSQL: a truncated position would sort wrongly."""
+"""Matches a complete timeline position of SQLite or PostgreSQL. A truncated position would sort wrongly."""
 
 
 class EntryKind(StrEnum):
     """The kinds of named entries.
 
-    Tables and views share one set of names; functions have another.
+    In a namespace, a table and a view cannot have the same name. Functions have their own names.
     """
 
     TABLE = "table"
@@ -37,14 +37,11 @@ class Namespace(msgspec.Struct, frozen=True):
     path: NamespacePath
     properties: dict[str, str]
     version: int = 1
-    """Increases by one with each change of the properties; `ReplaceNamespaceProperties` compares it."""
+    """The version, which increases by one with each change of the properties. Conditional changes compare it."""
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A name and its metadata file.
-
-    `metadata_location` is the table pointer.
-    """
+    """A name, and the location of its current metadata file: the pointer."""
 
     kind: EntryKind
     namespace: NamespacePath
@@ -53,18 +50,19 @@ class Entry(msgspec.Struct, frozen=True):
     metadata_location: str
     previous_location: str | None = None
     version: int = 1
-    """Increases by one with each swap."""
+    """The version, which increases by one with each swap of the pointer."""
     created_ms: int = 0
     updated_ms: int = 0
     index_version: int = 0
-    """The version of the table's registered index files, which increases with each change of them.
+    """The version of the table's registered index files, which increases when they change.
 
     It is 0 if the table has no index files, or if the entry was not read by its name.
     """
     flushed: str = ""
     """The flushed offset of each shard of a stream table, as `shard:offset` separated by commas, in any order.
 
-    One statement reads the offsets and the pointer, so both are from the same state. Empty for other tables.
+    The same statement reads the offsets and the pointer, so that both belong to the same state. For tables that are
+    not stream tables, it is empty.
     """
 
     def parse_flushed_offsets(self) -> dict[int, int]:
@@ -74,10 +72,10 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class DroppedEntry(msgspec.Struct, frozen=True):
-    """A dropped table or view. It can be restored until `expires_ms`, and is then purged (with its files if `purge`).
+    """A dropped table, view or function.
 
-    If files of the entry are left after the purge, the entry is retained: it cannot be restored, and keeps its
-    locations.
+    It can be restored until `expires_ms`. Then it is purged, with its files if `purge` is true. If files of the entry
+    remain after the purge, the entry is retained: it cannot be restored, and keeps its locations.
     """
 
     id: str
@@ -90,20 +88,20 @@ class DroppedEntry(msgspec.Struct, frozen=True):
 
 
 def make_retained_id(uuid: str) -> str:
-    """Return the id of an entry that is retained and was not dropped with an id.
+    """Return the id of a retained entry that has no id of a dropped entry.
 
-    The id differs from all ids of dropped entries. This matters because clients choose the UUIDs of tables, and see
-    the ids of dropped entries.
+    The id differs from the ids of all dropped entries, even if a client chooses such an id as the UUID of a table.
     """
     return f"retained-{uuid}"
 
 
 class Instant(msgspec.Struct, frozen=True, omit_defaults=False):
-    """An event of a table, view or namespace: past or in progress."""
+    """A past or current event of a table, view, function or namespace."""
 
     id: str
-    """A UUIDv7 that the writer chooses before the transaction. After a lost reply, the writer reads the instant with
-    this id to learn the outcome.
+    """A UUIDv7, which the writer chooses before the transaction.
+
+    If the reply is lost, the writer reads the instant with this id to determine the outcome.
     """
     action: str
     """The action in kebab-case: create, commit, replace, drop, undrop, purge, rename, register, unregister, …"""
@@ -112,33 +110,35 @@ class Instant(msgspec.Struct, frozen=True, omit_defaults=False):
     namespace: NamespacePath
     name: str
     uuid: str
-    """The UUID of the table or view. It does not change with renames."""
+    """The UUID of the table or view, which a rename does not change."""
     requested_ms: int
     completed_ms: int | None = None
     principal_name: str = "anonymous"
     snapshot_id: int | None = None
     metadata_location: str | None = None
     fingerprint: str | None = None
-    """Hash of a request that can be applied only once, because it adds a snapshot."""
+    """The hash of a request that can be applied only once, because it adds a snapshot."""
     summary: dict[str, Any] = {}
     position: str = ""
-    """The position from which a reader continues (`instants(since=…)`). The store sets it. Positions are opaque,
-    sort in the order of visibility, and change when the state of the instant changes.
+    """The position in the timeline, from which a reader continues (`InstantFilter.since`). The store sets it.
+
+    Positions are opaque, and sort in the order in which instants become visible. An instant gets a new position when
+    its state changes.
     """
 
 
 class IndexFileState(StrEnum):
     LIVE = "live"
     SUPERSEDED = "superseded"
-    """Other index files have replaced the file. It is kept until no plan reads it."""
+    """The state of a file that other index files have replaced. The file is kept until no plan reads it."""
     QUARANTINED = "quarantined"
-    """The file was found damaged. It is kept for analysis."""
+    """The state of a damaged file, which is kept for analysis."""
 
 
 class RegisteredIndexFile(msgspec.Struct, frozen=True):
     """A registered index file.
 
-    The file itself contains all of these fields, so the registry can be rebuilt from storage.
+    The registry can be rebuilt from storage, because the index file contains the values of the immutable fields.
     """
 
     uuid: str
@@ -162,7 +162,7 @@ class RegisteredIndexFile(msgspec.Struct, frozen=True):
 
 
 class ProducerState(msgspec.Struct, frozen=True):
-    """The last sequence that a producer committed to a table, and the snapshot of that commit."""
+    """The last sequence number that a producer has committed to a table, and the snapshot of this commit."""
 
     sequence: int
     snapshot_id: int | None
@@ -175,10 +175,7 @@ class StoredPlanTable(msgspec.Struct, frozen=True):
     id: str
     namespace: NamespacePath
     name: str | None
-    """The name.
-
-    None after the plan is retired. Then another plan may use the name, and the files are to be deleted.
-    """
+    """The name, or None for a retired plan, whose files are to be deleted. Another plan may then use the name."""
     of_name: str
     """The name of the planned table."""
     uuid: str
@@ -189,20 +186,22 @@ class StoredPlanTable(msgspec.Struct, frozen=True):
     """All files that were written for the plan. The metadata file is last."""
     snapshot_id: int
     file_count: int
-    """The number of data files that the plan kept. The next field is their total size in bytes."""
+    """The number of data files in the plan. `size_bytes` is their total size."""
     size_bytes: int
     considered_count: int
-    """The number of data files of the snapshot, and below, their bytes. None if not all manifests were read."""
+    """The number of data files of the snapshot, or None if not all manifests were read."""
     considered_bytes: int | None
+    """The total size of the data files of the snapshot, or None if not all manifests were read."""
     expires_ms: int
     audience: str | None = None
-    """The value of `X-Seamark-Plans` with which the plan was requested. Only requests with the same value can use
-    the plan. If it is None, the plan has a name for all readers of the table.
+    """The value of `X-Seamark-Plans` with which the plan was requested, or None if all readers may use the plan's name.
+
+    Only requests with the same value can use a plan with an audience.
     """
     plan_snapshot_id: int | None = None
     """The id of the plan snapshot that makes the plan visible to the audience, or None for a plan view."""
     snapshot_or_fingerprint: str | None = None
-    """The plan snapshot as JSON. A plan view has a fingerprint of the table's metadata instead."""
+    """The plan snapshot as JSON. For a plan view, it is a fingerprint of the plan's metadata instead."""
 
 
 class PlanSnapshot(msgspec.Struct, frozen=True):
@@ -218,16 +217,13 @@ class IdempotencyRecord(msgspec.Struct, frozen=True):
 
     key: str
     scope: str
-    """The principal, method and path of the request.
-
-    Using the key for another request is an error of the client.
-    """
+    """The principal, method and path of the request. A client must not use the key for a different request."""
     request_hash: str
     status: int
     body: bytes | None = None
-    """The answer, if it is small. Otherwise `metadata_location` is set."""
+    """The answer if it is small, otherwise None."""
     metadata_location: str | None = None
-    """The metadata file from which the answer is rendered, if `body` is not set."""
+    """The metadata file from which the answer is rendered if `body` is None."""
     expires_ms: int = 0
 
 
@@ -248,7 +244,7 @@ class ColumnReads(msgspec.Struct, frozen=True):
     """Reads of one column of a table.
 
     Attributes:
-        oldest_age_d: The age in whole days of the oldest partition that was read; `ALL_AGES` if the whole table was
+        oldest_age_d: The age in whole days of the oldest partition that was read, or `ALL_AGES` if the whole table was
             read.
     """
 
@@ -262,12 +258,16 @@ class ColumnReads(msgspec.Struct, frozen=True):
 
 
 EVERY_COLUMN, UNKNOWN_COLUMNS, NAMED_COLUMNS = 0, -1, -2
-"""Values in place of a column: the read named all or very many columns, did not name them, or named them."""
+"""Values in place of a column id.
+
+`EVERY_COLUMN` means that a read named all, or very many, columns. `UNKNOWN_COLUMNS` counts reads that named no columns,
+and `NAMED_COLUMNS` counts reads that named their columns.
+"""
 ALL_AGES = 1 << 30
 
 
 OTHER_SHAPES = ""
-"""The fingerprint of the shape that counts the statements for whose own shapes there is no room."""
+"""The fingerprint of the shape that counts all statements whose own shapes exceed a limit."""
 
 
 class QuerySums(msgspec.Struct, frozen=True):
@@ -275,16 +275,16 @@ class QuerySums(msgspec.Struct, frozen=True):
 
     Attributes:
         statements: The number of statements.
-        files_in: The files of the snapshots that the statements read.
-        files_left: The files that remained after pruning.
-        sized: The number of statements whose bytes are known.
-        bytes_in: The bytes of the snapshots that these statements read.
-        bytes_left: The bytes that remained after pruning, for these statements.
-        plan_us: The duration of planning, in microseconds.
-        timed: The number of statements whose engine has reported its time.
-        run_us: The time that the engine took for these statements, in microseconds.
-        timed_files: The files that remained after pruning, for these statements.
-        timed_bytes: The bytes that remained after pruning, for these statements.
+        files_in: The number of files before pruning.
+        files_left: The number of files after pruning.
+        sized: The number of sized statements, whose bytes are known.
+        bytes_in: The bytes of the files before pruning, for sized statements.
+        bytes_left: The bytes of the files after pruning, for sized statements.
+        plan_us: The duration of planning in microseconds.
+        timed: The number of timed statements, whose engine has reported its time.
+        run_us: The time of the engine in microseconds, for timed statements.
+        timed_files: The number of files after pruning, for timed statements.
+        timed_bytes: The bytes of the files after pruning, for timed statements.
     """
 
     statements: int
@@ -305,9 +305,9 @@ class QueryRecord(msgspec.Struct, frozen=True):
 
     Attributes:
         fingerprint: The digest of the shape.
-        owner: A digest of the principal, by which the number of shapes is limited.
-        shape: The shape as JSON (`history/shapes.py`). If it is empty, the sums are added only to a stored shape.
-        samples: Samples of the compared values as JSON (`history/samples.py`). The store keeps the newest.
+        owner: A digest of the principal. The number of shapes of each owner is limited.
+        shape: The shape as JSON (`history/shapes.py`). If it is empty, the sums are added only if the shape is stored.
+        samples: Samples of the compared values as JSON (`history/samples.py`). The store keeps the newest samples.
     """
 
     fingerprint: str
@@ -318,7 +318,7 @@ class QueryRecord(msgspec.Struct, frozen=True):
 
 
 class QueryShapeSums(msgspec.Struct, frozen=True):
-    """One shape of a table's query history, with its sums over a time."""
+    """One shape of a table's query history, with its sums over a period."""
 
     fingerprint: str
     shape: str
@@ -329,11 +329,11 @@ class QueryShapeSums(msgspec.Struct, frozen=True):
 
 
 NAMESPACES_MAX = 64
-"""The namespaces by which `PointerStore.query_totals` filters at most."""
+"""The maximum number of namespaces in the filter of `PointerStore.query_totals`."""
 
 
 class QueryTotals(msgspec.Struct, frozen=True):
-    """The sums of a table's query history over a time, with a name of the table."""
+    """The sums of a table's query history over a period, with a name of the table."""
 
     uuid: str
     namespace: NamespacePath
@@ -356,23 +356,23 @@ class AppliedAdvice(msgspec.Struct, frozen=True):
 
 
 class StoredWarehouse(msgspec.Struct, frozen=True):
-    """A further warehouse of the server. It has its own database, which `id` names."""
+    """A further warehouse of the server. The name of its database contains `id`."""
 
     name: str
     id: str
-    """A UUID in 32 hexadecimal digits. A warehouse with the name of a dropped warehouse gets another id."""
+    """A UUID in 32 hexadecimal digits, which is new even if a dropped warehouse had the same name."""
     location: str
     location_key: str
-    """The canonical form of the location: locations with different keys that are not nested do not overlap."""
+    """The canonical form of the location. Two locations overlap only if their keys are equal or nested."""
     settings: dict[str, Any]
-    """The settings in which the warehouse differs from the server."""
+    """The settings with values that differ from those of the server."""
     credentials: bytes | None
-    """The settings that are secret, encrypted. None if the warehouse uses the keys of the server."""
+    """The encrypted secret settings, or None if the warehouse uses the credentials of the server."""
     created_ms: int
     principal_name: str
     """The principal that created the warehouse."""
     version: int = 1
-    """Increases by one with each change of the settings."""
+    """The version, which increases by one with each change of the settings."""
 
 
 class AccessToken(msgspec.Struct, frozen=True):
@@ -393,20 +393,20 @@ class AccessToken(msgspec.Struct, frozen=True):
 
 SERVER, NAMESPACE = "server", "namespace"
 TABLE, VIEW, FUNCTION = "table", "view", "function"
-"""The kinds of objects on which principals have grants. A warehouse is the namespace without levels."""
+"""The kinds of objects on which principals have grants. The namespace without levels means the warehouse."""
 
 
 class GrantLimits(msgspec.Struct, frozen=True):
-    """The maximum numbers of grants and denials. The ownership of tables, views and functions does not count."""
+    """The maximum numbers of grants and denials. Grants that make a principal the owner of an entry do not count."""
 
     of_object: int
-    """The number on one object."""
+    """The maximum number of grants on one object."""
     of_principal: int
-    """The number of one principal."""
+    """The maximum number of grants of one principal."""
     of_principal_below: int
-    """The number of one principal in one namespace of the first level and everything in it."""
+    """The maximum number of grants of one principal on one top-level namespace and on everything in it."""
     below: int
-    """The number of all principals in one namespace of the first level and everything in it."""
+    """The maximum number of grants of all principals on one top-level namespace and on everything in it."""
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -419,15 +419,15 @@ class Grant(msgspec.Struct, frozen=True):
     principal: str
     role: str
     namespace: NamespacePath = ()
-    """The namespace, or the namespace of the table, view or function. The empty path is the whole catalog."""
+    """The namespace, or the namespace of the table, view or function. An empty path means the whole catalog."""
     kind: str = NAMESPACE
     name: str = ""
-    """The name of the table, view or function; empty for other kinds."""
+    """The name of the table, view or function, or an empty text for other kinds."""
     deny: bool = False
-    """Whether the privilege is denied. A denial is stronger than all other grants."""
+    """Whether the privilege is denied. A denial overrides all grants."""
 
     def describe(self) -> str:
-        """Return the grant for messages."""
+        """Return a description of the grant for messages."""
         if self.kind == SERVER:
             place = "the server"
         elif self.name:
@@ -438,28 +438,24 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 STREAM_OWNER_PROTOCOL = 0
-"""The protocol of a lease that belongs to a process which may own stream tables. Other replicas cannot reach it."""
+"""The protocol version of a process that may own stream tables, but that other replicas cannot reach."""
 
 
 class Replica(msgspec.Struct, frozen=True):
-    """A server that shares the database with others, and the address at which the other replicas reach it."""
+    """A server that shares the database with others, and the address at which other replicas reach it."""
 
     address: str
     """The host:port at which the replica answers other replicas."""
     weight: int
-    """The weight of the replica. Its share of the files that the replicas cache for each other is its weight,
-    divided by the sum of all weights.
-    """
+    """The weight of the replica. Its share of the files that the replicas cache for each other is its weight divided by
+    the sum of all weights."""
     version: str
     """The version of the replica's program."""
     protocol: int
     """The version of the protocol that the replica uses with other replicas."""
     started_ms: int
     expires_in_ms: int = 0
-    """The remaining time of the replica's lease by the clock of the database.
-
-    It is set when the replica is read.
-    """
+    """The remaining time of the replica's lease, by the clock of the database. The store sets it in reads."""
 
 
 class AuditRecord(msgspec.Struct, frozen=True, rename="kebab"):
@@ -468,7 +464,7 @@ class AuditRecord(msgspec.Struct, frozen=True, rename="kebab"):
     id: str
     at_ms: int
     principal_name: str = msgspec.field(name="who")
-    action: Annotated[str, msgspec.Meta(description="Operation id, e.g. commitTable.")]
+    action: Annotated[str, msgspec.Meta(description="Operation id, such as commitTable.")]
     resource: Annotated[str, msgspec.Meta(description="Path of the request.")]
     outcome: Annotated[str, msgspec.Meta(description="allowed, denied, or failed:<kind>.")]
     status: int
@@ -477,14 +473,16 @@ class AuditRecord(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class ClaimedLocation(msgspec.Struct, frozen=True):
+    """A location that an entry claims in a `ClaimLocations`."""
+
     key: str
-    """The canonical form of the location: different keys are different locations."""
+    """The canonical form of the location. Different locations have different keys."""
     shared: bool = False
-    """Whether other entries may also claim the location as shared: a folder for files of several tables."""
+    """Whether the location is a folder for files of several tables, which other entries may also claim as shared."""
     display_form: str = ""
     """The location as the client wrote it, for messages."""
     subject: str = "The location"
-    """The client's word for the location, for messages."""
+    """The name of the location for messages, such as the property that contains it."""
 
     def make_overlap_error(self) -> BadRequest:
         """Return the error for a location that overlaps a location of another entry."""
@@ -497,7 +495,7 @@ class ClaimedLocation(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A location (a key) that a table, view or function claims: the entry `uuid` has files at the location or below."""
+    """A stored claim: the key of a location, and the entry that has files at the location or below it."""
 
     location: str
     uuid: str
@@ -505,4 +503,4 @@ class Claim(msgspec.Struct, frozen=True):
     allowed: bool = False
     """Whether the entry does not claim the location, but may name files of other entries there."""
     spelled: str = ""
-    """The location in the form in which it was claimed; `location` is its key. Empty for claims of earlier versions."""
+    """The claimed location, of which `location` is the key. The text is empty for claims of earlier versions."""

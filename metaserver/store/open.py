@@ -43,14 +43,14 @@ async def open_store(
     Args:
         url: The URL of the database.
         clock: The clock.
-        queue_limit: The number of transactions that may wait for SQLite's writer.
+        queue_limit: The maximum number of transactions that wait for SQLite's writer.
         pool_min: The minimum number of connections to PostgreSQL.
         pool_max: The maximum number of connections to PostgreSQL.
-        timeout_s: The time limit of a statement, and of getting a connection.
-        keeps_reads: Whether to keep results of reads from PostgreSQL for requests that allow stale answers.
+        timeout_s: The time limit of a statement of PostgreSQL, and of a wait for a connection.
+        keeps_reads: Whether to keep results of reads from PostgreSQL, for requests that allow stale answers.
 
     Raises:
-        ConfigError: The URL is of an unknown kind, the database is unsuitable, or it refuses the credentials.
+        ConfigError: The scheme of the URL is unknown, the database is unsuitable, or it refuses the credentials.
     """
     if parse_scheme(url) == SQLITE_SCHEME:
         async with open_sqlite(parse_sqlite_path(url), clock=clock, queue_limit=queue_limit) as store:
@@ -89,7 +89,7 @@ def parse_sqlite_path(url: str) -> Path:
         ConfigError: The URL has a host, or no path.
     """
     parts = urlsplit(url)
-    # A URL with three or four slashes has an absolute path.
+    # Accept an absolute path after three or after four slashes.
     path = "/" + unquote(parts.path).lstrip("/")
     if parts.netloc or path == "/":
         raise ConfigError(

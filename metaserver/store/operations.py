@@ -1,4 +1,4 @@
-"""The operations of the pointer store's transactions, as values."""
+"""The operations of which the pointer store's transactions consist, as values."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class CreateEntry(Operation, frozen=True):
     """Create an entry.
 
     Raises:
-        AlreadyExists: The name is in use; the message names the existing kind.
+        AlreadyExists: The name is in use. The message names the kind of the existing entry.
         NoSuchNamespace: The namespace does not exist.
     """
 
@@ -81,11 +81,11 @@ class CreateEntry(Operation, frozen=True):
 
 
 class SwapPointer(Operation, frozen=True):
-    """Point an entry at another location.
+    """Move the pointer of an entry to another metadata file.
 
     Raises:
-        CommitConflict: The entry has another UUID.
-        LostRace: The entry no longer points at `expected_location`.
+        CommitConflict: The UUID of the entry is not `uuid`.
+        LostRace: The pointer is no longer `expected_location`, or another process has priority (`TakePriority`).
         NoSuchTable: The name of a table does not exist.
         NoSuchView: The name of a view does not exist.
     """
@@ -98,10 +98,7 @@ class SwapPointer(Operation, frozen=True):
     new_location: str
     now_ms: int
     holder: str = ""
-    """The process that commits.
-
-    While another process has priority for the table (`TakePriority`), LostRace is raised.
-    """
+    """The name of the process that commits."""
 
 
 class RenameEntry(Operation, frozen=True):
@@ -120,17 +117,20 @@ class RenameEntry(Operation, frozen=True):
     to_namespace: NamespacePath
     to_name: str
     uuid: str | None = None
-    """The expected UUID. If it is set and the name refers to another table, the rename raises CommitConflict."""
+    """The expected UUID, or None. If the entry has a different UUID, the rename raises CommitConflict."""
 
 
 class DropEntry(Operation, frozen=True):
     """Remove a name.
 
-    Index files and producers are removed with the last name of the table, live or dropped. If `keep` is set, the
-    entry is kept as this DroppedEntry. The store sets the `entry` of the DroppedEntry from the row.
+    The rows of index files and producers are removed together with the last live or dropped name of the table.
+
+    Attributes:
+        expected_location: The expected pointer, or None for any pointer.
+        keep: The dropped entry to keep, or None. The store sets its field `entry`.
 
     Raises:
-        CommitConflict: `expected_location` is set and the pointer differs from it.
+        CommitConflict: The pointer is not `expected_location`.
     """
 
     kind: EntryKind
@@ -139,14 +139,14 @@ class DropEntry(Operation, frozen=True):
     expected_location: str | None = None
     keep: DroppedEntry | None = None
     uuid: str | None = None
-    """The expected UUID. If it is set and the name refers to another table, the drop raises CommitConflict."""
+    """The expected UUID, or None. If the entry has a different UUID, the drop raises CommitConflict."""
 
 
 class RestoreEntry(Operation, frozen=True):
-    """Restore a dropped entry as (namespace, name).
+    """Restore a dropped entry under the name `name` in `namespace`.
 
     Raises:
-        NotFound: The entry has expired or is unknown.
+        NotFound: The retention of the entry has ended, or the entry is unknown.
         AlreadyExists: The name is in use.
         NoSuchNamespace: The namespace does not exist.
         CommitConflict: Another entry has claimed its location since.
@@ -156,7 +156,7 @@ class RestoreEntry(Operation, frozen=True):
     namespace: NamespacePath
     name: str
     is_kept: bool = False
-    """Whether the caller is certain that the retention has not ended, even if the clock says that it has."""
+    """Whether the retention has not ended in passed time. Then the store does not compare it with the clock."""
 
 
 class ForgetDropped(Operation, frozen=True):
@@ -164,8 +164,7 @@ class ForgetDropped(Operation, frozen=True):
 
     Raises:
         NotFound: The entry no longer exists, because another replica has removed it.
-        CommitConflict: `unshared` is set, and another live or dropped entry has the same UUID, so it uses the same
-            files.
+        CommitConflict: `unshared` is true, and another live or dropped entry has the same UUID, and so the same files.
     """
 
     dropped_id: str
@@ -176,8 +175,8 @@ class ClaimLocations(Operation, frozen=True):
     """Add locations to the claims of the UUID.
 
     Raises:
-        BadRequest: A location overlaps (is equal to, contains, or is within) a claim of another UUID. The other
-            entry may be live, dropped, or being purged.
+        BadRequest: A location is equal to, contains, or is within a claim of another UUID, whose entry may be live,
+            dropped, or being purged.
     """
 
     uuid: str
@@ -185,32 +184,30 @@ class ClaimLocations(Operation, frozen=True):
     fresh: bool = False
     """Whether to raise BadRequest if the UUID already has claims."""
     namespace: NamespacePath = ()
-    """The namespace of the new name, if it is set.
+    """The namespace of `name`."""
+    name: str = ""
+    """The name of the new entry, or empty.
 
-    In this case, the location may be the location of an entry that was dropped with this name. The name is only set
+    If it is set, the location may be the location of an entry that was dropped with this name. The caller sets it only
     if the creator may create and write every entry of the namespace.
     """
-    name: str = ""
     checked: bool = True
-    """Whether to refuse overlaps. Entries that were created before claims existed may overlap."""
+    """Whether to refuse overlaps. Entries of versions without claims may overlap."""
     returns: bool = False
-    """Whether this operation may restore the entry. A live entry with the same location raises CommitConflict then."""
+    """Whether the transaction may restore a dropped entry. Then a live entry in its location raises CommitConflict."""
 
 
 class AllowLocations(Operation, frozen=True):
-    """Let the table name files at these locations, which other entries may claim.
-
-    The list replaces the earlier list.
-    """
+    """Replace the list of locations of other entries in which a table may name files."""
 
     uuid: str
     locations: tuple[ClaimedLocation, ...]
 
 
 class ReleaseLocations(Operation, frozen=True):
-    """Remove the claims of a UUID that has no name, live or dropped.
+    """Remove the claims of a UUID that has no live or dropped name.
 
-    If `retained` is set, the claims are kept for the namespace of this entry instead, because files are left.
+    If `retained` is not None, files remain. Then the claims are kept for the namespace of this entry.
     """
 
     uuid: str
@@ -218,17 +215,16 @@ class ReleaseLocations(Operation, frozen=True):
 
 
 class CheckRetained(Operation, frozen=True):
-    """Record when the server last found files of a retained entry."""
+    """Record the time at which the server last found files of a retained entry."""
 
     uuid: str
     now_ms: int
 
 
 class ReplaceIndexFiles(Operation, frozen=True):
-    """Add live index files of one definition, and supersede others.
+    """Add live index files of one definition, and supersede other index files. The result is the new index version.
 
-    If the files of `add` are registered already, in any state, the operation is a repeat and changes nothing. The
-    result of this operation, of `QuarantineIndexFile` and of `ForgetIndexFile` is the new index version.
+    If the files in `add` are already registered in any state, the operation is a repeat, and changes nothing.
 
     Raises:
         CommitConflict: A file of `remove` is not live.
@@ -244,7 +240,7 @@ class ReplaceIndexFiles(Operation, frozen=True):
 
 
 class QuarantineIndexFile(Operation, frozen=True):
-    """Stop the use of a live index file. A file in another state does not change.
+    """Quarantine a live index file. A file in a different state does not change. The result is the new index version.
 
     Raises:
         NotFound: The file is not registered.
@@ -257,7 +253,7 @@ class QuarantineIndexFile(Operation, frozen=True):
 
 
 class ForgetIndexFile(Operation, frozen=True):
-    """Remove the row of an index file that is not live. The file is deleted, or will be deleted.
+    """Remove the row of an index file that is not live. The caller deletes the file. The result is the index version.
 
     Raises:
         CommitConflict: The file is live.
@@ -269,11 +265,11 @@ class ForgetIndexFile(Operation, frozen=True):
 
 
 class AdvanceProducer(Operation, frozen=True):
-    """Record that the producer has committed `sequence`. The first sequence may be any number.
+    """Record that the producer has committed the sequence number `sequence`. The first may be any number.
 
-    Rows stay until the table's last name is removed. The rows do not expire: otherwise, a repeat that arrives late
-    would be applied again, and its rows would be duplicated. There are at most as many rows as commits, and each
-    commit leaves a longer row in the timeline.
+    The row of a producer stays until the table's last name is removed. It does not expire, because otherwise a late
+    repeat would be applied again, and would duplicate rows of the table. Producers take less space than the timeline,
+    which has a longer row for each commit.
 
     Raises:
         CommitConflict: `sequence` is not greater than the last sequence.
@@ -285,17 +281,17 @@ class AdvanceProducer(Operation, frozen=True):
     producer: str
     sequence: int
     snapshot_id: int | None
-    """The snapshot of the change. None if the change was empty and created no snapshot."""
+    """The snapshot of the change, or None if the change was empty and created no snapshot."""
     now_ms: int
 
 
 class OpenStream(Operation, frozen=True):
-    """Make a table a stream table: each shard that has no flushed offset gets the offset 0.
+    """Make a table a stream table: each shard without a flushed offset gets the offset 0.
 
-    The offsets are positions in one log. Another log has other rows at the same offsets.
+    Offsets are valid only for one log, because another log has different rows at the same offsets.
 
     Raises:
-        LogUnavailable: The rows of the table are in another log.
+        LogUnavailable: The table already uses another log.
         NoSuchTable: No live name refers to the table.
     """
 
@@ -306,7 +302,7 @@ class OpenStream(Operation, frozen=True):
 
 
 class FlushedRange(msgspec.Struct, frozen=True):
-    """The rows of a shard that a flush adds to the table, from offset `start` up to `end`, exclusive."""
+    """The rows of a shard that a flush adds to the table, from offset `start` up to `end` (exclusive)."""
 
     shard: int
     start: int
@@ -314,10 +310,10 @@ class FlushedRange(msgspec.Struct, frozen=True):
 
 
 class MoveFlushedOffsets(Operation, frozen=True):
-    """Record that the rows of these ranges are in the table's files.
+    """Record that the rows in these ranges are in the table's files.
 
     Raises:
-        CommitConflict: A range does not start at the flushed offset of its shard: another flush was faster.
+        CommitConflict: A range does not start at the flushed offset of its shard, because another flush was faster.
         NoSuchTable: No live name refers to the table.
     """
 
@@ -326,7 +322,7 @@ class MoveFlushedOffsets(Operation, frozen=True):
 
 
 class RecordRemovalFlush(Operation, frozen=True):
-    """Record the snapshot of a flush that was made before a commit that removes rows. It replaces an earlier record.
+    """Record the snapshot of a flush that precedes a commit that removes rows. The record replaces an earlier one.
 
     Raises:
         NoSuchTable: No live name refers to the table.
@@ -337,9 +333,9 @@ class RecordRemovalFlush(Operation, frozen=True):
 
 
 class TakeRemovalFlush(Operation, frozen=True):
-    """Remove the record of a flush. The result is whether it had this snapshot; only one taker gets it.
+    """Remove the record of a flush. The result is True if the record had this snapshot, and only for one caller.
 
-    A record with another snapshot is also removed: a later commit that reads that snapshot may not have seen all rows.
+    A record with a different snapshot is also removed: a commit that reads its snapshot may not have seen all rows.
     """
 
     uuid: str
@@ -347,18 +343,18 @@ class TakeRemovalFlush(Operation, frozen=True):
 
 
 class KeepPlanTable(Operation, frozen=True):
-    """Store the plan. If another plan has the name already, extend the lease of that plan to the new lease instead.
+    """Store a plan. If the name exists, extend the lease of the existing plan instead.
 
-    The result is the StoredPlanTable that has the name.
+    The result is the StoredPlanTable with this name.
     """
 
     plan: StoredPlanTable
 
 
 class RenewPlanTable(Operation, frozen=True):
-    """Extend the lease so that it ends at `expires_ms` or later.
+    """Extend the lease of a plan so that it ends at `expires_ms` or later.
 
-    The result is a bool: False if the plan is retired or removed.
+    The result is False if the plan is retired or removed, otherwise True.
     """
 
     id: str
@@ -366,9 +362,9 @@ class RenewPlanTable(Operation, frozen=True):
 
 
 class LeasePlanSnapshots(Operation, frozen=True):
-    """Set the leases of an audience's plan snapshots of one table.
+    """Extend the leases of an audience's plan snapshots of one table, or end them.
 
-    A lease never becomes shorter, unless `withdraw` is set, which ends the leases at `expires_ms`. The result is the
+    The leases end at `expires_ms` or later. If `withdraw` is true, they end exactly at `expires_ms`. The result is the
     number of existing plans.
     """
 
@@ -381,7 +377,7 @@ class LeasePlanSnapshots(Operation, frozen=True):
 
 
 class DropPlanSnapshots(Operation, frozen=True):
-    """Retire the plan snapshots of a table with these ids, for all audiences.
+    """Retire the plan snapshots of a table with these ids for all audiences.
 
     The result is the number of retired plan snapshots.
     """
@@ -392,7 +388,7 @@ class DropPlanSnapshots(Operation, frozen=True):
 
 
 class RetirePlanTables(Operation, frozen=True):
-    """Retire plans whose lease ended before the given time, oldest first.
+    """Retire at most `limit` plans whose lease ended before `before_ms`, the oldest first.
 
     The result is the number of retired plans.
     """
@@ -402,7 +398,7 @@ class RetirePlanTables(Operation, frozen=True):
 
 
 class ForgetPlanTable(Operation, frozen=True):
-    """Remove the row of a retired plan whose files are deleted. The row of a plan that still has a name stays."""
+    """Remove the row of a retired plan whose files were deleted. The row of a plan with a name does not change."""
 
     id: str
 
@@ -412,7 +408,7 @@ class RecordInstant(Operation, frozen=True):
 
 
 class MoveInstant(Operation, frozen=True):
-    """Change the state of an instant and the fields that depend on it. The instant gets a new position.
+    """Change the state of an instant, and its snapshot and summary. The instant gets a new position.
 
     Raises:
         CommitConflict: The stored state is not `expected`.
@@ -430,24 +426,25 @@ class SaveIdempotency(Operation, frozen=True):
     """Record the answer to a request with an idempotency key.
 
     Raises:
-        IdempotencyTaken: The key exists. The whole transaction is rolled back, and the first answer applies.
+        IdempotencyTaken: The key exists. The whole transaction is rolled back, and the recorded answer must be sent.
     """
 
     record: IdempotencyRecord
 
 
 class SaveMetricsReport(Operation, frozen=True):
-    """Save a report, and delete older reports than the newest `keep` of the table. If `keep` is None, delete none."""
+    """Save a report, and delete all but the newest `keep` reports of the table. If `keep` is None, delete no report."""
 
     report: MetricsReport
     keep: int | None = None
 
 
 class AddColumnReads(Operation, frozen=True):
-    """Add reads of columns of the table on one day.
+    """Add reads of columns of a table on one day.
 
     Attributes:
-        reads: (column id, age of the oldest partition in days, number of reads), each column once.
+        day: The day, in days since the epoch.
+        reads: Tuples (column id, age of the oldest partition in days, number of reads), one for each column.
 
     Raises:
         NoSuchTable: The table has no live name.
@@ -462,7 +459,7 @@ class AddQueryRecords(Operation, frozen=True):
     """Add statements of one hour to the query history of a table.
 
     The table keeps at most `shapes_max` shapes. One owner can be the first user of at most `owner_shapes_max` shapes.
-    A statement of a further shape is added to the shape `OTHER_SHAPES`, so that no shape displaces another.
+    Statements of shapes beyond a limit are added to the shape `OTHER_SHAPES`, so that no shape displaces another.
 
     Raises:
         NoSuchTable: The table has no live name.
@@ -477,7 +474,7 @@ class AddQueryRecords(Operation, frozen=True):
 
 
 class SaveAppliedAdvice(Operation, frozen=True):
-    """Save an applied proposal, and delete the oldest proposals of the table beyond the newest `keep`.
+    """Save an applied proposal, and delete all but the newest `keep` proposals of the table.
 
     Raises:
         NoSuchTable: The table has no live name.
@@ -488,10 +485,10 @@ class SaveAppliedAdvice(Operation, frozen=True):
 
 
 class ChangeAppliedAdvice(Operation, frozen=True):
-    """Save an applied proposal if no other request has changed it, and delete older proposals beyond `keep`.
+    """Save an applied proposal if no other request has changed it. Delete all but the newest `keep` proposals.
 
     Attributes:
-        expected: The stored text, or None if the table must not have a proposal with this id.
+        expected: The expected stored text. None if the table must not have a proposal with this id.
 
     Raises:
         CommitConflict: The stored text is not `expected`.
@@ -517,7 +514,7 @@ class RevokeToken(Operation, frozen=True):
     """Revoke the live token with this name.
 
     Raises:
-        NotFound: There is no such token.
+        NotFound: No live token has this name.
     """
 
     name: str
@@ -542,8 +539,9 @@ class RemoveGrant(Operation, frozen=True):
 
 
 class RemoveGrantsOf(Operation, frozen=True):
+    """Remove all grants of a principal, including those as owner and those on dropped entries. Denials are kept."""
+
     principal: str
-    """The principal that loses all grants, also those as owner and those on dropped entries. Its denials stay."""
 
 
 class SaveAudit(Operation, frozen=True):
@@ -551,9 +549,9 @@ class SaveAudit(Operation, frozen=True):
 
 
 class SaveCursor(Operation, frozen=True):
-    """Save the position of a named consumer of the timeline (a webhook).
+    """Save the position of a named consumer of the timeline, such as a webhook.
 
-    Only one of two replicas can save the next position, so an event is not delivered by both.
+    Only one replica can save the next position, so two replicas do not deliver the same event.
 
     Raises:
         CommitConflict: The stored position is not `expected`. None means that no position is stored.
@@ -565,23 +563,23 @@ class SaveCursor(Operation, frozen=True):
 
 
 REWRITE = "rewrite "
-"""The prefix of the name of a lease. The UUID of a table follows.
+"""The prefix of the name of the lease that a job holds while it rewrites files of a table.
 
-A job that rewrites files of the table holds the lease. Its row is removed with the table's rows.
+The UUID of the table follows. The row of the lease is removed with the table's rows.
 """
 
 
 class TakeLease(Operation, frozen=True):
     """Take or renew the named lease for `holder` until `until_ms`.
 
-    The result of this operation is an int: the fencing number, which rises each time the holder changes.
+    The result is the fencing number, an int that rises each time the holder changes.
 
     Attributes:
-        state: A text that the holder publishes. It is valid until the holder renews or loses the lease.
+        state: A text that the holder publishes, until it renews or loses the lease.
 
     Raises:
         CommitConflict: Another holder has a lease that is valid at `now_ms`. A lease that ends long after the new
-            lease is ignored: its holder's clock was ahead.
+            lease is ignored, because the clock of its holder was wrong.
     """
 
     name: str
@@ -592,15 +590,14 @@ class TakeLease(Operation, frozen=True):
 
 
 PRIORITY = "priority "
-"""The prefix of the name of a lease. The UUID of a table follows.
+"""The prefix of the name of the lease of a process that has lost several races for a table's pointer.
 
-A process that has lost several races for the table's pointer holds the lease. Its row is removed with the table's
-rows.
+The UUID of the table follows. The row of the lease is removed with the table's rows.
 """
 
 
 class TakePriority(Operation, frozen=True):
-    """Let only `holder` move the pointers of the table for `lasts_ms` from now, by the clock of the database.
+    """Give `holder` priority: for `lasts_ms` by the clock of the database, only it may move the table's pointers.
 
     Raises:
         CommitConflict: Another process has priority.
@@ -619,7 +616,7 @@ class EndPriority(Operation, frozen=True):
 
 
 class CheckFence(Operation, frozen=True):
-    """Check that the sender still has the named lease.
+    """Check that the named lease still has the fencing number `fence`.
 
     Raises:
         CommitConflict: `fence` is not the fencing number of the lease.
@@ -630,9 +627,9 @@ class CheckFence(Operation, frozen=True):
 
 
 class RenewReplica(Operation, frozen=True):
-    """Add the replica, or renew its lease, for `lease_ms` from now by the clock of the database.
+    """Add a replica, or renew its lease, for `lease_ms` by the clock of the database.
 
-    The operation also removes rows that expired long ago. The result is the list of all replicas with live leases.
+    The operation also removes replicas whose leases expired long ago. The result lists the replicas with live leases.
     """
 
     replica: Replica
@@ -650,7 +647,7 @@ class CreateWarehouse(Operation, frozen=True):
 
     Raises:
         AlreadyExists: A warehouse has this name.
-        BadRequest: Its location overlaps the location of another warehouse, or there are `limit` warehouses.
+        BadRequest: The location overlaps the location of another warehouse, or there are already `limit` warehouses.
     """
 
     warehouse: StoredWarehouse
@@ -660,7 +657,7 @@ class CreateWarehouse(Operation, frozen=True):
 class ChangeWarehouse(Operation, frozen=True):
     """Replace the settings and the credentials of a warehouse.
 
-    The other fields of the stored warehouse do not change.
+    All other fields of the stored warehouse stay the same.
 
     Raises:
         CommitConflict: The stored version is not `expected_version`, or the warehouse was dropped.
@@ -671,7 +668,7 @@ class ChangeWarehouse(Operation, frozen=True):
 
 
 class RemoveWarehouse(Operation, frozen=True):
-    """Remove the record of a warehouse. Its database stays.
+    """Remove the record of a warehouse. Its database is not deleted.
 
     Raises:
         NoSuchWarehouse: The warehouse does not exist.
@@ -691,7 +688,7 @@ class NameCatalog(Operation, frozen=True):
 
 
 class CloseCatalog(Operation, frozen=True):
-    """Prevent that namespaces are created in this database, because its warehouse is dropped. Idempotent.
+    """Prevent that namespaces are created in this database, because its warehouse is dropped. Repeats change nothing.
 
     Raises:
         NamespaceNotEmpty: The catalog has namespaces, or dropped entries that keep their locations.

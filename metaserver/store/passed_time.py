@@ -1,13 +1,13 @@
-"""The time that has really passed, even if the clock jumps. Deletions by age depend on it.
+"""Measures passed time: the time that has certainly passed, even if the clock jumps. Deletions by age depend on it.
 
-If a clock jumps ahead, everything looks old: files that a writer is about to commit, tables that were dropped a
-minute ago, snapshots, the audit log. So the catalog records when it last looked at the clock, and counts only time
-that it has seen pass. Between two looks on one machine, the monotonic clock measures the time. Between looks on
-different machines, or after a restart of the machine, the catalog accepts a difference of up to an hour. Any other
-difference is a gap: the clock may have jumped, or no server ran. Time in a gap does not count. So
-nothing is deleted too early, but deletions may be late.
+If a clock jumps ahead, everything seems old: files that a writer is about to commit, tables that were dropped a
+minute ago, snapshots, the audit log. So the catalog regularly records readings of the clock, and counts only time
+between readings that has certainly passed. Between two readings on one machine, the monotonic clock measures the time.
+Between readings on different machines, or after a restart of the machine, the catalog accepts a difference of up to an
+hour. Any other difference is a gap: the clock may have jumped, or no server was running. Time in a gap does not count.
+So nothing is deleted too early, but deletions may be late.
 
-If a clock goes back, later gaps are removed, because their end is in the future.
+If a clock is set back, later gaps are removed, because they end in the future.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from seamark.metaserver.store.port import PointerStore
 
 _CURSOR = "seamark clock"
 _TOLERATED_MS = 60_000
-"""The maximum difference between the clock and the monotonic clock between two looks that is not a gap.
+"""The maximum difference between the clock and the monotonic clock, between two readings, that is not a gap.
 
-Corrections of a clock are smaller.
+Usual corrections of a clock are smaller.
 """
 _BELIEVED_MS = 3_600_000
-"""The longest time between two looks that counts as passed without a monotonic clock, for example after a restart."""
+"""The maximum time between two readings that counts as passed without a monotonic clock, as after a restart."""
 _SAVED_EVERY_MS = 60_000
 _GAPS_MAX = 100
 
 Gap = tuple[int, int]
-"""The start and the end of a gap in the seen time, in milliseconds since the epoch."""
+"""The start and the end of a gap in the passed time, in milliseconds since the epoch."""
 
 
 class _Look(msgspec.Struct, frozen=True):
-    """The last look at the clock, and the gaps before it, oldest first."""
+    """The last recorded reading of the clock, and the gaps before it, the oldest first."""
 
     since_ms: int
     now_ms: int
@@ -46,19 +46,19 @@ class _Look(msgspec.Struct, frozen=True):
     machine: str
     gaps: tuple[Gap, ...] = ()
     is_first_merged: bool = False
-    """Whether the first gap is the sum of several gaps."""
+    """Whether the first gap combines several gaps."""
 
 
 class PassedTime(msgspec.Struct, frozen=True):
-    """The clock at one moment, with the gaps before this moment."""
+    """A reading of the clock, with the gaps before it, by which passed time is measured."""
 
     now_ms: int
     since_ms: int
-    """The time of the first look at the clock. All time before it counts."""
+    """The time of the first reading of the clock. All time before it counts as passed."""
     gaps: tuple[Gap, ...] = ()
 
     def measure_ms(self, start_ms: int, end_ms: int) -> int:
-        """Return the minimum of milliseconds that have passed; negative if `start_ms` is after `end_ms`."""
+        """Return the milliseconds that have certainly passed, which are negative if `start_ms` is after `end_ms`."""
         if end_ms <= start_ms:
             return end_ms - start_ms
         uncounted = (max(0, min(end, end_ms) - max(start, start_ms)) for start, end in self.gaps)
@@ -67,7 +67,7 @@ class PassedTime(msgspec.Struct, frozen=True):
     def find_time_ago(self, age_ms: int) -> int:
         """Return the latest time since which at least `age_ms` have passed.
 
-        Files from before this time may be deleted.
+        Files that are older than this time have at least this age.
         """
         until_ms, left_ms = self.now_ms, age_ms
         for start, end in reversed(self.gaps):
@@ -79,16 +79,16 @@ class PassedTime(msgspec.Struct, frozen=True):
 
 
 async def look_at_clock(store: PointerStore, clock: Clock) -> PassedTime:
-    """Return the time that has passed until now, and record this look at the clock.
+    """Read the clock, and return the passed time until now.
 
-    Unless the clock has jumped, a look is recorded at most once a minute.
+    The reading is recorded in the database, at most once a minute unless the clock has jumped.
     """
     text = await store.load_cursor(_CURSOR)
     last = None if text is None else convert_json(text, _Look)
     look = _add_look(last, clock.now_ms(), clock.monotonic(), clock.machine)
     is_news = last is None or look.gaps != last.gaps or not 0 <= look.now_ms - last.now_ms < _SAVED_EVERY_MS
     if is_news:
-        with suppress(CommitConflict):  # Another replica has looked at the same time.
+        with suppress(CommitConflict):  # Another replica has recorded a reading at the same time.
             await store.transact(
                 [SaveCursor(consumer=_CURSOR, expected=text, position=msgspec.json.encode(look).decode())]
             )
@@ -100,23 +100,22 @@ def _add_look(last: _Look | None, now_ms: int, monotonic_s: float, machine: str)
         return _Look(now_ms, now_ms, monotonic_s, machine)
     gaps, is_first_merged = last.gaps, last.is_first_merged
     if is_first_merged and now_ms < gaps[0][1]:
-        gaps = ((gaps[0][0] - gaps[0][1] + now_ms, now_ms),)  # It is unknown which of these gaps have ended.
+        gaps = ((gaps[0][0] - gaps[0][1] + now_ms, now_ms),)  # Combined gaps may end later than now, so move them.
     gaps = tuple((start, min(end, now_ms)) for start, end in gaps if start < now_ms)
     seen_ms = now_ms - last.now_ms
     if machine == last.machine and monotonic_s >= last.monotonic_s:
         passed_ms = round((monotonic_s - last.monotonic_s) * 1000)
-        # A slow drift is not a jump: a clock may be wrong by a second in a thousand.
+        # Tolerate a slow drift of one second in a thousand, which is not a jump.
         is_gap = seen_ms - passed_ms > _TOLERATED_MS + passed_ms // 1000
     else:
         is_gap = seen_ms > _BELIEVED_MS
     if is_gap and gaps and gaps[-1][1] >= last.now_ms:
-        # If two replicas have different clocks, each look would otherwise add a gap.
+        # Otherwise each reading would add a gap if two replicas have different clocks.
         gaps = (*gaps[:-1], (gaps[-1][0], now_ms))
     elif is_gap:
         gaps = (*gaps, (last.now_ms, now_ms))
     if len(gaps) > _GAPS_MAX:
-        # Merge two gaps into one that is as long as both. Less time counts between them, and no time before them is
-        # lost.
+        # Combine the first two gaps into one gap with their total length. The time between them counts as before.
         (start, end), (next_start, next_end) = gaps[:2]
         gaps, is_first_merged = ((start + next_start - end, next_end), *gaps[2:]), True
     return _Look(min(last.since_ms, now_ms), now_ms, monotonic_s, machine, gaps, is_first_merged)

@@ -1,8 +1,8 @@
-"""The results of recent reads, for requests that allow stale answers while the database does not answer.
+"""Keeps the results of recent reads, for requests that allow stale answers while the database does not answer.
 
-The rule: a result is used only for a request that allows its age (`metaserver/runtime/staleness.py`), and only if the
+A result is used only for a request that allows its age (`metaserver/runtime/staleness.py`), and only if the
 database failed or took too long for this request. All other requests read the database. The age counts from the start
-of the read. A missing row is not kept: for example, that a token is unknown is valid only for the current request.
+of the read. That a row is missing is never kept: for example, an unknown token is looked up again for each request.
 """
 
 from __future__ import annotations
@@ -33,22 +33,19 @@ T = TypeVar("T")
 
 ENTRIES_MAX = 20_000
 RUNNING_MAX = 256
-"""The maximum number of running reads of requests that allow stale answers.
+"""The maximum number of running reads for requests that allow stale answers.
 
-A read continues after its request has used an earlier result.
+If a request uses an earlier result, its read continues to run.
 """
 _AWAY_S = 1.0
-"""The time after a failure during which requests do not wait for the database.
-
-A background read tries the database again.
-"""
+"""The time after a failure in which requests use earlier results immediately, while a background read tries again."""
 _GRANTS = ("grants", "grants of any")
 _CHANGED_READS: dict[type[Operation], tuple[str, ...]] = {
     **dict.fromkeys((SaveToken, RevokeToken, SaveGrant, RemoveGrant, RemoveGrantsOf), ("token", *_GRANTS)),
-    # Grants on an entry follow its name.
+    # These operations change the names on which grants depend.
     **dict.fromkeys((RenameEntry, DropEntry, RestoreEntry, DropNamespace), _GRANTS),
 }
-"""The reads of tokens and grants whose results an operation may change."""
+"""The kinds of reads of tokens and grants whose results an operation may change."""
 
 
 class StaleReads:
@@ -61,10 +58,10 @@ class StaleReads:
         self._away_until_s = 0.0
 
     async def read(self, key: tuple[object, ...], run: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `run`, or the last result if the database does not answer.
+        """Return the result of `run`, or the last result for this key if the database does not answer.
 
-        The last result is returned if the request allows its age and `run` raises RetryLater or takes longer than the
-        request waits.
+        The last result is returned if the request allows its age, and `run` raises RetryLater or takes longer than the
+        request may wait.
         """
         staleness = get_current_staleness()
         cached = self._known.get(key)
@@ -88,10 +85,10 @@ class StaleReads:
         return cached[0]  # type: ignore[return-value]
 
     def _start(self, key: Hashable, run: Callable[[], Awaitable[T]]) -> asyncio.Task[object] | None:
-        """Return the read of this key that requests share.
+        """Return the running read for this key, which requests share, or start it.
 
         Returns:
-            None if many reads are waiting already, because the database then probably does not answer.
+            The task of the read. None if too many reads are running, because the database probably does not answer.
         """
         task = self._running.get(key)
         if task is None and len(self._running) < RUNNING_MAX:
@@ -116,10 +113,10 @@ class StaleReads:
     def _finish(self, key: Hashable, task: asyncio.Task[object]) -> None:
         del self._running[key]
         if not task.cancelled():
-            task.exception()  # The request that started the read may have ended.
+            task.exception()  # Mark the error as retrieved, because the request that started the read may have ended.
 
     def forget(self, operations: Sequence[Operation]) -> None:
-        """Forget the results that these operations of this server may have changed."""
+        """Remove the results that these operations may have changed."""
         for operation in operations:
             if isinstance(operation, SwapPointer | RenameEntry | DropEntry):
                 self._known.pop(make_entry_key(operation.kind, operation.namespace, operation.name), None)

@@ -1,1 +1,1 @@
-"""Stream tables: rows that are durable in the log and visible to readers before a commit adds them to the table."""
+"""Stream tables, whose rows are durable in the log, and visible to readers, before a commit adds them to the table."""

@@ -1,4 +1,4 @@
-"""The input of an append to stream tables: packed rows, and the producer of the append."""
+"""The input of an append to stream tables: packed rows, and the producer."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ class TableRows(NamedTuple):
     """Packed rows to append to a table.
 
     Attributes:
-        loaded: The table, which `check_stream_table` accepts.
-        rows: The rows: one batch for a table without a key, batches by the shard of the keys for a table
-            with a key.
+        loaded: The table, which `check_stream_table` has accepted.
+        rows: One batch for a table without a key, or a batch for each shard of a table with a key.
     """
 
     loaded: LoadedTable
@@ -32,11 +31,13 @@ class TableRows(NamedTuple):
 
 
 class ProducerKey(NamedTuple):
-    """The producer of an append, and the number of the append.
+    """The producer of an append, and the sequence number of the append.
 
     Attributes:
-        principal_name: The principal. Two principals may use the same name of a producer.
-        scope: The UUID of the table. Two tables have independent producers.
+        principal_name: The principal. The producers of two principals with the same name are different producers.
+        scope: The UUID of the table. The producers of two tables are different producers.
+        name: The name that the principal has chosen.
+        sequence: The sequence number of the append.
     """
 
     principal_name: str
@@ -45,9 +46,9 @@ class ProducerKey(NamedTuple):
     sequence: int
 
     def to_producer(self) -> StreamProducer:
-        """Return the producer in the form of the log, which contains a digest of the principal.
+        """Convert to the producer of the log, whose name contains a digest of the principal.
 
-        Stored logs have this form.
+        The form of the name must not change, because existing logs contain it.
         """
         owner = hashlib.sha256(self.principal_name.encode()).hexdigest()[:16]
         return StreamProducer(f"{self.scope}/{owner}/{self.name}", self.sequence)
@@ -67,5 +68,5 @@ class TopicProducer(NamedTuple):
     epoch: int
 
     def to_producer(self) -> StreamProducer:
-        """Return the producer in the form of the log. The offsets of messages may have gaps."""
+        """Return the producer of the log, which is sparse, because the offsets of messages may have gaps."""
         return StreamProducer(self.name, self.offset, self.epoch, sparse=True)

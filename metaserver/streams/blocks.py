@@ -1,8 +1,8 @@
-"""The rows of one shard in memory: the rows that are durable in the log and not yet in the table's files.
+"""Keeps in memory the rows of one shard that are durable in the log, and not yet in the table's files.
 
 The log decides which rows exist. `catch_up` adds the rows up to a watermark: rows that appends of this process have
-offered, and other rows from the log. So the rows in memory are always a gapless range that begins at the flushed
-offset, including rows that another process appended. The server needs no separate recovery when it starts.
+offered, and rows that it reads from the log. So the rows in memory are always a range without gaps that begins at the
+flushed offset, and includes rows that other processes appended. The server needs no separate recovery when it starts.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from seamark.metaserver.log.port import Record, Shard, StreamLog
 from seamark.metaserver.streams.row_files import RowSlice
 
 READ_BYTES = 4 << 20
-"""The bytes that `catch_up` reads from the log at a time."""
+"""The number of bytes that `catch_up` reads from the log at a time."""
 
 
 class ShardBlocks:
     """The rows of one shard in memory. An instance belongs to one event loop.
 
     Attributes:
-        start: The offset of the first row in memory: the flushed offset.
+        start: The offset of the first row in memory, which is the flushed offset.
         end: The offset after the last row in memory.
-        size_bytes: The bytes of all rows, including rows that wait for earlier rows.
-        oldest_ms: The time when the log received the oldest row, or None if there are no rows.
+        size_bytes: The size of all rows, including rows after a gap.
+        oldest_ms: The time at which the log received the oldest row, or None if there are no rows.
     """
 
     def __init__(self, log: StreamLog, shard: Shard, flushed: int) -> None:
@@ -32,9 +32,9 @@ class ShardBlocks:
         self._shard = shard
         self.start = self.end = flushed
         self._records: deque[Record] = deque()
-        """Ascending and without a gap, from the record with `start` on."""
+        """The records in ascending order and without a gap, from the record that contains `start` on."""
         self._early: dict[int, Record] = {}
-        """Durable records after `end`, by offset: earlier rows are not offered yet."""
+        """The durable records after a gap, by offset. The rows before them are not in memory yet."""
         self.size_bytes = 0
 
     @property
@@ -50,7 +50,7 @@ class ShardBlocks:
         self._take_early()
 
     async def catch_up(self, watermark: int) -> None:
-        """Add rows up to `watermark`, an offset that the log has reached."""
+        """Add the rows up to `watermark`, an offset that the log has reached."""
         while self.end < watermark:
             first = self.end
             try:
@@ -60,7 +60,7 @@ class ShardBlocks:
                     raise
                 continue  # A flush has added these rows to the table's files, and the log has removed them.
             for record in records:
-                # Another call, or an append, may have added it meanwhile.
+                # Check again, because another call or an append may have added the record meanwhile.
                 if record.offset <= self.end < record.end:
                     self._records.append(record)
                     self.size_bytes += record.batch.size_bytes
@@ -75,7 +75,7 @@ class ShardBlocks:
             self.size_bytes -= self._early.pop(offset).batch.size_bytes
 
     def list_slices(self, start: int, end: int) -> list[RowSlice]:
-        """Return the rows from `start` to `end`, exclusive, in the order of the log.
+        """Return the rows from `start` to `end` (exclusive), in the order of the log.
 
         Raises:
             ValueError: The rows are not in memory.
@@ -93,9 +93,9 @@ class ShardBlocks:
         return slices
 
     def _find_records(self, start: int, end: int) -> list[Record]:
-        """Return the records with rows from `start` to `end`, exclusive, ascending.
+        """Return the records with rows from `start` to `end` (exclusive), in ascending order.
 
-        Readers mostly ask for the last rows, so the search begins with the last record.
+        The search starts with the last record, because readers mostly need the last rows.
         """
         records: list[Record] = []
         for record in reversed(self._records):
@@ -107,9 +107,9 @@ class ShardBlocks:
         return records
 
     def split(self, start: int, end: int, *, bytes_max: int) -> list[tuple[int, int]]:
-        """Return consecutive ranges that together are the rows from `start` to `end`, exclusive.
+        """Split the rows from `start` to `end` (exclusive) into consecutive ranges.
 
-        Each range has whole batches of the log with at most `bytes_max`, but at least one batch.
+        Each range consists of whole batches of the log with at most `bytes_max`, or of a single larger batch.
         """
         ranges: list[tuple[int, int]] = []
         first, size_bytes = start, 0
@@ -127,12 +127,12 @@ class ShardBlocks:
         while self._records and self._records[0].end <= flushed:
             self.size_bytes -= self._records.popleft().batch.size_bytes
         self.start = flushed
-        if flushed > self.end:  # Another process has flushed rows that were not in memory.
+        if flushed > self.end:  # Another process has flushed rows that are not in memory.
             self.end = flushed
             self._take_early()
 
     def check_invariants(self) -> None:
-        """Check, for tests, that the rows are a gapless range and that their bytes are counted."""
+        """Check that the rows have no gap, and that their size is correct. Only tests call this method."""
         at = self._records[0].offset if self._records else self.start
         assert at <= self.start, (at, self.start)
         for record in self._records:

@@ -1,4 +1,4 @@
-"""The tables of the catalog for stream tables: they are loaded and committed by their UUID, under any name."""
+"""The tables of the catalog, for stream tables: loads and commits a table by its UUID, whose name may change."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CatalogTables:
 
         Raises:
             NoSuchTable: No name refers to the table.
-            BadRequest: Several names refer to the table: only one of their pointers would get the rows.
+            BadRequest: Several names refer to the table. A flush would add the rows to only one of their pointers.
         """
         entries = await self._context.store.list_entries_by_uuid(uuid)
         tables = [entry for entry in entries if entry.kind is EntryKind.TABLE]
@@ -72,7 +72,7 @@ class CatalogTables:
         deletes: EncodedDeletes | None = None,
         index_files: Sequence[EncodedIndexFile] = (),
     ) -> Entry:
-        """Add stored files to the table and move the flushed offsets, in one transaction; return the pointer."""
+        """Add stored files to the table, and move the flushed offsets, in one transaction. Return the new pointer."""
         added = [Raw(file.content_file) for file in files]
         body = ChangeBody(
             table_uuid=entry.uuid,
@@ -107,7 +107,7 @@ class CatalogTables:
     async def _read_index_files(
         self, index_files: Sequence[EncodedIndexFile], entry: Entry, metadata: TableMetadata
     ) -> Sequence[RegisteredIndexFile]:
-        """Return the stored index files as entries of the registry. A file that cannot be registered is left out."""
+        """Return the stored index files as entries for the registry. Leave out files that cannot be registered."""
         registered = []
         for file in index_files:
             try:
@@ -128,9 +128,9 @@ class CatalogTables:
         return registered
 
     def find_key_columns(self, metadata: TableMetadata) -> tuple[str, ...]:
-        """Return the names of the key columns; empty for a table without a valid key.
+        """Return the names of the key columns, or no names for a table without a valid key.
 
-        Waiting rows state the key that was valid when they were accepted.
+        If the key has become invalid, waiting rows still contain the key with which they were accepted.
         """
         try:
             return find_key_columns(metadata)
@@ -138,14 +138,14 @@ class CatalogTables:
             return ()
 
     def open_stored_rows(self, entry: Entry, metadata: TableMetadata) -> StoredRows:
-        """Return the rows in the files of the current snapshot."""
+        """Return access to the rows in the files of the current snapshot."""
         return self._search.open(entry, metadata)
 
 
 def is_flush(snapshot: Snapshot, table_uuid: str | None) -> bool:
     """Return whether a flush of the table's stream has made the snapshot.
 
-    A flush of an earlier version of the server does not state its table.
+    The summary of a flush by an earlier version of the server does not contain the UUID of the table.
     """
     if FLUSH_MARK.encode() not in bytes(snapshot.summary):
         return False

@@ -1,11 +1,9 @@
-"""The fresh files of one shard: their ranges of offsets, the files to write next, and the files to remove.
+"""Decides which fresh files of a shard to write next, and which to remove. The module does no I/O.
 
-The module is pure.
-
-A part is a range of offsets and the fresh files that have exactly its rows. The parts of a shard follow each other
-without a gap. A new part replaces small parts before it, as in a log-structured merge: so a plan names few files, and
-each row is written a few times. No part crosses the end of a running flush, because after the flush such a part would
-repeat rows.
+A part is a range of offsets, with the fresh files that contain exactly its rows. The parts of a shard follow each other
+without a gap. A new part replaces small parts before it, as in a log-structured merge, so a plan contains few files,
+and each row is written only a few times. No part crosses the end of a running flush, because after the flush, its first
+rows would be both in the part and in the table's files.
 """
 
 from __future__ import annotations
@@ -17,19 +15,22 @@ import msgspec
 from seamark.metaserver.streams.row_files import EncodedFile, KeyedRows, RowKey
 
 MERGED_ROWS_MAX = 50_000
-"""The maximum number of rows of a part that replaces others. A reader waits while it is written."""
+"""The maximum number of rows of a part that replaces earlier parts. A reader waits while the part is written."""
 _PARTS_MIN = 16
-"""A part that replaces others may have this share of all waiting rows, if that is more than `MERGED_ROWS_MAX`."""
+"""A part that replaces earlier parts may have all waiting rows divided by this number, if this exceeds
+`MERGED_ROWS_MAX`."""
 _MERGE_RATIO = 2
-"""A new part replaces the part before it, unless the earlier part has more than this number of times its rows."""
+"""A new part replaces the part before it if the earlier part has at most this multiple of the new part's rows."""
 
 
 class FreshPart(msgspec.Struct, frozen=True):
-    """Fresh files with the rows of a shard from `start` to `end`, exclusive, without their data.
+    """The fresh files with the rows of a shard from `start` to `end` (exclusive).
 
     Attributes:
-        key: The key by which the rows replace others. All parts of a table have the same key.
-        keyed: The keys of the rows, for rows with a key. In this case, the files have only the latest row of each key.
+        files: The files, without their data.
+        key: The key by which the rows replace stored rows. All parts of a table have the same key.
+        keyed: The keys of the rows of a table with a key, otherwise None. The files of such a table contain only the
+            latest row of each key.
     """
 
     shard: int
@@ -41,14 +42,14 @@ class FreshPart(msgspec.Struct, frozen=True):
 
 
 class OffsetRange(msgspec.Struct, frozen=True):
-    """The rows of a part to write."""
+    """The offsets of the rows of a part to write, from `start` to `end` (exclusive)."""
 
     start: int
     end: int
 
 
 class FreshParts:
-    """The parts of one shard, ascending."""
+    """The parts of one shard, in ascending order."""
 
     def __init__(self) -> None:
         self.parts: tuple[FreshPart, ...] = ()
@@ -58,10 +59,10 @@ class FreshParts:
         return self.parts[-1].end if self.parts else flushed
 
     def drop_flushed(self, flushed: int) -> list[FreshPart]:
-        """Remove and return the parts with rows before `flushed`, which are in the table's files.
+        """Remove and return the parts with rows before `flushed`, because these rows are in the table's files.
 
-        A part that crosses the offset is removed, too, because another process has flushed some of its rows. The parts
-        after a removed part stay only if they still follow `flushed` without a gap.
+        A part that crosses the offset is also removed. The parts after it stay only if they follow `flushed` without a
+        gap.
         """
         remaining = tuple(part for part in self.parts if part.start >= flushed)
         if remaining and remaining[0].start != flushed:
@@ -71,12 +72,12 @@ class FreshParts:
         return dropped
 
     def choose_ranges(self, flushed: int, end: int, cut: int | None) -> list[OffsetRange]:
-        """Return the ranges of the parts to write so that the parts reach `end`, ascending.
+        """Return the ranges of the parts to write, in ascending order, so that the parts reach `end`.
 
         Args:
             flushed: The flushed offset of the shard.
-            end: The offset that the parts have to reach.
-            cut: The end of the running flush, if one runs.
+            end: The offset that the parts must reach.
+            cut: The end of the running flush, or None.
         """
         covered = self.get_covered_offset(flushed)
         if covered >= end:
@@ -86,7 +87,7 @@ class FreshParts:
         return [self._merge(OffsetRange(covered, end), cut)]
 
     def _merge(self, added: OffsetRange, cut: int | None) -> OffsetRange:
-        """Extend a range over the small parts before it."""
+        """Extend a range to include the small parts before it."""
         start = added.start
         first = self.parts[0].start if self.parts else start
         rows_max = max(MERGED_ROWS_MAX, (added.end - first) // _PARTS_MIN)
@@ -105,15 +106,15 @@ class FreshParts:
         return dropped
 
     def is_next(self, start: int, flushed: int) -> bool:
-        """Return whether a part that begins at `start` follows the parts before it, or `flushed`, without a gap.
+        """Return whether a part that begins at `start` follows the last part, or `flushed`, without a gap.
 
-        While a part is written, the parts before it may be removed: another process has flushed a part of their rows.
+        This may be false for a part that was being written while another process flushed rows before it.
         """
-        before = max((part.end for part in self.parts if part.end <= start), default=flushed)
-        return before == start
+        covered_end = max((part.end for part in self.parts if part.end <= start), default=flushed)
+        return covered_end == start
 
     def replace(self, written: Sequence[FreshPart]) -> list[FreshPart]:
-        """Add written parts; return the parts that they replace."""
+        """Add written parts, and return the parts that they replace."""
         first = written[0].start
         earlier = tuple(part for part in self.parts if part.end <= first)
         replaced = [part for part in self.parts if part.end > first]
@@ -121,7 +122,7 @@ class FreshParts:
         return replaced
 
     def check_invariants(self) -> None:
-        """Check, for tests, that the parts follow each other without a gap."""
+        """Check that the parts follow each other without a gap. Only tests call this method."""
         for before, after in zip(self.parts, self.parts[1:], strict=False):
             assert before.end == after.start, (before, after)
         assert all(part.start < part.end for part in self.parts)

@@ -1,9 +1,9 @@
-"""Fresh snapshots: the snapshot of a pointer with the fresh files of its stream, as a manifest list in the storage.
+"""Creates fresh snapshots: the current snapshot of a table with the fresh files of its stream, as a manifest list.
 
-A fresh snapshot is not a snapshot of the table: no metadata file has it. It has the manifests of the current snapshot,
-and one more manifest for each partition spec of the fresh files. The fresh files are added files with the next sequence
-number. So plans treat fresh rows like rows of any other snapshot: by statistics, residuals, indexes, deletes and row
-ids.
+A fresh snapshot is not a snapshot of the table, because no metadata file contains it. Its manifest list has the
+manifests of the current snapshot, and one more manifest for each partition spec of the fresh files. The fresh files are
+added files with the next sequence number. So plans treat fresh rows like the rows of any other snapshot, with
+statistics, residuals, indexes, deletes and row ids.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from seamark.metaserver.streams.row_files import EncodedFile
 
 Seal = Callable[[Snapshot], Mapping[str, str]]
 _ID_MIN = 1 << 32
-"""The minimum id. Trino reads smaller numbers as `integer`, and a version must be a `bigint`."""
+"""The minimum id of a fresh snapshot. Trino reads smaller numbers as `integer`, and a version must be a `bigint`."""
 
 
 class EncodedSnapshot(NamedTuple):
-    """A fresh snapshot, and the files to store before a plan names it."""
+    """A fresh snapshot, and the files that must be stored before a plan refers to it."""
 
     snapshot: Snapshot
     files: tuple[tuple[str, bytes], ...]
@@ -60,16 +60,16 @@ def encode_fresh_snapshot(
     seal: Seal,
     deletes: Sequence[bytes] = (),
 ) -> EncodedSnapshot:
-    """Return the current snapshot of a table with fresh files.
+    """Create the fresh snapshot of a table.
 
     Args:
         metadata: The table's metadata.
-        listed: The manifests of its current snapshot, without delete files that `deletes` replace.
+        listed: The manifests of its current snapshot, without the delete files that `deletes` replace.
         files: The fresh files.
         folder: The folder in which to store the manifests.
         clock: The clock.
-        seal: Returns entries for the header of the manifest list, by which other processes find the snapshot.
-        deletes: The ContentFiles of the delete files of the rows that rows of the fresh files replace, as JSON.
+        seal: Returns entries for the header of the manifest list, with which other processes verify the snapshot.
+        deletes: The delete files for stored rows that fresh rows replace, each as a ContentFile in JSON.
     """
     current = metadata.current_snapshot
     snapshot_id = _ID_MIN | int.from_bytes(clock.draw_bytes(8), "big") & (1 << 62) - 1
@@ -125,11 +125,12 @@ def make_fresh_location(folder: str, snapshot_id: int) -> str:
 
 
 def _summarize(current: Snapshot | None, files: Sequence[ContentFile], *, has_deletes: bool) -> dict[str, str]:
-    """Return the summary of a fresh snapshot. Engines estimate the size of a table from the totals in the summary.
+    """Return the summary of a fresh snapshot, with totals from which engines estimate the size of the table.
 
-    A snapshot with deletes has no totals of deletes, because an engine could skip delete files by a total of 0.
+    If the snapshot has deletes, totals of deletes are left out, because with a total of 0, an engine could skip the
+    delete files.
     """
-    before = {} if current is None else current.build_summary_map()
+    former_summary = {} if current is None else current.build_summary_map()
     added = {
         "data-files": len(files),
         "records": sum(file.record_count for file in files),
@@ -140,10 +141,10 @@ def _summarize(current: Snapshot | None, files: Sequence[ContentFile], *, has_de
         **{f"added-{name}": str(count) for name, count in added.items()},
     }
     for name in ("delete-files", "position-deletes", "equality-deletes"):
-        if f"total-{name}" in before and not has_deletes:
-            summary[f"total-{name}"] = before[f"total-{name}"]
+        if f"total-{name}" in former_summary and not has_deletes:
+            summary[f"total-{name}"] = former_summary[f"total-{name}"]
     for name, count in added.items():
-        total = parse_count(before, f"total-{name}", -1) if current is not None else 0
+        total = parse_count(former_summary, f"total-{name}", -1) if current is not None else 0
         if total >= 0:
             summary[f"total-{name}"] = str(total + count)
     return summary
@@ -163,10 +164,7 @@ def with_fresh_snapshot(metadata: TableMetadata, snapshot: Snapshot) -> TableMet
 
 
 def log_current_snapshot(metadata: TableMetadata) -> TableMetadata:
-    """Return the metadata with an entry for the current snapshot in the snapshot log.
-
-    DuckDB finds the snapshot by this entry.
-    """
+    """Return the metadata with an entry for the current snapshot in the snapshot log, by which DuckDB finds it."""
     current = metadata.current_snapshot
     assert current is not None
     entry = SnapshotLogEntry(current.timestamp_ms, current.snapshot_id)
@@ -178,12 +176,12 @@ def log_current_snapshot(metadata: TableMetadata) -> TableMetadata:
 
 
 def may_be_fresh(snapshot_id: int) -> bool:
-    """Return whether a fresh snapshot may have this id."""
+    """Return whether the id is in the range of fresh snapshots."""
     return _ID_MIN <= snapshot_id < 1 << 62
 
 
 def is_fresh(snapshot: Snapshot) -> bool:
-    """Return whether a snapshot is a fresh snapshot, which no metadata file has."""
+    """Return whether a snapshot is a fresh snapshot, which no metadata file contains."""
     return snapshot.manifest_list is not None and f"/{FRESH_FOLDER}/" in snapshot.manifest_list
 
 
@@ -196,7 +194,7 @@ async def run_encoding(
     seal: Seal,
     deletes: Sequence[bytes] = (),
 ) -> EncodedSnapshot:
-    """Encode in a thread if there are many manifests or files."""
+    """Call `encode_fresh_snapshot`, in a thread if there are many manifests or files."""
     work = partial(
         encode_fresh_snapshot, metadata, listed, files, folder=folder, clock=clock, seal=seal, deletes=deletes
     )
@@ -212,10 +210,10 @@ async def drop_removed_files(
     writer: SnapshotWriter,
     manifests: Manifests,
 ) -> Sequence[ManifestFile]:
-    """Return the manifests without deletion vectors that the fresh snapshot replaces.
+    """Return the manifests without the deletion vectors that the fresh snapshot replaces.
 
     Args:
-        removed: The location and the offset of each vector.
+        removed: The location and the offset of each replaced vector.
         listed: The manifests of the current snapshot.
         metadata: The table's metadata.
         writer: Writes the manifests of the remaining vectors.
@@ -229,4 +227,4 @@ async def drop_removed_files(
 
 
 _IN_LOOP_ENTRIES_MAX = 50
-"""The maximum number of entries that are encoded in the event loop. With more entries, a thread encodes them."""
+"""The maximum number of manifest entries that are encoded on the event loop. A thread encodes larger numbers."""

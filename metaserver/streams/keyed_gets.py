@@ -1,7 +1,7 @@
 """Returns the current rows with the requested keys, including rows that wait for a flush.
 
-The connector's code (`RowFiles.get`) locates and reads the rows. It blocks, so it runs in separate threads, and flushes
-do not wait for it.
+The connector's code (`RowFiles.get`) locates and reads the rows. It blocks, so it runs in its own threads, so that
+flushes do not wait for it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,9 @@ from seamark.metaserver.streams.stored_rows import RowSearch
 
 LIMITS = GetLimits(rows_max=10_000, bytes_max=64 << 20, files_max=1_000)
 _THREADS = 4
-"""The maximum number of gets that run at a time. Further gets wait."""
+"""The maximum number of concurrent gets. Further gets wait."""
 _THREADS_PER_PRINCIPAL = 2
-"""The maximum number of gets of one principal that run at a time, so that gets of other principals do not wait for
-them.
-"""
+"""The maximum number of concurrent gets of one principal, so that they do not delay gets of other principals."""
 
 
 class KeyedRowsAnswer(NamedTuple):
@@ -35,7 +33,7 @@ class KeyedRowsAnswer(NamedTuple):
 
     Attributes:
         rows: The rows, in the order of the keys.
-        missing: The ascending numbers of the keys without a row. A key that is repeated has its first number.
+        missing: The indexes of the keys without a row, in ascending order. A repeated key has its first index.
     """
 
     rows: pa.Table
@@ -50,7 +48,7 @@ class KeyedGets:
         self._search = search
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="gets")
         self._shares: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        """The free threads of the share of each principal with gets."""
+        """For each principal, a semaphore that limits its concurrent gets."""
 
     async def get(
         self, loaded: LoadedTable, keys: pa.RecordBatch, columns: Sequence[str], principal: str | None
@@ -58,10 +56,10 @@ class KeyedGets:
         """Return the rows that have one of the keys in the current snapshot of a table.
 
         Args:
-            loaded: The table, whose current snapshot may be a fresh snapshot.
-            keys: The keys, with the names of the key columns.
+            loaded: The table. Its current snapshot may be a fresh snapshot.
+            keys: The keys. The names of the columns are those of the key columns.
             columns: The names of the columns to return.
-            principal: The principal, which gets a share of the threads; None on a server without logins.
+            principal: The principal, whose gets use a share of the threads. It is None on a server without logins.
 
         Raises:
             BadRequest: The keys do not fit the columns, or the rows are encrypted.
@@ -77,7 +75,7 @@ class KeyedGets:
         self._shares[principal] = share
         await share.acquire()
         running = self._threads.submit(copy_context().run, work)
-        # A request that is cancelled keeps its thread until the work ends.
+        # Release the share only when the work ends, because a cancelled request still uses its thread.
         running.add_done_callback(partial(_release, asyncio.get_running_loop(), share))
         return KeyedRowsAnswer(*await asyncio.wrap_future(running))
 
@@ -87,5 +85,5 @@ class KeyedGets:
 
 
 def _release(loop: asyncio.AbstractEventLoop, share: asyncio.Semaphore, _: object) -> None:
-    with suppress(RuntimeError):  # If the server has stopped, the loop is closed.
+    with suppress(RuntimeError):  # The loop may be closed, because the server has stopped.
         loop.call_soon_threadsafe(share.release)

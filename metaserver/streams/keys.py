@@ -1,4 +1,4 @@
-"""The key of a stream table: later rows replace earlier rows with the same key."""
+"""The key of a stream table. A row replaces earlier rows with the same key."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.streams.row_files import RowKey
 
 KEY = "seamark.stream.key"
-"""The property with the names of the key columns. If it is absent, the identifier fields are the key."""
+"""The table property with the names of the key columns. If it is absent, the identifier fields are the key."""
 
 
 def find_key_columns(metadata: TableMetadata) -> tuple[str, ...]:
-    """Return the names of the key columns; empty for a table without a key.
+    """Return the names of the key columns, or no names for a table without a key.
 
     Raises:
         BadRequest: The key is not valid.
@@ -48,10 +48,10 @@ def find_key_columns(metadata: TableMetadata) -> tuple[str, ...]:
 
 
 def identify_key(metadata: TableMetadata) -> RowKey | None:
-    """Return the columns of the key and the families of their types, on which the shards of rows depend.
+    """Return the columns of the key and the families of their types, which determine the shards of rows.
 
     Returns:
-        The key; empty for a table without a key, None for a key that is not valid.
+        The key. It is empty for a table without a key, and None for an invalid key.
     """
     try:
         names = find_key_columns(metadata)
@@ -62,7 +62,7 @@ def identify_key(metadata: TableMetadata) -> RowKey | None:
 
 
 class _AcceptedKey(NamedTuple):
-    """The key of the newest metadata for which a table has accepted rows."""
+    """The key in the newest metadata with which rows of a table were accepted."""
 
     location: str
     updated_ms: int
@@ -70,25 +70,25 @@ class _AcceptedKey(NamedTuple):
 
 
 class AcceptedKeys:
-    """The keys of the rows that this process has accepted for each table.
+    """The keys with which this process has accepted rows of each table.
 
-    When the key of a table changes, an append that has read the metadata before may still run. After a row with the new
-    key, a row with the old key could add a second row with the same key.
+    After a change of the key, an append with the earlier metadata may still be running. It must be refused after a row
+    with the new key was accepted, because it could add a second row with the same key.
     """
 
     def __init__(self) -> None:
         self._newest: dict[str, _AcceptedKey] = {}
 
     def accept(self, uuid: str, location: str, metadata: TableMetadata) -> bool:
-        """Remember the key of rows, and return whether no row with another key was accepted for later metadata.
+        """Remember the key of rows. Return False if a row with a different key was accepted with later metadata.
 
-        Of two metadata with the same time, this process cannot say which is later. So the second is not accepted if it
-        has another key.
+        If two metadata files have the same time, it is unknown which is later. Then the second is refused if it has a
+        different key.
 
         Args:
             uuid: The table.
             location: The location of the metadata.
-            metadata: The metadata for which rows are packed.
+            metadata: The metadata with which the rows are packed.
         """
         newest = self._newest.get(uuid)
         if newest is not None and newest.location == location:
@@ -100,7 +100,7 @@ class AcceptedKeys:
         return accepted.key == newest.key
 
     def replace(self, uuid: str, location: str, metadata: TableMetadata) -> None:
-        """Remember the key of rows whose metadata are current, also if they are not later than others."""
+        """Remember the key in the current metadata, even if metadata with a later time were accepted before."""
         self._newest[uuid] = _AcceptedKey(location, metadata.last_updated_ms, identify_key(metadata))
 
     def forget(self, uuid: str) -> None:

@@ -1,4 +1,4 @@
-"""Opens the log of the settings when it is first needed, because most servers have no stream tables."""
+"""Opens the configured log when it is first needed, because most servers have no stream tables."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ else:
 
 
 class LogElsewhere(LogUnavailable):
-    """Another process uses the log, or this process has a different log.
+    """Raised if another process uses the log, or this process has a different log.
 
-    Readers of this process have seen no rows of it.
+    Readers of this process have not seen any rows of the log.
     """
 
 
@@ -37,7 +37,7 @@ class LogSource:
 
     Attributes:
         is_shared: Whether other processes append to the log as well.
-        groups_max: The number of groups of appends that the log writes at a time.
+        groups_max: The number of groups of appends that the log writes concurrently.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class LogSource:
         return self._log is not None or self._exists()
 
     async def open(self) -> StreamLog:
-        """Return the log. Calls that come while it is being opened share the result or the error.
+        """Open the log, or return the open log. Concurrent calls share the result or the error.
 
         Raises:
             LogElsewhere: Another process uses the log.
@@ -92,13 +92,13 @@ class LogSource:
         return topic_reads.open_topics(self._address)
 
     def find_input_topic(self, uuid: str) -> str | None:
-        """Return the name of the input topic of a table; None if the log is in files."""
+        """Return the name of the input topic of a table, or None if the log is in files."""
         return None if self._address is None else self._address.find_input_topic(uuid)
 
 
 @asynccontextmanager
 async def open_log_source(settings: Settings, clock: Clock) -> AsyncIterator[LogSource]:
-    """Return a source of the log. If the log was opened, it is closed at the end of the block.
+    """Create the source of the log. When the context ends, close the log if it is open.
 
     Raises:
         ConfigError: The settings of a log in Kafka are invalid.

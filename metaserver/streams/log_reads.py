@@ -13,9 +13,9 @@ class ReadRows(NamedTuple):
     """Rows that were read from the log.
 
     Attributes:
-        slices: The rows, by shard and in the order of the log within a shard.
-        kinds: The kinds of the rows of each slice, one byte for each row; empty if all rows are inserts.
-        offsets: The offset after the last row that was read, by shard.
+        slices: The rows, grouped by shard. Within a shard, they have the order of the log.
+        kinds: The kinds of the rows of each slice, one byte for each row. They are empty if all rows are inserts.
+        offsets: The offset after the last read row, by shard.
     """
 
     slices: list[RowSlice]
@@ -40,14 +40,14 @@ async def read_log(
     limit_bytes: int,
     keep: Callable[[int], None] = lambda size_bytes: None,
 ) -> ReadRows:
-    """Return rows from the beginning of each range.
+    """Read rows from the start of each range.
 
     Args:
         log: The log.
         table_uuid: The table.
-        ranges: The first offset, and the offset after the last row, by shard.
-        limit_bytes: The size at which no further batch is read. At least one batch is returned.
-        keep: A function that is called with the size of each batch in memory. It may raise an error.
+        ranges: By shard, the offset of the first row and the offset after the last row.
+        limit_bytes: The total size at which no further batch is read. At least one batch is read.
+        keep: Called with the size of each batch that is kept in memory. It may raise an error.
 
     Raises:
         OffsetOutOfRange: The log has removed the rows in the meantime.
@@ -55,8 +55,8 @@ async def read_log(
     rows = ReadRows([], [], {})
     share_bytes = max(1, limit_bytes // max(1, len(ranges)))
     size_bytes = 0
-    # The shard with the most rows is first. So even if batches exceed their shares, every shard is read sooner or
-    # later.
+    # Read the shard with the most rows first, so that every shard is read eventually, even if batches exceed their
+    # shares.
     for number, (start, end) in sorted(ranges.items(), key=lambda item: item[1][0] - item[1][1]):
         if rows.slices and size_bytes >= limit_bytes:
             break
@@ -76,6 +76,6 @@ async def read_log(
 
 
 def read_shard_states(log: StreamLog, table_uuid: str, numbers: Iterable[int]) -> dict[int, ShardState]:
-    """Return the state of each shard of a table; a shard without rows begins and ends at 0."""
+    """Return the state of each shard of a table. A shard without rows starts and ends at the offset 0."""
     states = {shard.number: state for shard, state in log.list_shards(table_uuid).items()}
     return {number: states.get(number) or ShardState(0, 0, 0, 0) for number in numbers}

@@ -1,4 +1,4 @@
-"""Opens the stream tables of a server, over the log and the input topics of the settings."""
+"""Opens the stream tables of a server, with the configured log and its input topics."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def open_streams(
     search: RowSearch,
     keyring: Keyring,
 ) -> AsyncIterator[Streams]:
-    """Open the stream tables over the log of the settings, and flush them in the background.
+    """Open the stream tables with the configured log, and flush them in the background.
 
     Raises:
         ConfigError: The settings of the log are invalid.
@@ -64,7 +64,7 @@ async def open_streams(
 
 
 async def _read_topics(catalog: Catalog, streams: Streams, logs: LogSource, owners: StreamOwners) -> None:
-    """Append the rows of input topics, until cancelled."""
+    """Append the rows of input topics until the task is cancelled."""
     clock, rows_max = catalog.context.clock, catalog.context.settings.stream_rows_limit
 
     def make_intake(log: StreamLog, uuid: str, topic: InputTopic) -> TopicIntake:
@@ -83,7 +83,7 @@ class AppendingTables:
         self._streams = streams
 
     async def load(self, uuid: str) -> tuple[LoadedTable, DeadLetters | None]:
-        """Return a table with its dead-letter table, if it has a usable one."""
+        """Return a tuple of a table and its dead-letter table, which is None if it does not exist or is unusable."""
         entry, metadata = await self._streams.stream_tables.load(uuid)
         loaded = LoadedTable(entry, metadata)
         try:

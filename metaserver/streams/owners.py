@@ -1,12 +1,12 @@
-"""The process of a fleet that flushes a stream table: the owner of its shards.
+"""Chooses the owner of a stream table: the process, among those with the same log, that flushes the table.
 
-All processes over one log may append rows, and may read them. The owner keeps the rows of a table in memory and flushes
+All processes with one log may append rows and read them. The owner keeps the rows of a table in memory, and flushes
 them, so that other processes do not repeat this work. Rendezvous hashing over the live leases of the processes chooses
-the owner. All shards of a table have one owner, because a flush is one commit of the table.
+the owner. All shards of a table have the same owner, because a flush is one commit of the table.
 
-The owner is a hint. For a while, two processes may both be the owner, or no process may be the owner. This is safe,
-because the transaction of a flush compares the flushed offsets, so a second flush of the same rows changes nothing.
-Another process flushes the rows that the owner has not flushed for the time of a lease.
+Ownership is only a hint. For a short time, two processes may consider themselves the owner, or no process may. This is
+safe, because the transaction of a flush compares the flushed offsets, so that a second flush of the same rows changes
+nothing. If the owner has not flushed rows for the duration of a lease, another process flushes them.
 """
 
 from __future__ import annotations
@@ -26,22 +26,24 @@ from seamark.metaserver.store.model import STREAM_OWNER_PROTOCOL, Replica
 from seamark.metaserver.store.port import PointerStore
 
 _LEASE_USE_FRACTION = 0.6
-"""The fraction of `peer_lease_s` for which a lease lasts.
-
-In the remaining time, other processes notice its end at their next renewal.
-"""
+"""The fraction of `peer_lease_s` for which a lease lasts. In the remaining time, other processes notice its end."""
 
 
 class StreamOwners:
-    """Says whether this process is the owner of a table, and whether it flushes rows that wait."""
+    """Decides whether this process is the owner of a table, and whether it flushes waiting rows."""
 
     def __init__(self, membership: Membership | None, *, lease_s: float = 0.0, only_reads: bool = False) -> None:
-        """Use the leases of `membership`; None if no other process uses the log, or if this process `only_reads`."""
+        """Create the owners.
+
+        Args:
+            membership: The membership whose leases are used, or None if no other process uses the log or this process
+                only reads.
+        """
         self._membership = membership
         self._only_reads = only_reads
         self._lease_ms = int(1000 * lease_s)
         self._unmoved: dict[str, tuple[dict[int, int], int]] = {}
-        """The flushed offsets of tables of other owners, and since when this process sees them."""
+        """For tables of other owners, the flushed offsets, and the time since which this process has seen them."""
 
     def is_owner(self, uuid: str) -> bool:
         if self._only_reads:
@@ -54,14 +56,14 @@ class StreamOwners:
     def may_flush(self, uuid: str, flushed: Mapping[int, int], now_ms: int, *, owner_interval_ms: int = 0) -> bool:
         """Return whether this process flushes the rows of a table that have waited long enough.
 
-        The owner does. Another process does if the owner has flushed nothing for the time of a lease, unless it only
-        reads.
+        The owner flushes them. Another process, unless it only reads, flushes them if the owner has flushed nothing for
+        the duration of a lease.
 
         Args:
             uuid: The table.
-            flushed: Its present flushed offsets.
-            now_ms: The time.
-            owner_interval_ms: A further time for which the owner may flush nothing.
+            flushed: Its current flushed offsets.
+            now_ms: The current time.
+            owner_interval_ms: An additional time for which the owner may flush nothing.
         """
         if self._only_reads:
             return False
@@ -75,7 +77,7 @@ class StreamOwners:
         return now_ms - since_ms >= self._lease_ms + owner_interval_ms
 
     def forget(self, uuid: str) -> None:
-        """Forget a table that is closed, or has no waiting rows."""
+        """Forget a table that was closed, or has no waiting rows."""
         self._unmoved.pop(uuid, None)
 
 
@@ -83,7 +85,7 @@ class StreamOwners:
 async def open_owners(
     settings: Settings, store: PointerStore, clock: Clock, *, is_shared: bool
 ) -> AsyncIterator[StreamOwners]:
-    """Take part in the choice of owners during the block.
+    """Include this process in the choice of owners while the context is active.
 
     Args:
         is_shared: Whether other processes may use the log.
@@ -95,7 +97,7 @@ async def open_owners(
         yield StreamOwners(None)
         return
     replica = Replica(
-        # Each worker is a separate process, so the address of the server does not identify it.
+        # Do not use the address of the server, because it does not identify one of its workers.
         address=f"{socket.gethostname()}/{os.getpid()}/{clock.uuid4()}",
         weight=1,
         version=metadata.version("seamark"),

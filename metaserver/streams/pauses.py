@@ -1,7 +1,4 @@
-"""Pauses of stream tables: a paused table refuses rows, and its flushes continue.
-
-A pause is a property of the table.
-"""
+"""Pauses of stream tables. A paused table refuses rows, but its flushes continue. A pause is a table property."""
 
 from __future__ import annotations
 
@@ -9,13 +6,13 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.errors import RetryLater
 
 PAUSED = "seamark.stream.paused"
-"""The property of a paused table; its value is the reason."""
+"""The table property of a paused table. Its value is the reason of the pause."""
 REASON_CHARACTERS_MAX = 500
 _RETRY_S = 5
 
 
 class StreamPaused(RetryLater):
-    """The table is paused, and accepts no rows until it is resumed."""
+    """Raised if a table is paused, which accepts no rows until it is resumed."""
 
 
 def read_pause(metadata: TableMetadata) -> str | None:
@@ -26,13 +23,13 @@ def read_pause(metadata: TableMetadata) -> str | None:
 class Pauses:
     """The pauses that this server has set.
 
-    A request may have read the table before the pause, and append its rows later. These rows are refused, too, so that
-    a drained table stays empty.
+    They are checked in addition to the property, because a request may have read the metadata before the pause. Its
+    rows must be refused as well, so that no rows are added to a drained table.
     """
 
     def __init__(self) -> None:
         self._updated_ms: dict[str, int] = {}
-        """The time of the metadata that has the pause, by the UUID of the table."""
+        """The time of the metadata with the pause, by the UUID of the table."""
 
     def record(self, table_uuid: str, metadata: TableMetadata) -> None:
         """Record that this server has paused a table."""

@@ -1,20 +1,19 @@
 """Positions of continuous reads, and the decision which rows a reader reads next. The functions are pure.
 
-The history of a table is the sequence of its snapshots, in which the rows of a stream are also rows of the log. A
-position says which snapshots a reader has read, and up to which offset it has read each shard. Rows of the log are
-identified by their offsets, so a row that was read before its flush is not read again: each snapshot of a flush states
-the offsets of its rows. The rules for the snapshots after a position, oldest first:
+A position contains the last snapshot that a reader has read, and the offset up to which it has read each shard of the
+log. The summary of a flush contains the offsets of its rows, so a row that was read from the log is not read again
+after its flush. The snapshots after a position are read in their order:
 
-- A flush: rows before the offsets of the position were read already. The other rows are read from the log. If the log
-has removed them and no row of the snapshot was read before, the files of the snapshot are read.
-- An append of another writer: its files are read.
-- A rewrite of files, such as a compaction: nothing is read.
-- All other snapshots have removed rows. The read is refused, or skips them with `skips_changes`.
+- Flush: rows before the offsets of the position were already read. The remaining rows are read from the log. If the log
+  has removed them, and no row of the snapshot was read before, the files of the snapshot are read.
+- Append of a different writer: its files are read.
+- Rewrite of files, such as a compaction: nothing is read.
+- Any other snapshot has removed rows. The read is refused, or skips the snapshot if `skips_changes` is true.
 
-Offsets are positions in one log. A flush of another log, such as the log before a rebuild, is read like an append of
-another writer. A position with offsets of another log is refused.
+Offsets are valid only for one log. A flush from a different log, such as the log before a rebuild, is read like an
+append of a different writer. A position with offsets of a different log is refused.
 
-After the last snapshot, the reader reads the rows of the log that are not flushed.
+After the last snapshot, the reader reads the rows of the log that are not flushed yet.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from seamark.metaserver.store.operations import FlushedRange
 
 _VERSION = "2"
 _FIRST_VERSION = "1"
-"""The version of positions without a log."""
+"""The version of positions that do not contain the hash of a log."""
 _HASH_CHARACTERS = 16
 _NONE = "none"
 _SCAN = "scan"
@@ -51,10 +50,10 @@ class ReadPosition(msgspec.Struct, frozen=True):
 
     Attributes:
         table_uuid: The table.
-        snapshot_id: The last snapshot that was read; None before the first snapshot.
-        offsets: The offset of the next row of each shard. It is 0 for a shard that is missing.
-        is_scan: Whether all rows of `snapshot_id` have yet to be read.
-        log: The hash of the log of the offsets; "" if it is unknown.
+        snapshot_id: The last read snapshot, or None before the first snapshot.
+        offsets: The offset of the next row of each shard. For a missing shard, it is 0.
+        is_scan: Whether the rows of `snapshot_id` must still be read.
+        log: The hash of the log to which the offsets belong, or "" if it is unknown.
     """
 
     table_uuid: str
@@ -68,13 +67,13 @@ class ReadPosition(msgspec.Struct, frozen=True):
         return self.offsets[shard] if shard < len(self.offsets) else 0
 
     def advance(self, offsets: Mapping[int, int]) -> ReadPosition:
-        """Return the position with later offsets of some shards. No offset moves back."""
+        """Return the position with later offsets of some shards. Earlier offsets in `offsets` are ignored."""
         count = max(len(self.offsets), *(shard + 1 for shard in offsets), 0)
         moved = tuple(max(self.get_offset(shard), offsets.get(shard, 0)) for shard in range(count))
         return msgspec.structs.replace(self, offsets=moved)
 
     def encode(self) -> str:
-        """Return the position as a token."""
+        """Encode the position as a token."""
         snapshot = _NONE if self.snapshot_id is None else str(self.snapshot_id)
         offsets = "-".join(map(str, self.offsets))
         mode = _SCAN if self.is_scan else _AFTER
@@ -84,7 +83,7 @@ class ReadPosition(msgspec.Struct, frozen=True):
 
 
 def parse_position(token: str, table_uuid: str) -> ReadPosition:
-    """Return the position of a token.
+    """Decode the position in a token.
 
     Raises:
         BadRequest: The token was not issued for the table.
@@ -124,7 +123,7 @@ def _parse_number(text: str) -> int:
 
 
 def _parse_hash(version: str, parts: Sequence[str]) -> str:
-    """Return the hash of the log in a position; "" for a position without a log."""
+    """Return the hash of the log in a position, or "" for a position without a log."""
     if (version, len(parts)) == (_FIRST_VERSION, 0):
         return ""
     if (version, len(parts)) != (_VERSION, 1) or len(parts[0]) != _HASH_CHARACTERS:
@@ -133,21 +132,21 @@ def _parse_hash(version: str, parts: Sequence[str]) -> str:
 
 
 def hash_log(identity: str) -> str:
-    """Return the hash of a log's identity. Positions and summaries of flushes state it, because it is short."""
+    """Return a short hash of a log's identity, for positions and summaries of flushes."""
     return hashlib.sha256(identity.encode()).hexdigest()[:_HASH_CHARACTERS]
 
 
 def encode_ranges(ranges: Iterable[FlushedRange]) -> str:
-    """Return the value of `FLUSH_OFFSETS` for the rows of a flush."""
+    """Encode the rows of a flush as the value of `FLUSH_OFFSETS`."""
     return ",".join(f"{moved.shard}:{moved.start}-{moved.end}" for moved in ranges)
 
 
 def parse_ranges(snapshot: Snapshot, table: ReadableTable) -> tuple[FlushedRange, ...] | None:
-    """Return the rows that the snapshot of a flush of this table has added; None for any other snapshot.
+    """Return the rows that a flush of this table has added, or None if the snapshot is not such a flush.
 
-    The summary alone proves nothing: the metadata file may be a copy of another table's file, or a client may have
-    written the summary. Rows beyond the flushed offsets of the database were never flushed. A flush of an earlier
-    version of the server does not state its table or its log.
+    The summary is compared with the database, because the metadata file may be a copy of another table's file, or a
+    client may have written the summary. Rows beyond the flushed offsets in the database were never flushed. The summary
+    of a flush by an earlier version of the server contains neither the table nor the log.
     """
     if FLUSH_OFFSETS.encode() not in bytes(snapshot.summary):
         return None
@@ -156,7 +155,7 @@ def parse_ranges(snapshot: Snapshot, table: ReadableTable) -> tuple[FlushedRange
     if text is None or summary.get(FLUSH_TABLE, table.metadata.table_uuid) != table.metadata.table_uuid:
         return None
     if summary.get(FLUSH_LOG, table.log) != table.log:
-        return None  # The rows were in the log before a rebuild.
+        return None  # The rows belong to an earlier log, as before a rebuild.
     try:
         ranges = []
         for part in text.split(","):
@@ -174,9 +173,9 @@ class Files(NamedTuple):
 
     Attributes:
         snapshot_id: The snapshot whose files are read.
-        parent_id: The snapshot before it, if only the files that `snapshot_id` has added are read.
+        parent_id: The parent of the snapshot, if only the files that it has added are read. Otherwise None.
         is_scan: Whether all rows of the snapshot are read.
-        position: The position after these rows.
+        position: The position after this step.
     """
 
     snapshot_id: int
@@ -189,8 +188,8 @@ class LogRows(NamedTuple):
     """A step that reads rows of the log.
 
     Attributes:
-        ranges: The first offset, and the offset after the last row, of each shard with rows.
-        position: The position before these rows. It is after all snapshots that need not be read.
+        ranges: For each shard with rows, the offset of the first row and the offset after the last row.
+        position: The position before this step, and after all snapshots that need not be read.
     """
 
     ranges: Mapping[int, tuple[int, int]]
@@ -207,12 +206,12 @@ Step: TypeAlias = Files | LogRows | End
 
 
 class ReadableTable(NamedTuple):
-    """The state of a table at one moment, from which steps are chosen.
+    """The state of a table at one moment, from which the next step is chosen.
 
     Attributes:
-        flushed: The flushed offset of each shard, which belongs to the current snapshot of `metadata`.
-        shards: The shards in the log.
-        log: The hash of the identity of the log; "" for a table without rows of a stream.
+        flushed: The flushed offset of each shard, at the current snapshot of `metadata`.
+        shards: The state of each shard in the log.
+        log: The hash of the identity of the log, or "" if the table has no stream.
     """
 
     metadata: TableMetadata
@@ -229,12 +228,12 @@ def choose_next_step(
     Args:
         position: The position of the reader.
         table: The table.
-        until: A position at which the reader ends.
-        skips_changes: Whether snapshots that have removed rows are passed without an error.
+        until: The position at which the reader stops, or None.
+        skips_changes: Whether to skip snapshots that have removed rows, instead of raising an error.
 
     Raises:
         BadRequest: Rows were removed, or a snapshot is not an ancestor of the current snapshot.
-        OffsetOutOfRange: The log no longer has the next rows, and files do not have exactly these rows.
+        OffsetOutOfRange: The log has removed the next rows, and no files contain exactly these rows.
     """
     if until is not None:
         _check_log(until, table)
@@ -244,37 +243,37 @@ def choose_next_step(
         return _scan(position.snapshot_id, position, table)
     position = msgspec.structs.replace(position, is_scan=False)
     ranges: dict[int, tuple[int, int]] = {}
-    ahead = position  # The position after `ranges`.
+    next_position = position  # This is the position after `ranges`.
     for snapshot in _list_snapshots_after(position, table, until):
         flushed = parse_ranges(snapshot, table)
-        if flushed is not None and (missing := _find_in_log(ahead, flushed, table.shards)) is not None:
+        if flushed is not None and (missing := _find_in_log(next_position, flushed, table.shards)) is not None:
             ranges |= {moved.shard: (position.get_offset(moved.shard), moved.end) for moved in missing}
-            ahead = ahead.advance({moved.shard: moved.end for moved in missing})
+            next_position = next_position.advance({moved.shard: moved.end for moved in missing})
         elif ranges:  # The next request reads this snapshot.
             return LogRows(ranges, position)
         else:
-            passed = msgspec.structs.replace(ahead, snapshot_id=snapshot.snapshot_id)
+            passed = msgspec.structs.replace(next_position, snapshot_id=snapshot.snapshot_id)
             step = _read_files(passed, snapshot, flushed, skips_changes)
             if isinstance(step, Files):
                 return step
-            ahead = step
+            next_position = step
         if not ranges:
-            position = ahead = msgspec.structs.replace(ahead, snapshot_id=snapshot.snapshot_id)
+            position = next_position = msgspec.structs.replace(next_position, snapshot_id=snapshot.snapshot_id)
     if until is None or until.snapshot_id == table.metadata.current_snapshot_id:
         if not ranges:
-            position = ahead = _skip_rolled_back(position, table.flushed, skips_changes)
-        elif any(ahead.get_offset(shard) < offset for shard, offset in table.flushed.items()):
+            position = next_position = _skip_rolled_back(position, table.flushed, skips_changes)
+        elif any(next_position.get_offset(shard) < offset for shard, offset in table.flushed.items()):
             return LogRows(ranges, position)  # The next request reports the rollback.
-    for shard, (_, end) in _find_unflushed(ahead, table.shards, until).items():
+    for shard, (_, end) in _find_unflushed(next_position, table.shards, until).items():
         ranges[shard] = (position.get_offset(shard), end)
     return LogRows(ranges, position) if ranges else End(position)
 
 
 def _check_log(position: ReadPosition, table: ReadableTable) -> None:
-    """Check that the offsets of a position are those of the table's log.
+    """Check that the offsets of a position belong to the table's log.
 
     Raises:
-        BadRequest: They are offsets of another log.
+        BadRequest: The offsets belong to a different log.
     """
     if position.log and position.log != table.log and any(position.offsets):
         raise BadRequest(
@@ -292,7 +291,7 @@ def _scan(snapshot_id: int, position: ReadPosition, table: ReadableTable) -> Fil
 
 
 def _list_snapshots_after(position: ReadPosition, table: ReadableTable, until: ReadPosition | None) -> list[Snapshot]:
-    """Return the snapshots after a position up to the end, oldest first.
+    """Return the snapshots after a position, up to `until` or the current snapshot, the oldest first.
 
     Raises:
         BadRequest: The position is not in the history of the current snapshot.
@@ -301,18 +300,18 @@ def _list_snapshots_after(position: ReadPosition, table: ReadableTable, until: R
     metadata = table.metadata
     end_id = metadata.current_snapshot_id if until is None else until.snapshot_id
     path: list[Snapshot] = []
-    seen: set[int] = set()
+    visited_ids: set[int] = set()
     snapshot_id = end_id
-    while snapshot_id is not None and snapshot_id != position.snapshot_id and snapshot_id not in seen:
+    while snapshot_id is not None and snapshot_id != position.snapshot_id and snapshot_id not in visited_ids:
         snapshot = metadata.snapshot(snapshot_id)
         if snapshot is None:
             if position.snapshot_id is not None and metadata.snapshot(position.snapshot_id) is not None:
-                break  # The position is on another branch of the history.
+                break  # The position is in a different branch of the history.
             raise OffsetOutOfRange(
                 f"Snapshot {snapshot_id} has expired, and the reader has not read it; begin again at earliest, latest "
                 "or a snapshot of the table"
             )
-        seen.add(snapshot_id)
+        visited_ids.add(snapshot_id)
         path.append(snapshot)
         snapshot_id = snapshot.parent_snapshot_id
     if snapshot_id != position.snapshot_id:
@@ -324,10 +323,10 @@ def _list_snapshots_after(position: ReadPosition, table: ReadableTable, until: R
 
 
 def _skip_rolled_back(position: ReadPosition, starts: Mapping[int, int], skips_changes: bool) -> ReadPosition:
-    """Return the position after rows that were flushed and then removed by a rollback.
+    """Return the position after rows that a rollback has removed after their flush.
 
     Raises:
-        BadRequest: There are such rows, and the reader does not skip changes.
+        BadRequest: A rollback has removed rows, and the reader does not skip changes.
     """
     missing = {shard: start for shard, start in starts.items() if position.get_offset(shard) < start}
     if not missing:
@@ -344,7 +343,7 @@ def _skip_rolled_back(position: ReadPosition, starts: Mapping[int, int], skips_c
 def _find_in_log(
     position: ReadPosition, ranges: Sequence[FlushedRange], shards: Mapping[int, ShardState]
 ) -> list[FlushedRange] | None:
-    """Return the ranges of a flush that were not read, or None if the log does not have all of their rows."""
+    """Return the unread ranges of a flush, or None if the log does not have all of their rows."""
     if any(position.get_offset(moved.shard) < moved.start for moved in ranges):
         return None  # A rollback has removed rows before this flush.
     unread = [moved for moved in ranges if position.get_offset(moved.shard) < moved.end]
@@ -363,8 +362,8 @@ def _read_files(
     Args:
         passed: The position of the reader, whose last snapshot is `snapshot`.
         snapshot: The snapshot.
-        flushed: The rows that it has flushed, if it is a flush whose rows are not all in the log.
-        skips_changes: Whether snapshots that have removed rows are passed without an error.
+        flushed: The ranges of a flush whose rows are not all in the log, or None for any other snapshot.
+        skips_changes: Whether to skip snapshots that have removed rows, instead of raising an error.
 
     Raises:
         BadRequest: The snapshot, or a rollback before it, has removed rows.
@@ -404,10 +403,10 @@ def _read_files(
 def _find_unflushed(
     position: ReadPosition, shards: Mapping[int, ShardState], until: ReadPosition | None
 ) -> dict[int, tuple[int, int]]:
-    """Return the rows of the log from the position on, up to the end.
+    """Return the ranges of rows in the log after a position, up to `until` or the end of the log.
 
     Raises:
-        BadRequest: The position belongs to another log.
+        BadRequest: The position belongs to a different log.
         OffsetOutOfRange: The log has removed some of the rows.
     """
     ranges: dict[int, tuple[int, int]] = {}
@@ -429,17 +428,17 @@ def _find_unflushed(
     return ranges
 
 
-# The positions at which readers begin
+# Positions at which readers start
 
 
 def find_earliest_position(table_uuid: str, table: ReadableTable) -> ReadPosition:
-    """Return the position of a reader that reads the present rows first, and then all later rows."""
+    """Return the start position of a reader that reads the current rows first, and then all later rows."""
     start = ReadPosition(table_uuid, table.metadata.current_snapshot_id, (), is_scan=True, log=table.log)
     return start.advance(table.flushed)
 
 
 def find_latest_position(table_uuid: str, table: ReadableTable) -> ReadPosition:
-    """Return the position after all present rows."""
+    """Return the position after all current rows."""
     start = ReadPosition(table_uuid, table.metadata.current_snapshot_id, (), log=table.log).advance(table.flushed)
     return start.advance({shard: state.watermark for shard, state in table.shards.items()})
 
@@ -450,7 +449,7 @@ def find_position_after_snapshot(table_uuid: str, table: ReadableTable, snapshot
     Args:
         table_uuid: The UUID of the table.
         table: The table.
-        snapshot_id: The snapshot; None for the position before the first snapshot.
+        snapshot_id: The snapshot, or None for the position before the first snapshot.
 
     Raises:
         BadRequest: The snapshot is not an ancestor of the current snapshot.
@@ -467,7 +466,7 @@ def find_position_after_snapshot(table_uuid: str, table: ReadableTable, snapshot
 
 
 def find_snapshot_at(table: ReadableTable, time_ms: int) -> int | None:
-    """Return the last ancestor of the current snapshot that was committed before a time, or None if all are later."""
+    """Return the last snapshot in the current history that was committed before `time_ms`, or None if all are later."""
     snapshot = table.metadata.current_snapshot
     while snapshot is not None and snapshot.timestamp_ms >= time_ms:
         parent_id = snapshot.parent_snapshot_id
@@ -480,13 +479,14 @@ def find_snapshot_at(table: ReadableTable, time_ms: int) -> int | None:
 
 
 def move_to_time(position: ReadPosition, shards: Mapping[int, ShardState], offsets: Mapping[int, int]) -> ReadPosition:
-    """Return the position of a snapshot without the rows that the log received before a time.
+    """Move a position past the rows that the log received before a time.
 
     Args:
         position: The position of the last snapshot before the time.
-        shards: The shards in the log.
-        offsets: The offset of the first row of each shard that the log has and received at or after the time. If it is
-            the first row in the log, earlier rows may also be after the time, and the position stays.
+        shards: The state of each shard in the log.
+        offsets: For each shard, the offset of the first row in the log that was received at or after the time. If it is
+            the first row in the log, removed rows may also be from after the time, so the shard's position does not
+            change.
     """
     exact = {
         shard: offset

@@ -1,6 +1,6 @@
-"""The port to the files of rows: encodes rows for the log, and as Parquet files of a table.
+"""The port that encodes rows for the log, and as Parquet files of a table.
 
-The connector implements the port. The server does not import it (`metaserver/runtime/extensions.py`).
+The connector implements the port. The server does not depend on the connector (`metaserver/runtime/extensions.py`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.streams.stored_rows import StoredRows
 
 RowKey: TypeAlias = tuple[tuple[int, str], ...]
-"""The ids of the columns of a key, and the families of their types; empty for rows without a key.
+"""The id and the family of the type of each key column. It is empty for rows without a key.
 
-Rows with the same key and the same value of the key are in one shard.
+Rows with the same key columns and the same values in them are in the same shard.
 """
 
 
@@ -28,8 +28,9 @@ class RowSlice(NamedTuple):
 
     Attributes:
         payload: The batch, as `RowFiles.pack` returns it.
-        first: The number of the first row in the batch.
-        kinds: The kind of each of the rows (`RowKind`); empty if all are inserts.
+        first: The index of the first row in the batch.
+        rows: The number of rows.
+        kinds: The kind (`RowKind`) of each row. It is empty if all rows are inserts.
     """
 
     payload: bytes
@@ -42,7 +43,7 @@ class EncodedFile(msgspec.Struct, frozen=True):
     """A Parquet file that is not stored yet.
 
     Attributes:
-        content_file: The ContentFile of the REST specification, as JSON.
+        content_file: The ContentFile of the REST specification as JSON.
     """
 
     location: str
@@ -59,20 +60,17 @@ class EncodedIndexFile(NamedTuple):
 
 
 KeyedRows: TypeAlias = Any
-"""The keys of rows of a keyed table, and the row of a file that has each key.
-
-Only the implementation reads an instance.
-"""
+"""The keys of rows of a table with a key, and the position of each row in a file. Only the implementation reads it."""
 
 
 class EncodedDeletes(NamedTuple):
-    """The deletes of the rows that rows of a keyed table replace.
+    """The deletes of stored rows that new rows of a table with a key replace.
 
     Attributes:
         files: The locations and the data of the files to store.
-        content_files: The ContentFiles of the delete files as JSON. Several may be in one stored file.
-        removed: The files that the deletes replace: the location and, for a deletion vector, its offset.
-        scope: The filter of the rows that were read, as JSON; empty for deletes of fresh files.
+        content_files: The ContentFiles of the delete files as JSON. A stored file may contain several of them.
+        removed: The files that the deletes replace. Each is a location and, for a deletion vector, an offset.
+        scope: The filter for the rows that were read, as JSON. It is empty for deletes of fresh files.
     """
 
     files: list[tuple[str, bytes]]
@@ -82,12 +80,12 @@ class EncodedDeletes(NamedTuple):
 
 
 class GetLimits(NamedTuple):
-    """The limits of one request for the rows of keys.
+    """The limits of one request for rows by key.
 
     Attributes:
         rows_max: The maximum number of rows.
         bytes_max: The maximum size of the rows in memory.
-        files_max: The maximum number of files that are read.
+        files_max: The maximum number of files to read.
     """
 
     rows_max: int
@@ -96,38 +94,38 @@ class GetLimits(NamedTuple):
 
 
 class RowFiles(Protocol):
-    """The port to the files of rows.
+    """The port that encodes and decodes rows.
 
-    Every method may run in any thread, and may take long for many rows. All methods except `encode_deletes` and `get`
-    are pure.
+    The methods can be called in any thread, and may take long for many rows. All methods except `encode_deletes` and
+    `get` are pure.
     """
 
     def conform(
         self, rows: pa.RecordBatch, metadata: TableMetadata, kinds: bytes = b"", key: Sequence[str] = ()
     ) -> pa.RecordBatch:
-        """Return the rows with the columns of the table's current schema.
+        """Convert rows to the columns of the table's current schema.
 
         Args:
             rows: The rows.
             metadata: The table's metadata.
-            kinds: The kind of each row; empty if all are inserts. A row that deletes needs its key columns only.
-            key: The names of the key columns; empty for a table without a key.
+            kinds: The kind of each row. It is empty if all rows are inserts. A delete needs only the key columns.
+            key: The names of the key columns. They are empty for a table without a key.
 
         Raises:
-            BadRequest: A row does not fit the schema or has no key; the message names the column, the row and the
+            BadRequest: A row does not fit the schema, or has no key. The message contains the column, the row and the
                 value.
         """
 
     def compute_shards(
         self, rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str], count: int
     ) -> list[int]:
-        """Return the shard of each row of `conform`, from 0 to `count`: rows with the same key are in one shard."""
+        """Return the shard, below `count`, of each conformed row. Rows with the same key are in the same shard."""
 
     def pack(self, rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str] = ()) -> bytes:
-        """Return rows of `conform` as a payload of the log, which states their schema and their key."""
+        """Encode conformed rows as a payload of the log, which contains the id of their schema and their key."""
 
     def list_keys(self, rows: Sequence[RowSlice], metadata: TableMetadata) -> frozenset[RowKey]:
-        """Return the keys by which rows replace others: the keys that the table had when the rows were packed.
+        """Return the keys by which the rows replace stored rows. They are the table's keys when the rows were packed.
 
         Raises:
             BadRequest: The table no longer has the schema of a slice.
@@ -137,7 +135,7 @@ class RowFiles(Protocol):
         """Return a batch for each slice, with the columns of the table's current schema and their field ids.
 
         Args:
-            rows: Rows that were packed for this schema of the table or an earlier one.
+            rows: Rows that were packed with the current schema of the table, or with an earlier schema.
             metadata: The table's metadata.
 
         Raises:
@@ -145,12 +143,12 @@ class RowFiles(Protocol):
         """
 
     def encode(self, rows: Sequence[RowSlice], metadata: TableMetadata, folder: str | None) -> list[EncodedFile]:
-        """Return the rows as files, at least one for each partition.
+        """Encode rows as Parquet files, at least one for each partition.
 
         Args:
-            rows: Rows that were packed for this schema of the table or an earlier one.
+            rows: Rows that were packed with the current schema of the table, or with an earlier schema.
             metadata: The table's metadata.
-            folder: The folder of the files; None for the folders of the table's data files.
+            folder: The folder of the files, or None for the folders of the table's data files.
 
         Raises:
             BadRequest: The table has a property that writers do not support.
@@ -159,37 +157,40 @@ class RowFiles(Protocol):
     def encode_keyed(
         self, rows: Sequence[RowSlice], metadata: TableMetadata, folder: str | None, key: Sequence[str]
     ) -> tuple[list[EncodedFile], KeyedRows]:
-        """Return the rows that no later row replaces as files, and the keys of all rows.
+        """Encode the rows that no later row replaces as Parquet files, and return the files and the keys of all rows.
 
-        Each row replaces others by the key that it states. Rows of an earlier key of the table are before the others.
+        Each row replaces earlier rows by the key with which it was packed. Rows with an earlier key of the table
+        precede rows with a later key.
 
         Args:
-            rows: Rows that were packed for this schema of the table or an earlier one, those of each shard in the order
-                of the log.
+            rows: Rows that were packed with the current schema of the table, or with an earlier schema. The rows of
+                each shard have the order of the log.
             metadata: The table's metadata.
-            folder: The folder of fresh files, whose rows have one key; None for the folders of the table's data files.
-            key: The names of the current key columns; empty for a table without a valid key.
+            folder: The folder for fresh files, or None for the folders of the table's data files. The rows of fresh
+                files must all have the same key.
+            key: The names of the current key columns. They are empty for a table without a valid key.
 
         Raises:
-            BadRequest: The table has a property that writers do not support, or the key is not valid.
+            BadRequest: The table has a property that writers do not support, or the key is invalid.
         """
 
     def encode_index_files(self, files: Sequence[EncodedFile], metadata: TableMetadata) -> list[EncodedIndexFile]:
-        """Return index files of files for a commit, for the indexes of the table.
+        """Encode index files that describe new data files, for the indexes of the table.
 
-        A file that cannot be indexed is left out.
+        Files that cannot be indexed are skipped.
         """
 
     def encode_deletes(
         self, parts: Sequence[KeyedRows], metadata: TableMetadata, stored: StoredRows, folder: str | None
     ) -> EncodedDeletes:
-        """Return the deletes of the rows that keyed rows replace in the table's files and in earlier fresh files.
+        """Encode the deletes of the rows that keyed rows replace in the table's files and in earlier fresh files.
 
         Args:
-            parts: The keyed rows, in the order of the log; they keep the rows that were located for later calls.
+            parts: The keyed rows, in the order of the log. They store the located rows for later calls.
             metadata: The table's metadata.
-            stored: Finds rows in the files of the current snapshot. It blocks, so this runs in another thread.
-            folder: The folder of fresh files; None for a commit.
+            stored: Finds rows in the files of the current snapshot. It blocks, so this method must not be called on the
+                event loop.
+            folder: The folder for fresh files, or None for a commit.
 
         Raises:
             BadRequest: The table does not support deletes.
@@ -210,11 +211,12 @@ class RowFiles(Protocol):
             keys: The keys, with the names of the key columns. A key may be repeated.
             columns: The names of the columns to return.
             metadata: The table's metadata.
-            stored: Finds rows in the files of the current snapshot. It blocks, so this runs in another thread.
+            stored: Finds rows in the files of the current snapshot. It blocks, so this method must not be called on the
+                event loop.
             limits: The limits.
 
         Returns:
-            The rows, and the ascending numbers of the keys without a row. A key that is repeated has its first number.
+            The rows, and the indexes of the keys without a row in ascending order. A repeated key has its first index.
 
         Raises:
             BadRequest: The keys do not fit the columns, or the rows are encrypted.
@@ -224,7 +226,7 @@ class RowFiles(Protocol):
 
 
 class ImportedRowFiles:
-    """Implements `RowFiles` with the functions of a module. The module is imported when a function is first needed."""
+    """Implements `RowFiles` with the functions of a module, which is imported when the first function is called."""
 
     def __init__(self, module_name: str) -> None:
         self._module_name = module_name

@@ -1,6 +1,7 @@
-"""Finds stored rows by key for flushes and fresh files, in one snapshot of a table, by the planner and record indexes.
+"""Finds stored rows by key in one snapshot of a table, for flushes and fresh files.
+
 As for upserts, the connector's code locates the rows. It runs in a thread, and calls `StoredRows`, which runs the
-server's part on the event loop.
+planner and the look-ups in record indexes on the event loop.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ T = TypeVar("T")
 
 
 class FoundRows(NamedTuple):
-    """The rows that a record index has for keys.
+    """The rows that a record index has for some keys.
 
     Attributes:
-        rows: A table with `key` (number of the key), `file_path`, `position` and `undecided`.
-        uncovered: The live files that the index does not cover; they may have more rows.
+        rows: A table with the columns `key` (index of the key), `file_path`, `position` and `undecided`.
+        uncovered: The paths of live files that the index does not cover. They may contain more rows.
         undecided: The number of rows that may be deleted.
     """
 
@@ -53,7 +54,7 @@ class FoundRows(NamedTuple):
 
 
 class RowSearch:
-    """Opens `StoredRows`. An instance belongs to one event loop."""
+    """Opens `StoredRows` of tables. An instance belongs to one event loop."""
 
     def __init__(
         self, planner: Planner, objects: ObjectStore, indexes: Indexes, usage: Usage, clock: Clock, decoded_bytes: int
@@ -63,14 +64,14 @@ class RowSearch:
         self.locator = Locator(IndexResolver(indexes), RowDeletes(objects, decoded_bytes), usage, clock)
 
     def open(self, entry: Entry, metadata: TableMetadata) -> StoredRows:
-        """Return the rows of the current snapshot. Call it on the event loop."""
+        """Return access to the rows of the current snapshot. The method must be called on the event loop."""
         return StoredRows(self, entry, metadata, asyncio.get_running_loop())
 
 
 class StoredRows:
-    """The stored rows of the current snapshot of a table.
+    """Access to the stored rows of the current snapshot of a table.
 
-    Every method blocks, so it is called in a thread other than the thread of the event loop.
+    The methods block, so they must not be called on the event loop.
     """
 
     def __init__(
@@ -82,14 +83,14 @@ class StoredRows:
         self._loop = loop
 
     def plan(self, body: Mapping[str, Any], files_max: int | None = None) -> bytes:
-        """Return the scan tasks for a filter, as a page of a plan.
+        """Plan a scan with a filter, and return its scan tasks as a page of a plan in JSON.
 
         Args:
             body: The PlanTableScanRequest of the connector. Only its filter is used.
-            files_max: The maximum number of data files; None for no limit.
+            files_max: The maximum number of data files, or None for no limit.
 
         Raises:
-            TooLarge: The plan has more files. No answer is written.
+            TooLarge: The plan has more files.
         """
         request = PinnedRequest(
             snapshot_id=self._metadata.current_snapshot_id,
@@ -107,7 +108,7 @@ class StoredRows:
         return b'{"file-scan-tasks":[' + tasks + b'],"delete-files":[' + deletes + b"]}"
 
     def lookup(self, keys: pa.Table, index: str) -> FoundRows:
-        """Return the rows that a record index has for keys, and the files that it does not cover."""
+        """Return the rows that a record index has for the keys, and the files that it does not cover."""
         definition = read_definitions(self._metadata).by_name[index]
         arrays, _ = extract_term_arrays(definition.terms, keys)
         columns = build_keys(definition.terms, arrays)
@@ -133,7 +134,7 @@ class StoredRows:
         return FoundRows(rows, tuple(_list_paths(scan.view, located.uncovered)), undecided)
 
     def read(self, location: str, start: int = 0, length: int | None = None) -> bytes:
-        """Return an object or a part of it."""
+        """Return the content of an object, or `length` bytes of it from `start`."""
         objects = self._search.objects
         return self._run(objects.read(location) if length is None else objects.read_range(location, start, length))
 
@@ -142,7 +143,7 @@ class StoredRows:
 
 
 def _list_paths(view: TableView, positions: Any) -> list[str]:
-    """Return the paths of the data files at these positions in the view. The positions are ascending."""
+    """Return the paths of the data files at these positions in the view. The positions must be ascending."""
     texts = (
         find_files_at(view, view.find_entry_ids(positions)).read_texts("file_path").list_values()
         if len(positions)

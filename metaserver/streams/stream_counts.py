@@ -1,4 +1,4 @@
-"""The counters of a server's streams since its start, and the state of the flushes of a table."""
+"""Counters of a server's streams, and the state of the flushes of a table."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import NamedTuple
 
 @dataclass
 class StreamCounts:
-    """Counts since the start of the server, for metrics.
+    """Counts of appends and flushes since the start of the server, for metrics.
 
     Attributes:
-        rows: The rows that were appended.
-        size_bytes: Their bytes in the log.
-        refused: The appends that were refused: the memory was full, the table was paused, or the log refused them.
-        flushes: The flushes that added rows.
-        flushed_rows: The rows that they added.
-        failed_flushes: The flushes that failed.
+        rows: The number of appended rows.
+        size_bytes: The size of the appended rows in the log.
+        refused: The number of refused appends, because the memory was full, the table was paused, or the log refused
+            them.
+        flushes: The number of flushes that added rows.
+        flushed_rows: The number of rows that flushes added.
+        failed_flushes: The number of failed flushes.
     """
 
     rows: int = 0
@@ -30,14 +31,15 @@ class StreamCounts:
 
 @dataclass
 class TopicCounts:
-    """Counts the messages that this process has read from input topics since its start, for metrics.
+    """Counts of messages of input topics since the start of this process, for metrics.
 
     Attributes:
-        messages: The messages that were read.
-        rows: The rows that were appended.
-        rejected: The rows and messages that did not fit.
-        waiting: Why the messages of a topic wait now, by the UUID of the table.
-        lost: The messages that were not appended because Kafka has used their offsets twice, by the UUID of the table.
+        messages: The number of read messages.
+        rows: The number of appended rows.
+        rejected: The number of rows and messages that did not fit.
+        waiting: By the UUID of the table, the reason why messages of its topic are waiting now.
+        lost: By the UUID of the table, the number of messages that were not appended because Kafka has used their
+            offsets twice.
     """
 
     messages: int = 0
@@ -48,19 +50,18 @@ class TopicCounts:
 
 
 HIDDEN_ERROR = "the error is shown to principals that may list the files of the table"
-"""The text in place of an error for other principals."""
+"""The text that replaces an error for principals that may not see it."""
 
 
 class FlushReport(NamedTuple):
     """The state of the flushes of a table.
 
     Attributes:
-        oldest_ms: The time when the oldest row in memory was appended, or None if there are no rows.
-        interval_ms: The age at which rows are flushed.
-        failures: The flushes that have failed since the last successful flush.
+        oldest_ms: The time at which the oldest row in memory was appended, or None if there are no rows.
+        interval_ms: The age in milliseconds at which rows are flushed.
+        failures: The number of failed flushes since the last successful flush.
         error: The message of the last failure.
-        is_blocked: Whether the last flush failed because the table and its waiting rows do not fit each other, so that
-            no later flush succeeds either.
+        is_blocked: Whether later flushes will fail as well, because the waiting rows do not fit the table.
     """
 
     oldest_ms: int | None
@@ -70,5 +71,5 @@ class FlushReport(NamedTuple):
     is_blocked: bool = False
 
     def without_error(self) -> FlushReport:
-        """Return the report for a reader who may not see the names of files, which contain values of partitions."""
+        """Return the report for a principal that may not see names of files, because they contain partition values."""
         return self._replace(error=HIDDEN_ERROR) if self.error else self

@@ -1,6 +1,6 @@
-"""The properties of a stream table: whether rows can be appended, its shards, and the interval of its flushes.
+"""Reads the properties of a stream table: whether rows can be appended, its number of shards, and its flush interval.
 
-The module is pure.
+The functions are pure.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _FORMAT_VERSION_MIN = 2
 
 
 def read_shard_count(loaded: LoadedTable) -> int:
-    """Return the number of shards that a table has, or gets with its first row."""
+    """Return the number of shards of a table. Before the first row, it is the number in the table's properties."""
     assert loaded.entry is not None
     shards = parse_int(loaded.metadata.properties, SHARDS, 1)
     return len(loaded.entry.parse_flushed_offsets()) or min(max(1, shards), SHARDS_MAX)
 
 
 def is_stream_table(metadata: TableMetadata) -> bool:
-    """Return whether the property of stream tables is set."""
+    """Return whether the table property that enables the stream is true."""
     return parse_bool(metadata.properties, ENABLED, False)
 
 
@@ -34,7 +34,7 @@ def check_stream_table(metadata: TableMetadata, subject: str) -> None:
     """Check that rows can be appended to the table.
 
     Raises:
-        BadRequest: Rows cannot be appended; the message has the reason.
+        BadRequest: Rows cannot be appended. The message contains the reason.
     """
     if not is_stream_table(metadata):
         raise BadRequest(f"{subject} is not a stream table; set its property {ENABLED} to true")
@@ -54,7 +54,7 @@ def check_stream_table(metadata: TableMetadata, subject: str) -> None:
 
 
 def read_interval_ms(metadata: TableMetadata) -> int | None:
-    """Return the table's own flush interval, or None if it has no valid interval."""
+    """Return the flush interval in the table's properties, or None if there is no valid interval."""
     text = metadata.properties.get(FLUSH_INTERVAL, "")
     return max(FLUSH_INTERVAL_MS_MIN, int(text)) if text.isdecimal() and len(text) < 10 else None
 

@@ -1,15 +1,13 @@
 """The protocol of one stream table: append → rows in memory → fresh files → flush → release.
 
-The rules:
-
-- A row is acknowledged when the log has it. Rows in memory and fresh files only make durable rows readable.
-- A reader gets the files of a pointer, and the fresh rows from the flushed offsets that belong to this pointer up to
-  watermarks of one moment. So a flush neither hides nor repeats a row, and a reader sees each append whole.
+- A row is acknowledged after it is durable in the log. Rows in memory and fresh files only make durable rows readable.
+- A reader gets the files of a pointer, and the fresh rows from the flushed offsets of this pointer up to the watermarks
+  at one moment. So a flush neither hides nor repeats a row, and a reader sees either all rows of an append or none.
 - A flush adds files with the rows from the flushed offset to `cut`, and moves the flushed offset to `cut`, in one
-transaction. Any process may flush, and each row is added once.
-- Rows are removed from memory, and fresh files are abandoned, only after the flushed offset has passed them.
+  transaction. Any process may flush, and each row is added once.
+- Rows are removed from memory, and fresh files are no longer used, only after the flushed offset has passed them.
 
-The class uses no socket, database or file system directly. It uses ports, so that a simulation can run it.
+The class accesses sockets, databases and files only through ports, so that a simulation can run it.
 """
 
 from __future__ import annotations
@@ -46,11 +44,11 @@ _log = structlog.get_logger("seamark.streams")
 
 
 class FlushedBefore(CommitConflict):
-    """The pointer that a reader has is older than the rows in memory. The reader has to read the pointer again."""
+    """Raised if a reader's pointer is older than the rows in memory. The reader must read the pointer again."""
 
 
 class SeveralKeys(RetryLater):
-    """Rows that wait replace others by several keys, because the key of the table has changed. A flush adds them."""
+    """Raised if waiting rows have different keys, because the key of the table has changed. A flush is necessary."""
 
 
 class StreamTables(Protocol):
@@ -72,15 +70,15 @@ class StreamTables(Protocol):
         deletes: EncodedDeletes | None = None,
         index_files: Sequence[EncodedIndexFile] = (),
     ) -> Entry:
-        """Add stored files to the table and move the flushed offsets, in one transaction; return the new pointer.
+        """Add stored files to the table, and move the flushed offsets, in one transaction. Return the new pointer.
 
         Args:
             entry: The pointer.
-            metadata: The metadata of the pointer, for which the files were written.
+            metadata: The metadata of the pointer, with which the files were written.
             files: The data files.
-            ranges: The ranges of offsets that the files have.
-            deletes: The deletes of the rows that rows of the files replace; None for a table without a key.
-            index_files: Stored index files of the files.
+            ranges: The ranges of offsets of the rows in the files.
+            deletes: The deletes of stored rows that the new rows replace, or None for a table without a key.
+            index_files: The stored index files that describe the data files.
 
         Raises:
             CommitConflict: Nothing was committed: the offsets have moved, or the table has changed.
@@ -88,19 +86,19 @@ class StreamTables(Protocol):
         """
 
     def find_key_columns(self, metadata: TableMetadata) -> tuple[str, ...]:
-        """Return the names of the key columns; empty for a table without a valid key."""
+        """Return the names of the key columns, or no names for a table without a valid key."""
 
     def open_stored_rows(self, entry: Entry, metadata: TableMetadata) -> StoredRows:
-        """Return the rows in the files of the current snapshot."""
+        """Return access to the rows in the files of the current snapshot."""
 
 
 class StreamLimits(NamedTuple):
-    """Limits of one stream table.
+    """The limits of one stream table.
 
     Attributes:
         fresh_interval_s: The minimum time between two writes of fresh files.
-        fresh_retention_s: The time for which fresh files stay, for running queries, when plans no longer name them.
-        part_bytes_max: The size of the rows of a fresh part above which the rows become several parts.
+        fresh_retention_s: The time for which fresh files that new plans no longer contain are kept for running queries.
+        part_bytes_max: The maximum size of the rows of a fresh part.
     """
 
     fresh_interval_s: float
@@ -112,8 +110,8 @@ class FreshRows(NamedTuple):
     """The rows that a plan adds to the files of a pointer.
 
     Attributes:
-        parts: Their files, in the order of shards and offsets.
-        offsets: The offset after the last row, by shard.
+        parts: The parts with the fresh files, in the order of shards and offsets.
+        offsets: The offset after the last fresh row, by shard.
     """
 
     parts: tuple[FreshPart, ...]
@@ -122,11 +120,11 @@ class FreshRows(NamedTuple):
 
 T = TypeVar("T")
 _SLOW_WRITE_S = 1.0
-"""The time after which the error of a write of fresh files is that of all readers that wait for it."""
+"""The duration of a failed write of fresh files from which on all waiting readers get its error."""
 _CONCURRENT_PARTS_MAX = 4
-"""The maximum number of parts of a shard that are written at the same time, each in a thread."""
+"""The maximum number of parts of a shard that are written concurrently, each in a thread."""
 KEYED_COMMITS_MAX = 20
-"""The maximum number of commits of one flush of a keyed table, while other commits change the rows that it replaces."""
+"""The maximum number of attempts to commit a flush of a table with a key, if other commits change the same rows."""
 
 
 class RunInThread(Protocol):
@@ -164,7 +162,7 @@ class StreamTable:
             limits: The limits.
             fresh_folder: The location of the folder for fresh files.
             run_in_thread: Runs the encoding of rows.
-            logged_bytes: Returns the bytes of the rows of all processes that are not flushed, if the log knows them.
+            logged_bytes: Returns the size of the unflushed rows of all processes, or 0 if the log does not count them.
         """
         self.uuid = entry.uuid
         self._log = log
@@ -183,27 +181,27 @@ class StreamTable:
         self._cut: Mapping[int, int] = {}
         self._written_s = -limits.fresh_interval_s
         self._written_marks: Mapping[int, int] = {}
-        """The watermarks, of one moment, that the last write of fresh files had to reach.
+        """The watermarks at the moment when the last write of fresh files began, which the fresh files should reach.
 
         After a failure, or after a flush that crossed a part, only some shards reach them.
         """
         self._writes = self._failed_write = 0
-        """The number of writes of fresh files that have begun, and the number of the last that failed."""
+        """The number of started writes of fresh files, and the number of the last failed write."""
         self._write_error: SeamarkError | None = None
-        """The error of the last write that failed after `_SLOW_WRITE_S` or later."""
+        """The error of the last failed write that took at least `_SLOW_WRITE_S`."""
         self._fresh_lock, self._flush_lock = asyncio.Lock(), asyncio.Lock()
         self._unneeded: list[tuple[float, str]] = []
-        """When files that plans no longer name are deleted, and their locations."""
+        """The files that new plans no longer contain: the time at which they are deleted, and their locations."""
         self._is_release_late = False
-        """Whether the log did not release rows that are flushed."""
+        """Whether a release of flushed rows has failed and must be repeated."""
         self.appending_bytes = 0
         self.reserved_bytes = 0
-        """The bytes of large bodies that are being prepared for an append."""
+        """The total size of large bodies that are being prepared for an append."""
         self.admission = asyncio.Lock()
-        """The lock of the large body that waits for room in memory. Later bodies wait for the lock."""
+        """A lock that the first waiting large body holds. Later bodies wait for the lock."""
         self._logged_bytes = logged_bytes
         self.keeps_rows = True
-        """Whether rows that this process appends stay in memory. Another owner reads them from the log."""
+        """Whether rows that this process appends are kept in memory. A different owner reads them from the log."""
 
     @property
     def shards(self) -> int:
@@ -216,13 +214,13 @@ class StreamTable:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of the rows that are not flushed: in memory, or in the log where a flush has to read them."""
+        """The size of the unflushed rows in memory, or in the log, from which a flush must read them."""
         kept_bytes = sum(blocks.size_bytes for blocks in self._blocks.values())
         return self.appending_bytes + max(kept_bytes, self._logged_bytes())
 
     @property
     def oldest_ms(self) -> int | None:
-        """The time when the log received the oldest row that is not flushed, or None if all rows are flushed."""
+        """The time at which the log received the oldest unflushed row, or None if all rows are flushed."""
         return min((blocks.oldest_ms for blocks in self._blocks.values() if blocks.oldest_ms is not None), default=None)
 
     @property
@@ -235,36 +233,31 @@ class StreamTable:
         return {shard.number: max(mark, self._flushed[shard.number]) for shard, mark in marks.items()}
 
     async def load_watermarks(self) -> dict[int, int]:
-        """Return watermarks after all rows that any process acknowledged before the call."""
+        """Return watermarks that include all rows that any process acknowledged before the call."""
         await self._log.catch_up()
         return self.read_watermarks()
 
     def list_fresh_files(self) -> list[EncodedFile]:
-        """Return the files that the next plan may name."""
+        """Return the fresh files that the next plan may contain."""
         return [file for parts in self._parts.values() for part in parts.parts for file in part.files]
 
     async def append(self, batches: Mapping[int, Batch], producer: StreamProducer | None = None) -> Acknowledgement:
-        """Append all rows or no rows to the shards. The rows are durable on return.
-
-        It raises the same errors as `StreamLog.append`.
-        """
+        """Append all rows to the shards, or none. The rows are durable on return. See `StreamLog.append` for errors."""
         return await append_to_tables({self: batches}, producer)
 
     async def get_fresh_rows(self, flushed: Mapping[int, int]) -> FreshRows:
-        """Return fresh files with all acknowledged rows that are not in the files of a pointer.
+        """Return fresh files with the rows that were acknowledged before the call, except rows in a pointer's files.
 
-        The rows were acknowledged before the call.
-
-        Files are written at most once in `fresh_interval_s`, for all readers. A reader that comes earlier waits for the
-        next write, so it always gets all rows that were acknowledged before. If a write fails late, all readers that
-        wait get its error, because else each of them would wait for the storage, one after another.
+        Fresh files are written at most once in `fresh_interval_s` for all readers. A reader waits for the next write if
+        necessary, so that it gets all rows. If a slow write fails, all waiting readers get its error, because otherwise
+        they would wait for the storage one after another.
 
         Args:
-            flushed: The flushed offsets that belong to the reader's pointer.
+            flushed: The flushed offsets of the reader's pointer.
 
         Raises:
-            FlushedBefore: A later flush has removed rows from memory. Read the pointer again.
-            SeveralKeys: The rows replace others by several keys. Flush the table, and read the pointer again.
+            FlushedBefore: A later flush has removed rows from memory. The caller must read the pointer again.
+            SeveralKeys: The rows have several keys. The caller must flush the table, and read the pointer again.
         """
         await self._log.catch_up()
         asked, last_write = self.read_watermarks(), self._writes
@@ -294,16 +287,16 @@ class StreamTable:
             return FreshRows(parts, {number: self._get_covered_offset(number) for number in self._parts})
 
     def _is_behind(self, marks: Mapping[int, int]) -> bool:
-        """Return whether a shard has neither fresh files nor flushed rows up to its watermark."""
+        """Return whether a shard has rows below its watermark that are neither flushed nor in fresh files."""
         return any(
             self._get_covered_offset(number) < max(mark, self._flushed[number]) for number, mark in marks.items()
         )
 
-    def _get_covered_offset(self, number: int) -> int:
-        return self._parts[number].get_covered_offset(self._flushed[number])
+    def _get_covered_offset(self, shard_number: int) -> int:
+        return self._parts[shard_number].get_covered_offset(self._flushed[shard_number])
 
     def _observe(self, flushed: Mapping[int, int]) -> None:
-        """Follow flushes of other processes. Raise FlushedBefore if the pointer is older than the last flush."""
+        """Advance to the flushed offsets of a pointer. Raise FlushedBefore if it is older than the last flush."""
         if any(flushed.get(number, 0) < offset for number, offset in self._flushed.items()):
             raise FlushedBefore("The table was flushed meanwhile; read its pointer again")
         self._advance(flushed)
@@ -312,7 +305,7 @@ class StreamTable:
         """Write the missing fresh files up to these offsets.
 
         Raises:
-            SeveralKeys: Rows that wait replace others by several keys.
+            SeveralKeys: The rows have several keys.
         """
         _, metadata = await self._tables.load(self.uuid)
         self._written_s = self._clock.monotonic()
@@ -331,28 +324,27 @@ class StreamTable:
                     pieces = shard_ranges[first : first + _CONCURRENT_PARTS_MAX]
                     written += await self._write_ranges(number, pieces, metadata, key, names)
             finally:
-                # The parts that were written before a failure are the first of the ranges. They are valid without the
-                # other parts.
+                # After a failure, keep the written parts, because they are the first parts, and valid without the rest.
                 if written and parts.is_next(written[0].start, blocks.start):
                     self._give_up(parts.replace(written))
                 else:  # A flush has ended meanwhile.
                     self._give_up(written)
 
-    def _choose_ranges(self, number: int, mark: int) -> list[tuple[int, int]]:
-        """Return the ranges of the parts to write so that the parts of a shard reach an offset."""
-        blocks, parts = self._blocks[number], self._parts[number]
+    def _choose_ranges(self, shard_number: int, mark: int) -> list[tuple[int, int]]:
+        """Return the ranges of the parts to write, so that the parts of a shard reach the offset `mark`."""
+        blocks, parts = self._blocks[shard_number], self._parts[shard_number]
         return [
             piece
-            for chosen in parts.choose_ranges(blocks.start, mark, self._cut.get(number))
+            for chosen in parts.choose_ranges(blocks.start, mark, self._cut.get(shard_number))
             for piece in blocks.split(chosen.start, chosen.end, bytes_max=self._limits.part_bytes_max)
         ]
 
     async def _find_key(self, ranges: Sequence[tuple[int, int, int]], metadata: TableMetadata) -> RowKey:
-        """Return the key by which the rows of these ranges, and of the parts that exist, replace others.
+        """Return the key of the rows in these ranges and in the existing parts.
 
         Raises:
-            SeveralKeys: They have several keys. Shards and hashes depend on the key, so parts cannot delete rows of
-                parts with another key.
+            SeveralKeys: The rows have several keys. Shards and hashes depend on the key, so a part cannot delete rows
+                of a part with a different key.
         """
         rows = [row_slice for number, start, end in ranges for row_slice in self._read_slices(number, start, end)]
         keys = {part.key for parts in self._parts.values() for part in parts.parts}
@@ -374,7 +366,7 @@ class StreamTable:
         key: RowKey,
         names: tuple[str, ...],
     ) -> list[FreshPart]:
-        """Write the parts of some ranges of a shard at the same time. After a failure, their files are deleted."""
+        """Write the parts of several ranges of a shard concurrently. After a failure, delete their files."""
 
         async def write(start: int, end: int) -> FreshPart:
             rows = self._read_slices(number, start, end)
@@ -389,38 +381,38 @@ class StreamTable:
             raise errors[0]
         return written
 
-    async def _read_rows(self, number: int, mark: int) -> None:
-        """Read the rows of a shard into memory, up to an offset.
+    async def _read_rows(self, shard_number: int, mark: int) -> None:
+        """Read the rows of a shard into memory, up to the offset `mark`.
 
         Raises:
-            FlushedBefore: Another process has flushed some of them, and the log has removed them.
+            FlushedBefore: Another process has flushed some of the rows, and the log has removed them.
         """
-        start = self._blocks[number].start
+        start = self._blocks[shard_number].start
         try:
-            await self._blocks[number].catch_up(mark)
+            await self._blocks[shard_number].catch_up(mark)
         except OffsetOutOfRange:
             await self.follow()
-            if self._blocks[number].start == start:
+            if self._blocks[shard_number].start == start:
                 raise
             raise FlushedBefore("Another process has flushed these rows; read the pointer again") from None
 
-    def _read_slices(self, number: int, start: int, end: int) -> list[RowSlice]:
-        """Return rows in memory.
+    def _read_slices(self, shard_number: int, start: int, end: int) -> list[RowSlice]:
+        """Return the rows of a shard in memory from `start` to `end` (exclusive).
 
         Raises:
-            FlushedBefore: Another process has flushed some of them meanwhile.
+            FlushedBefore: Another process has flushed some of the rows meanwhile.
         """
-        if start < self._blocks[number].start:
+        if start < self._blocks[shard_number].start:
             raise FlushedBefore("Another process has flushed these rows; read the pointer again")
-        return self._blocks[number].list_slices(start, end)
+        return self._blocks[shard_number].list_slices(start, end)
 
     async def _store(
         self, rows: Sequence[RowSlice], metadata: TableMetadata, folder: str | None, key: tuple[str, ...]
     ) -> tuple[Sequence[EncodedFile], KeyedRows]:
-        """Encode the rows and store their files; after an error, the files are deleted later.
+        """Encode the rows, and store their files. After an error, schedule the files for deletion.
 
         Returns:
-            The files and, if the rows have a key, the keys of the rows.
+            The files, and the keys of the rows, or None if the rows have no key.
         """
         keyed: KeyedRows = None
         if any(part.kinds for part in rows):
@@ -433,19 +425,19 @@ class StreamTable:
     async def _store_index_files(
         self, files: Sequence[EncodedFile], metadata: TableMetadata
     ) -> Sequence[EncodedIndexFile]:
-        """Store the index files of a flush. After a failure, there are no index files, and the indexer builds them."""
+        """Store the index files of a flush. If this fails, return none, because the indexer builds them later."""
         try:
             index_files = await self._run_in_thread(partial(self._files.encode_index_files, files, metadata))
             await self._create(index_files, durable=True)
-        except Exception as error:  # noqa: BLE001  an index is never a reason to keep rows waiting
+        except Exception as error:  # noqa: BLE001  a failed index must not delay the flush
             _log.warning("a flush has no index files", table=self.uuid, error=str(error))
             return ()
         return index_files
 
     async def _create(self, files: Sequence[tuple[str, bytes]], *, durable: bool) -> None:
-        """Store files; after an error, they are deleted later.
+        """Store files. After an error, schedule them for deletion.
 
-        Fresh files are not durable: after a power cut, the log has their rows, and no plan names the files.
+        Fresh files need not be durable, because the log has their rows, and no plan contains the files after a restart.
         """
         stored = await asyncio.gather(
             *(self._objects.create(location, data, durable=durable) for location, data in files),
@@ -459,13 +451,13 @@ class StreamTable:
     async def store_deletes(
         self, keyed: Sequence[KeyedRows], entry: Entry, metadata: TableMetadata, *, fresh: bool
     ) -> EncodedDeletes:
-        """Store the deletes of the rows that keyed rows replace in the files of a pointer.
+        """Store the delete files for the rows that keyed rows replace in the files of a pointer.
 
         Args:
             keyed: The keyed rows, in the order of the log.
             entry: The pointer.
             metadata: The metadata of the pointer.
-            fresh: Whether plans name the files before a commit.
+            fresh: Whether the delete files are fresh files, which plans contain before a commit.
         """
         folder = self._fresh_folder if fresh else None
         stored = self._tables.open_stored_rows(entry, metadata)
@@ -474,10 +466,10 @@ class StreamTable:
         return deletes
 
     async def flush(self, *, only_first: bool = False) -> int:
-        """Add the rows in memory to the table's files; return their number.
+        """Add the rows in memory to the table's files, and return their number.
 
         Args:
-            only_first: Whether to add only the first rows of a table. If a flush has added rows, this flush adds none.
+            only_first: Whether to do nothing if an earlier flush has already added rows to the table.
 
         Raises:
             CommitConflict: Nothing was committed. The next flush tries again.
@@ -530,12 +522,12 @@ class StreamTable:
         keyed: KeyedRows,
         index_files: Sequence[EncodedIndexFile],
     ) -> None:
-        """Commit files with the deletes of the rows that they replace.
+        """Commit files, with the deletes of the stored rows that their rows replace.
 
-        Another commit may change or move these rows meanwhile. They are then located again.
+        If another commit changes or moves these stored rows meanwhile, locate them again.
 
         Raises:
-            CommitConflict: Another process has flushed the rows, or other commits caused a conflict in all attempts.
+            CommitConflict: Another process has flushed the rows, or every attempt conflicted with other commits.
         """
         for attempt in range(1, KEYED_COMMITS_MAX + 1):
             deletes = await self.store_deletes([keyed], entry, metadata, fresh=False)
@@ -555,12 +547,12 @@ class StreamTable:
                 return
 
     async def follow(self) -> None:
-        """Drop the rows that the owner of the table has flushed."""
+        """Remove the rows from memory that the owner of the table has flushed."""
         entry, _ = await self._tables.load(self.uuid)
         self._advance(entry.parse_flushed_offsets())
 
     async def release(self) -> None:
-        """Allow the log to remove flushed rows. After a failure, `clean` tries again."""
+        """Allow the log to remove flushed rows. If this fails, `clean` tries again."""
         try:
             await self._log.release({Shard(self.uuid, number): offset for number, offset in self._flushed.items()})
         except SeamarkError as error:
@@ -570,7 +562,7 @@ class StreamTable:
             self._is_release_late = False
 
     def _advance(self, flushed: Mapping[int, int]) -> None:
-        """Drop the rows and fresh files whose rows are now in the table's files."""
+        """Remove the rows and the fresh files whose rows are now in the table's files."""
         for number, offset in flushed.items():
             if offset <= self._flushed.get(number, offset):
                 continue
@@ -587,7 +579,7 @@ class StreamTable:
             heapq.heappush(self._unneeded, (due_s, location))
 
     async def clean(self) -> int:
-        """Delete the files whose retention has passed; return their number. Repeat a release that failed."""
+        """Delete the files whose retention has passed, and return their number. Repeat a failed release."""
         if self._is_release_late:
             await self.release()
         now_s, deleted = self._clock.monotonic(), 0
@@ -598,11 +590,11 @@ class StreamTable:
         return deleted
 
     def give_up_files(self, locations: Sequence[str]) -> None:
-        """Delete further files when no running query can need them."""
+        """Schedule files for deletion when no running query can need them."""
         self._delete_later(locations)
 
     def check_invariants(self) -> None:
-        """Check, for tests, that rows in memory and fresh files begin at the flushed offsets."""
+        """Check that rows in memory and fresh files begin at the flushed offsets. Only tests call this method."""
         for number, flushed in self._flushed.items():
             self._blocks[number].check_invariants()
             self._parts[number].check_invariants()
@@ -614,9 +606,9 @@ class StreamTable:
 async def append_to_tables(
     batches: Mapping[StreamTable, Mapping[int, Batch]], producer: StreamProducer | None = None
 ) -> Acknowledgement:
-    """Append all rows or no rows to shards of tables with one log. The rows are durable on return.
+    """Append all rows to shards of several tables with the same log, or none. The rows are durable on return.
 
-    It raises the same errors as `StreamLog.append`.
+    See `StreamLog.append` for errors.
     """
     sizes = {table: sum(batch.size_bytes for batch in rows.values()) for table, rows in batches.items()}
     by_shard = {Shard(table.uuid, number): batch for table, rows in batches.items() for number, batch in rows.items()}

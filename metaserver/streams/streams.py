@@ -1,8 +1,8 @@
-"""The stream tables of a server: opens them, limits their memory, and flushes them.
+"""Opens the stream tables of a server, limits their memory, and flushes them.
 
-One task watches all tables. It starts a separate task for the flush of each table that is due, so that a slow table
+One task checks all tables. It starts a separate task to flush each table that is due, so that a slow table
 does not delay other tables. All tables share one limit of memory for rows. When a quarter of it is used, the largest
-table is flushed immediately. Appends are refused while their table has more bytes than are free.
+table is flushed immediately. Appends to a table are refused while it uses more bytes than are free.
 """
 
 from __future__ import annotations
@@ -71,18 +71,18 @@ from seamark.metaserver.streams.stream_table import (
 from seamark.metaserver.streams.table_openings import TableOpenings
 
 _TICK_S = 0.1
-"""The time between two checks for tables that are due."""
+"""The interval between two checks for tables that are due."""
 _RETRY_S = 1.0
 """The pause after a failed flush. It doubles with each further failure."""
 _RETRY_MAX_S = 60.0
 _DOUBLINGS_MAX = 10
 """The maximum number of doublings of the pause."""
 _FLUSH_TRIES_MAX = 5
-"""The maximum number of attempts of a flush that a request waits for."""
+"""The maximum number of attempts of a flush for which a request waits."""
 _STALE_TRIES_MAX = 20
-"""The maximum number of flushes that may overtake one plan request."""
+"""The maximum number of attempts of a plan request to read fresh rows while flushes change the pointer."""
 _FOREIGN_FILES_MS = 86_400_000
-"""The age after which no plan of another process names a fresh file."""
+"""The age after which no plan of another process contains a fresh file."""
 _CLEAN_S = 5.0
 _THREADS = 8
 T = TypeVar("T")
@@ -93,9 +93,9 @@ class FreshTable(NamedTuple):
     """A table with its fresh rows.
 
     Attributes:
-        loaded: The pointer, and the metadata whose current snapshot has the fresh files.
-        snapshot: The fresh snapshot; None if the pointer has all rows.
-        offsets: The offset after the last row that the current snapshot has, by shard.
+        loaded: The pointer, and metadata whose current snapshot includes the fresh files.
+        snapshot: The fresh snapshot, or None if the files of the pointer contain all rows.
+        offsets: The offset after the last row in the current snapshot, by shard.
     """
 
     loaded: LoadedTable
@@ -104,7 +104,7 @@ class FreshTable(NamedTuple):
 
 
 class _FlushState:
-    """The time of the last flush of a table, and the flush that is running."""
+    """The time of the last flush of a table, and the running flush."""
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
@@ -112,14 +112,14 @@ class _FlushState:
         self.error = ""
         """The message of the last failure."""
         self.is_blocked = False
-        """Whether the last flush failed for a reason that does not pass."""
+        """Whether the last flush failed for a permanent reason."""
         self.not_before_s = 0.0
         self.interval_ms: int | None = None
-        """The table's own flush interval, if it has one."""
+        """The flush interval in the table's properties, or None."""
         self.is_due = False
-        """Whether the next look flushes the table, at any age of its rows."""
+        """Whether to flush the table at the next check, even if its rows are young."""
         self.waiting_since_ms: int | None = None
-        """When this process first saw the rows that another process appended and that are not flushed."""
+        """The time at which this process first saw unflushed rows of another process, or None."""
 
 
 class Streams:
@@ -175,7 +175,7 @@ class Streams:
         )
         self.topic_counts = TopicCounts()
         self._next_shard = 0
-        # The threads of `asyncio.to_thread` are not used: they make the plans for which these threads wait.
+        # Do not use the threads of `asyncio.to_thread`: they make plans for which these threads wait.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="streams")
         self._cleaned_s = 0.0
         self._cleaning: asyncio.Task[None] | None = None
@@ -187,11 +187,11 @@ class Streams:
 
     @property
     def size_bytes(self) -> int:
-        """The memory of rows that are not flushed."""
+        """The size of all unflushed rows in bytes."""
         return sum(table.size_bytes for table in self._tables.values())
 
     def find_input_topic(self, uuid: str) -> str | None:
-        """Return the name of the input topic of a table; None if the log is not in Kafka."""
+        """Return the name of the input topic of a table, or None if the log is not in Kafka."""
         return self._logs.find_input_topic(uuid)
 
     @property
@@ -217,17 +217,17 @@ class Streams:
     async def append(
         self, appends: Sequence[TableRows], producer: ProducerKey | TopicProducer | None
     ) -> Acknowledgement:
-        """Append all rows or no rows to the tables. The rows are durable on return.
+        """Append all rows to the tables, or none. The rows are durable on return.
 
         Args:
-            appends: The rows, of each table once. Without rows, the append only records the number of its producer.
-            producer: The producer and the number of this append.
+            appends: The rows of each table. Without rows, the append only records the sequence number of its producer.
+            producer: The producer, and the sequence number of this append, or None.
 
         Raises:
             StreamPaused: The table is paused.
             TooManyRequests: The memory for rows is full.
             TooLarge: The rows are larger than the memory that a table may use.
-            SequenceGap: The number does not follow the producer's last number.
+            SequenceGap: The sequence number does not follow the producer's last sequence number.
             RetryLater: The number of shards, the key or the schema of a table has changed since it was loaded.
         """
         try:
@@ -269,13 +269,13 @@ class Streams:
             state = self._flushes.get(loaded.entry.uuid)
             if state is not None:  # else the table was dropped meanwhile
                 state.interval_ms = read_interval_ms(loaded.metadata)
-                # Engines do not ask for a plan of a table without a snapshot. A running flush gives it one.
+                # Flush the first rows immediately, because engines do not plan scans of a table without a snapshot.
                 if loaded.metadata.current_snapshot_id is None and state.task is None:
                     state.is_due = True
         return acknowledged
 
     async def _check_key(self, loaded: LoadedTable) -> None:
-        """Check that a table has accepted no row with another key since its metadata was read.
+        """Check that a table has accepted no row with a different key since its metadata were read.
 
         Raises:
             RetryLater: The key has changed.
@@ -286,30 +286,35 @@ class Streams:
             current, _ = await self.stream_tables.load(entry.uuid)
             if current.metadata_location != entry.metadata_location:
                 raise RetryLater("The key of the stream table has changed; send the rows again")
-            # The table was replaced by older metadata, or by metadata of the same millisecond.
+            # The current metadata may have an earlier time, or the same time, because the table was replaced.
             self._accepted_keys.replace(entry.uuid, entry.metadata_location, loaded.metadata)
 
     async def find_last_sequence(self, producer: ProducerKey) -> int | None:
-        """Return the number of the producer's last append, if it is later than the number in `producer`."""
+        """Return the sequence number of the producer's last append, if it is greater than that in `producer`."""
         state = (await self._logs.open()).find_producer(producer.to_producer().name)
         return state.sequence if state is not None and state.sequence > producer.sequence else None
 
     def _choose_shard(self, table: StreamTable, producer: StreamProducer | None) -> int:
-        """Return the shard of rows without a key. All rows of a producer are in one shard, which has an order."""
+        """Return the shard for rows without a key. All rows of a producer go to one shard, which keeps their order."""
         if producer is None:
             self._next_shard = (self._next_shard + 1) % table.shards
             return self._next_shard
         return int.from_bytes(hashlib.sha256(producer.name.encode()).digest()[:4], "big") % table.shards
 
     def _check_memory(self, table: StreamTable, size_bytes: int, reserved_bytes: int = 0) -> None:
-        """Check that the memory has room for rows of a table, beside bytes that are reserved for other rows of it.
+        """Check that there is memory for rows of a table.
 
         With the new rows, a table may use at most as much memory as remains free. So one table uses at most half of the
-        memory, and tables that are not flushed leave room for other tables.
+        memory, and tables that are not flushed leave memory for other tables.
+
+        Args:
+            table: The table.
+            size_bytes: The size of the new rows.
+            reserved_bytes: The bytes that are reserved for other rows of the table.
 
         Raises:
             TooManyRequests: The memory is full.
-            TooLarge: The rows have more bytes than one table may ever have.
+            TooLarge: The rows are larger than the maximum memory of a table.
         """
         limit_bytes = self._context.settings.stream_memory_bytes
         if 2 * size_bytes > limit_bytes:
@@ -331,12 +336,12 @@ class Streams:
         """Return the table with all rows that were acknowledged before the call.
 
         Args:
-            entry: A recent pointer of the table, which has flushed offsets.
-            metadata: The metadata of that pointer, if the caller has it.
+            entry: A recent pointer of the table, with flushed offsets.
+            metadata: The metadata of this pointer, or None if they must be loaded.
 
         Raises:
             NoSuchTable: The table was dropped meanwhile.
-            SeveralKeys: Rows wait that replace others by several keys, and this server may not flush them.
+            SeveralKeys: The waiting rows have several keys, and this server may not flush them.
         """
         documents = self._context.documents
         for _ in range(_STALE_TRIES_MAX):
@@ -346,7 +351,7 @@ class Streams:
             try:
                 table = await self._open(entry, metadata)
                 fresh = await table.get_fresh_rows(flushed)
-            except LogElsewhere:  # A replica without the log serves the flushed rows.
+            except LogElsewhere:  # A replica without the log serves only flushed rows.
                 return FreshTable(LoadedTable(entry, metadata), None, flushed)
             except (FlushedBefore, SeveralKeys) as error:
                 if isinstance(error, SeveralKeys):
@@ -365,11 +370,11 @@ class Streams:
         raise RetryLater("The table was flushed again and again while the plan was made; try again")
 
     async def find_fresh_snapshot(self, entry: Entry, metadata: TableMetadata, snapshot_id: int) -> Snapshot | None:
-        """Return a fresh snapshot that an earlier answer of any process had; None if it can no longer be named."""
+        """Return the fresh snapshot with an id from an answer of any process, or None if it can no longer be named."""
         return await self.snapshots.find(entry.uuid, snapshot_id, make_fresh_folder_location(metadata))
 
     async def open(self, entry: Entry) -> StreamTable:
-        """Return the open stream of a table that has flushed offsets.
+        """Open the stream of a table with flushed offsets, or return the open stream.
 
         Raises:
             LogElsewhere: Another process has the log.
@@ -377,7 +382,7 @@ class Streams:
         return await self._open(entry, await self._context.documents.table(entry.metadata_location))
 
     async def open_log(self, entry: Entry, metadata: TableMetadata) -> StreamLog:
-        """Return the log that has the rows of a table with flushed offsets.
+        """Return the log that contains the rows of a table with flushed offsets.
 
         Raises:
             LogElsewhere: Another process has the log.
@@ -411,7 +416,7 @@ class Streams:
             self._context.clock,
             StreamLimits(
                 settings.stream_fresh_interval_ms / 1000,
-                # A plan may name a fresh snapshot after its files were replaced.
+                # Keep files longer, because a request may name a fresh snapshot after its files were replaced.
                 settings.stream_fresh_retention_s + self.snapshots.lifetime_s,
             ),
             fresh_folder=folder,
@@ -423,22 +428,24 @@ class Streams:
         stored = log.read_watermarks([Shard(entry.uuid, number) for number in table.flushed])
         for shard, watermark in stored.items():
             if watermark < table.flushed[shard.number]:
-                # New rows would get the offsets of rows that were flushed, and no reader would see them.
+                # Refuse this log: new rows would get the offsets of flushed rows, and no reader would see them.
                 raise LogElsewhere(
                     f"The log of this server has {watermark} rows of shard {shard.number} of the table {entry.uuid}, "
                     f"and {table.flushed[shard.number]} were flushed: it is not the log that the rows of the table "
                     "were in. Restore that log"
                 )
-        # These files are of earlier processes, or of another process that has the table open.
-        listed = [info async for info in self._objects.list(folder)]
+        # Schedule the fresh files of other processes for deletion. Another process may still have the table open.
+        listed_files = [info async for info in self._objects.list(folder)]
         oldest_ms = self._context.clock.now_ms() - _FOREIGN_FILES_MS if self._logs.is_shared else 1 << 62
-        table.give_up_files([info.location for info in listed if info.modified_ms < oldest_ms])
+        table.give_up_files([info.location for info in listed_files if info.modified_ms < oldest_ms])
         if table.keeps_rows:
-            await table.release()  # The process that has flushed the rows may have ended before their release.
+            await (
+                table.release()
+            )  # Repeat the release, because the process that flushed the rows may have stopped before it.
         self._tables[entry.uuid] = table
         state = self._flushes.setdefault(entry.uuid, _FlushState())
         state.interval_ms = read_interval_ms(metadata)
-        # Engines do not ask for a plan of a table without a snapshot, so its first rows are flushed at once.
+        # Flush the first rows immediately, because engines do not plan scans of a table without a snapshot.
         has_first_rows = metadata.current_snapshot_id is None and table.unflushed_rows > 0
         state.is_due = has_first_rows and self._owners.is_owner(entry.uuid)
         return table
@@ -447,11 +454,11 @@ class Streams:
         return asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, work)
 
     async def flush(self, uuid: str) -> int:
-        """Flush a table now; return the number of rows.
+        """Flush a table now, and return the number of flushed rows.
 
         Raises:
             CommitConflict: Other commits were faster in all attempts.
-            ReadOnlyServer: This server has the role read.
+            ReadOnlyServer: This server has the role `read`.
         """
         if self._context.settings.role == READ:
             raise refuse_change(self._context.settings, "a statement that changes rows of a stream table")
@@ -477,7 +484,7 @@ class Streams:
         return rows
 
     async def drain(self, uuid: str) -> int:
-        """Flush a paused table until no row waits; return the number of rows.
+        """Flush a paused table until no rows are waiting, and return the number of flushed rows.
 
         Raises:
             NoSuchTable: The table was dropped meanwhile.
@@ -485,15 +492,15 @@ class Streams:
         rows = await self.flush(uuid)
         while (table := self._tables.get(uuid)) is None or table.appending_bytes or table.unflushed_rows:
             await asyncio.sleep(_TICK_S)
-            rows += await self.flush(uuid)  # This also opens a table that was closed because its name was missing.
+            rows += await self.flush(uuid)  # This also opens a table that was closed while it had no name.
         return rows
 
     async def flush_for_removal(self, entry: Entry, read_snapshot_id: int | None) -> None:
         """Flush a table before a commit that removes rows, so that the commit conflicts with rows that it has not read.
 
-        Readers may have seen rows that no file had when the statement began. After the flush, the statement is
-        repeated. The second commit has read the flush, and does not cause another flush. The database has the record of
-        the flush, so the second commit may reach another process.
+        Otherwise, the commit could miss rows that readers had already seen, but that were not in files yet. After the
+        conflict, the client repeats the statement. The second commit has read the flush, and does not cause another
+        flush. The flush is recorded in the database, so the second commit may be sent to a different process.
 
         Args:
             entry: The table.
@@ -504,7 +511,7 @@ class Streams:
         try:
             loaded, metadata = await self.stream_tables.load(entry.uuid)
             table = await self._open(loaded, metadata)
-        except LogElsewhere:  # No reader of this process has seen these rows.
+        except LogElsewhere:  # Readers of this process have not seen the rows.
             return
         store = self._context.store
         await table.load_watermarks()
@@ -515,7 +522,7 @@ class Streams:
                 await store.transact([RecordRemovalFlush(entry.uuid, metadata.current_snapshot_id)])
 
     async def run(self) -> None:
-        """Flush tables that are due, until cancelled."""
+        """Flush tables that are due until the task is cancelled."""
         while True:
             await asyncio.sleep(_TICK_S)
             await self.look()
@@ -530,7 +537,7 @@ class Streams:
             if self._flushes[uuid].task is None and now_s >= self._flushes[uuid].not_before_s
         ]
         largest = max(ready, key=lambda table: table.size_bytes, default=None)
-        # One table may have half of the memory (`_check_memory`), and is flushed before it does.
+        # Flush the largest table before it uses half of the memory, which is its limit (`_check_memory`).
         is_crowded = self.size_bytes > limit_bytes // 4
         for table in ready:
             state = self._flushes[table.uuid]
@@ -544,7 +551,7 @@ class Streams:
             self._cleaning = asyncio.create_task(self._clean(), name="clean fresh files")
 
     async def _clean(self) -> None:
-        """Delete files that are no longer needed. A slow storage does not delay flushes."""
+        """Delete files that are no longer needed, in a separate task, so that a slow storage does not delay flushes."""
         for table in list(self._tables.values()):
             try:
                 await table.clean()
@@ -565,7 +572,7 @@ class Streams:
         if oldest_ms is not None or not table.unflushed_rows:
             state.waiting_since_ms = None
         elif state.waiting_since_ms is None:
-            # The rows are of another process, or an append has made them durable at this moment.
+            # The rows belong to another process, or an append has just made them durable.
             state.waiting_since_ms = now_ms
         since_ms = oldest_ms if oldest_ms is not None else state.waiting_since_ms
         if since_ms is None:
@@ -579,11 +586,11 @@ class Streams:
             if not table.unflushed_rows:
                 self._owners.forget(table.uuid)
             elif is_due or self._owners.may_flush(table.uuid, table.flushed, self._context.clock.now_ms()):
-                # A due flush gives the table a snapshot. It does nothing if another flush has been faster.
+                # A flush of the first rows does nothing if another flush was faster.
                 await self._flush_and_count(table, only_first=is_due)
             state.waiting_since_ms = None
             state.failures, state.is_blocked = 0, False
-        except NoSuchTable:  # The rows wait in the log until the table is restored or purged.
+        except NoSuchTable:  # The rows stay in the log until the table is restored or purged.
             self._close_table(table)
         except SeamarkError as error:
             state.failures += 1
@@ -611,7 +618,7 @@ class Streams:
         self._current.forget(table.uuid)
 
     async def close(self) -> None:
-        """Wait for running flushes, and end the cleaning."""
+        """Wait for running flushes, and cancel the deletion of files."""
         if self._cleaning is not None:
             self._cleaning.cancel()
             await asyncio.gather(self._cleaning, return_exceptions=True)

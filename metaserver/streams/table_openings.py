@@ -1,10 +1,9 @@
-"""Opens the stream tables whose rows wait in the log, so that the server flushes them without a request for them.
+"""Opens the stream tables with waiting rows in the log, so that the server flushes them without a request.
 
-Each table has its own task. So a table whose storage does not answer delays no other table, neither after
-a restart with many tables nor later.
+Each table is opened in its own task, so that a table whose storage does not answer does not delay other tables.
 
-In a fleet, the owner of a table opens it. If the owner does not flush the rows, for example because it does not reach
-the storage of the table, another process opens the table, too.
+If several processes use the log, the owner of a table opens it. If the owner does not flush the rows, for example
+because it cannot reach the storage of the table, another process opens the table as well.
 """
 
 from __future__ import annotations
@@ -26,28 +25,28 @@ from seamark.metaserver.streams.owners import StreamOwners
 from seamark.metaserver.streams.stream_table import StreamTable
 
 _LOOK_S = 1.0
-"""The time between two looks for tables with waiting rows, after a failure or if other processes append to the log."""
+"""The interval between two checks for waiting rows, if other processes append to the log, or after a failure."""
 _LOOK_ALONE_S = 60.0
-"""The same for a process that alone appends to the log. It then finds, for example, restored tables."""
+"""The interval between two checks if no other process appends to the log. A check may find a restored table."""
 _RETRY_S = 1.0
-"""The pause after an opening that failed. It doubles with each further failure."""
+"""The pause after a table could not be opened. It doubles with each further failure."""
 _RETRY_MAX_S = 30.0
 _DOUBLINGS_MAX = 10
 """The maximum number of doublings of the pause."""
 _OPENINGS_MAX = 32
-"""The maximum number of tables that are opened at the same time."""
+"""The maximum number of tables that are opened concurrently."""
 _log = structlog.get_logger("seamark.streams")
 
 
 class _Failures(NamedTuple):
-    """The failed openings of a table, and until when it is not opened again."""
+    """The number of failed attempts to open a table, and the time before which it is not opened again."""
 
     failed_count: int
     until_s: float
 
 
 class TableOpenings:
-    """Opens tables in the background. Belongs to one event loop."""
+    """Opens tables in the background. An instance belongs to one event loop."""
 
     def __init__(
         self,
@@ -60,7 +59,7 @@ class TableOpenings:
         open_table: Callable[[Entry, TableMetadata], Awaitable[StreamTable]],
         flush_interval_ms: int,
     ) -> None:
-        """Create the openings.
+        """Create an instance without running tasks.
 
         Args:
             logs: The log.
@@ -68,9 +67,9 @@ class TableOpenings:
             tables: The tables of the catalog.
             store: The database.
             clock: The clock.
-            open_tables: The tables that are open, by UUID. It changes while the server runs.
+            open_tables: The open tables by UUID. The mapping changes while the server runs.
             open_table: Opens a table.
-            flush_interval_ms: The time for which the rows of a table usually wait for a flush.
+            flush_interval_ms: The default age at which rows are flushed.
         """
         self._logs = logs
         self._owners = owners
@@ -83,12 +82,12 @@ class TableOpenings:
         self._slots = asyncio.Semaphore(_OPENINGS_MAX)
         self._flush_interval_ms = flush_interval_ms
         self._failures: dict[str, _Failures] = {}
-        """The failed openings of tables with waiting rows, by UUID."""
+        """The failures to open tables with waiting rows, by UUID."""
         self._waiting: set[str] = set()
-        """The tables that had waiting rows at the last look."""
+        """The tables with waiting rows at the last check."""
 
     async def run(self) -> None:
-        """Open tables, and remove the streams of purged tables, until cancelled."""
+        """Open tables, and remove the streams of purged tables, until the task is cancelled."""
         looked_s = -_LOOK_ALONE_S
         while True:
             is_due = self._clock.monotonic() - looked_s >= _LOOK_ALONE_S
@@ -100,11 +99,11 @@ class TableOpenings:
             await asyncio.sleep(_LOOK_S)
 
     async def look(self) -> None:
-        """Begin to open tables with rows of an earlier process, or rows that another process appended."""
+        """Start opening tables with waiting rows of an earlier process or of another process."""
         if not self._logs.exists:
             return
         log, now_s, now_ms = await self._logs.open(), self._clock.monotonic(), self._clock.now_ms()
-        waiting: dict[str, dict[int, int]] = {}  # The released offsets of tables with waiting rows.
+        waiting: dict[str, dict[int, int]] = {}  # For tables with waiting rows, the released offset of each shard.
         for shard, state in log.list_shards().items():
             if state.watermark > state.released:
                 waiting.setdefault(shard.stream, {})[shard.number] = state.released
@@ -144,7 +143,7 @@ class TableOpenings:
     async def _remove_purged(self) -> None:
         """Remove the streams of purged tables.
 
-        A stream with rows that were not flushed stays: a database that lacks its table may be restored.
+        A stream with unflushed rows is kept, because its table may be missing only until a database is restored.
         """
         if not self._logs.exists:
             return
@@ -159,7 +158,7 @@ class TableOpenings:
                 _log.warning("the rows of a purged table were not removed", table=uuid, error=error.message)
 
     async def close(self) -> None:
-        """End the openings that have not finished."""
+        """Cancel the running tasks."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

@@ -1,1 +1,1 @@
-"""Further warehouses: their records, the settings of each, and the components that serve them."""
+"""Further warehouses of a server: their records, settings and components."""

@@ -1,9 +1,9 @@
-"""The definition of a further warehouse: its name, its location, and the settings in which it differs from the server.
+"""Checks the definition of a further warehouse: its name, its location, and its own settings.
 
-An admin of the server defines warehouses by HTTP, so a definition is checked against what the operator allows: the
-location is below `warehouse_roots`, and endpoints are in `warehouse_endpoints`. A warehouse with its own endpoint needs
-its own keys, so that the keys of the server are never used at another store. A warehouse never gives the keys of the
-server to clients, because these keys reach the files of all warehouses.
+An admin of the server defines warehouses over HTTP, and the operator limits the definitions: the location must be below
+`warehouse_roots`, and endpoints must be in `warehouse_endpoints`. A warehouse with its own endpoint needs
+its own keys, so that the keys of the server are never sent to another store. A warehouse never gives the keys of the
+server to clients, because these keys give access to the files of all warehouses.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RESERVED_NAMES = frozenset(
         *("api", "default", "v1", "warehouses"),
     )
 )
-"""Names that are segments of paths, or that users could take for the warehouse of the server."""
+"""Names that are segments of paths, or that users could confuse with the warehouse of the server."""
 STORAGE_SETTINGS = (
     *("s3_endpoint", "s3_region", "s3_path_style", "s3_client_access"),
     *("azure_endpoint", "azure_client_access", "gcs_client_access"),
@@ -44,20 +44,23 @@ STORAGE_SETTINGS = (
 FEDERATION_SETTINGS = ("federation_uri", "federation_warehouse", "federation_scope", "federation_fresh_s")
 STORAGE_CREDENTIALS = ("s3_access_key_id", "s3_secret_access_key", "azure_account_key")
 CREDENTIALS = (*STORAGE_CREDENTIALS, "federation_token", "federation_credential")
-"""The secret settings that a warehouse can have. Keys of Google Cloud are not among them: such a key is a document that
-names URLs, to which the server would send requests.
+"""The secret settings that a warehouse can have.
+
+A key of Google Cloud is not among them, because it contains URLs to which the server would send requests.
 """
 _ENDPOINT_KEYS = {"s3_endpoint": "s3_secret_access_key", "azure_endpoint": "azure_account_key"}
 """The credential that a warehouse with its own endpoint needs."""
 _OWN_STORE_SETTINGS = ("s3_region", "s3_path_style")
-"""The settings that make the host of a request to S3, so a warehouse that uses the keys of the server cannot have them.
+"""The settings that determine the host of a request to S3.
+
+A warehouse that uses the keys of the server cannot have them.
 """
 _SERVER_KEYS = (
     *STORAGE_CREDENTIALS,
     *("azure_tenant_id", "azure_client_id", "azure_client_secret", "s3_folder", "s3_backend"),
     *("s3_sts_role", "s3_sts_external_id", "s3_sts_endpoint"),
 )
-"""The settings of the server that do not count for a warehouse with its own credentials."""
+"""The settings of the server that do not apply to a warehouse with its own credentials."""
 DEFAULTS = (
     "scan_planning_mode",
     "drop_retention_s",
@@ -74,7 +77,7 @@ QUOTAS = (
     "indexes_limit",
 )
 WAREHOUSE_SETTINGS = (*STORAGE_SETTINGS, *DEFAULTS, *QUOTAS, *FEDERATION_SETTINGS)
-"""The settings in which a warehouse can differ from the server, without its credentials."""
+"""The settings that a warehouse can have, without its credentials."""
 _SHARED_BUDGETS = (
     "metadata_cache_bytes",
     "commit_memory_bytes",
@@ -91,7 +94,7 @@ _SHARED_BUDGETS = (
     "stream_log_waiting_bytes",
     "stream_log_retention_bytes",
 )
-"""The budgets of which each further warehouse has a fraction, and at least the minimum of the setting."""
+"""The budgets of which each further warehouse gets a fraction, but at least the minimum value of the setting."""
 _NAME = re.compile(rf"{NAME_PATTERN}\Z")
 _PROPERTIES_MAX = 64
 _ABOUT = b"seamark warehouse credentials "
@@ -106,7 +109,7 @@ def check_warehouse_name(name: str, settings: Settings) -> str:
     """Return the name if a new warehouse can have it.
 
     Raises:
-        BadRequest: The name is malformed, reserved, or the prefix of the server.
+        BadRequest: The name is malformed or reserved, or equals the prefix of the server.
     """
     if _NAME.match(name) is None:
         raise BadRequest(
@@ -152,7 +155,7 @@ def _check_endpoint(name: str, url: str, settings: Settings) -> None:
 
 
 def check_location(text: str, settings: Settings, server_roots: tuple[Location, ...]) -> Location:
-    """Return the location of a new warehouse, normalised.
+    """Return the normalised location of a new warehouse.
 
     Args:
         text: The location.
@@ -180,10 +183,10 @@ def check_location(text: str, settings: Settings, server_roots: tuple[Location, 
 
 
 def check_apart_from_server(location: Location, settings: Settings, server_roots: tuple[Location, ...]) -> None:
-    """Check that a location overlaps neither the server's own warehouse nor its own files.
+    """Check that a location overlaps neither a location of the server's own warehouse nor the server's own files.
 
     Raises:
-        BadRequest: The location overlaps one of them.
+        BadRequest: The location overlaps such a location.
     """
     key = make_location_key(location)
     for root in server_roots:
@@ -198,10 +201,10 @@ def check_apart_from_server(location: Location, settings: Settings, server_roots
 
 
 def check_apart_from_others(new: StoredWarehouse, warehouses: Sequence[StoredWarehouse]) -> None:
-    """Check that the location of a new warehouse overlaps no other warehouse.
+    """Check that the location of a new warehouse overlaps the location of no other warehouse.
 
     Raises:
-        BadRequest: It overlaps one of them.
+        BadRequest: The location overlaps the location of another warehouse.
     """
     for other in warehouses:
         if do_overlap(new.location_key, other.location_key):
@@ -212,7 +215,7 @@ def check_apart_from_others(new: StoredWarehouse, warehouses: Sequence[StoredWar
 
 
 def do_overlap(key: str, other: str) -> bool:
-    """Return whether two keys of locations are equal, or one contains the other."""
+    """Return whether two keys of locations are equal, or one location contains the other."""
     return _is_inside(key, other) or _is_inside(other, key)
 
 
@@ -221,17 +224,17 @@ def _is_inside(path: str, folder: str) -> bool:
 
 
 def _stays_below(location: Location, root: Location) -> bool:
-    """Return whether no symbolic link leads from a location below the root to another place."""
+    """Return whether the location is below the root after its symbolic links are resolved."""
     if not location.is_local:
         return True
     return _is_inside(os.path.realpath(location.file_path), os.path.realpath(root.file_path))
 
 
 def check_definition(settings: Settings, own_settings: Mapping[str, Any], credentials: Mapping[str, Any]) -> None:
-    """Check that the own settings and credentials of a warehouse fit together.
+    """Check that the own settings and the credentials of a warehouse can be used together.
 
     Raises:
-        BadRequest: They contradict each other.
+        BadRequest: The settings and credentials contradict each other, or a setting is missing.
     """
     for endpoint, key in _ENDPOINT_KEYS.items():
         is_other_store = own_settings.get(endpoint, getattr(settings, endpoint)) != getattr(settings, endpoint)
@@ -293,7 +296,7 @@ def make_settings(
         "federation_token": "",
         "federation_credential": "",
         "federation_scope": "",
-        # Only the server's own warehouse has these. Their absence makes the components of a warehouse refuse them.
+        # Only the server's own warehouse has these services. Other warehouses refuse requests that need them.
         "peer_address": "",
         "peer_listen": "",
         "gateway_port": 0,
@@ -319,9 +322,9 @@ def make_settings(
 
 
 def _choose_client_access(settings: Settings, *, has_credentials: bool) -> str:
-    """Return what clients of a warehouse receive by default. It is never a key of the server.
+    """Return the default value of `s3_client_access` of a warehouse. With it, clients never get a key of the server.
 
-    The role of the server for STS does not count for a warehouse with its own credentials, so the server signs.
+    A warehouse with its own credentials does not use the role of the server for STS, so the server signs requests.
     """
     if settings.s3_folder or settings.s3_backend or settings.s3_client_access == "none":
         return "none"
@@ -331,7 +334,8 @@ def _choose_client_access(settings: Settings, *, has_credentials: bool) -> str:
 def make_database_url(settings: Settings, warehouse_id: str) -> str:
     """Return the URL of a warehouse's database.
 
-    It is a file beside the SQLite database of the server, or a schema in the PostgreSQL database of the server.
+    The database is a file beside the SQLite database of the server, or a schema in the PostgreSQL database of the
+    server.
     """
     file = find_sqlite_file(settings)
     if file is not None:
@@ -342,7 +346,7 @@ def make_database_url(settings: Settings, warehouse_id: str) -> str:
 
 
 def check_folder(location: Location, settings: Settings) -> None:
-    """Create the folder of a local warehouse, or check a remote one as far as no request is needed.
+    """Create the folder of a local warehouse, or check the location of a remote warehouse without a request.
 
     Raises:
         BadRequest: No objects can be created at the location.
@@ -356,7 +360,7 @@ def check_folder(location: Location, settings: Settings) -> None:
 async def seal_credentials(
     settings: Settings, clock: Clock, warehouse_id: str, credentials: Mapping[str, Any]
 ) -> bytes | None:
-    """Return the encrypted credentials of a warehouse; None if it has none."""
+    """Return the encrypted credentials of a warehouse, or None if it has no credentials."""
     if not credentials:
         return None
     protector = _open_protector(settings, clock)
@@ -367,7 +371,7 @@ async def open_credentials(settings: Settings, clock: Clock, warehouse: StoredWa
     """Return the credentials of a warehouse.
 
     Raises:
-        ConfigError: They are encrypted with a key that this server does not have.
+        ConfigError: The credentials are encrypted with a key that this server does not have.
     """
     if warehouse.credentials is None:
         return {}
@@ -383,10 +387,10 @@ async def open_credentials(settings: Settings, clock: Clock, warehouse: StoredWa
 
 
 async def renew_seal(settings: Settings, clock: Clock, warehouse: StoredWarehouse) -> bytes | None:
-    """Return the credentials encrypted with the current key, or None if the current key encrypts them already.
+    """Return the credentials encrypted with the current key, or None if this is not necessary.
 
     Raises:
-        ConfigError: They are encrypted with a key that this server does not have.
+        ConfigError: The credentials are encrypted with a key that this server does not have.
     """
     if warehouse.credentials is None or _open_protector(settings, clock).is_current(warehouse.credentials):
         return None
@@ -403,7 +407,7 @@ async def load_settings(settings: Settings, clock: Clock, warehouse: StoredWareh
     """Return the settings with which the components of a stored warehouse are opened.
 
     Raises:
-        ConfigError: Its credentials cannot be decrypted, or the operator no longer allows its settings.
+        ConfigError: The credentials cannot be decrypted, or the operator no longer allows the settings.
     """
     credentials = await open_credentials(settings, clock, warehouse)
     try:
@@ -415,5 +419,5 @@ async def load_settings(settings: Settings, clock: Clock, warehouse: StoredWareh
 
 
 def find_warehouse_homes(settings: Settings) -> Path:
-    """Return the folder that has the homes of the further warehouses."""
+    """Return the folder that contains the homes of the further warehouses."""
     return settings.home / "warehouses"

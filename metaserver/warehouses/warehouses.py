@@ -1,8 +1,8 @@
-"""The further warehouses of a server: their records, and the components that serve each of them in this process.
+"""Creates, changes, drops and opens the further warehouses of a server.
 
-A warehouse has its own database, home folder, signing keys and components, which no other warehouse reaches. It
-is opened by its first request, and closed when it is changed or dropped, or when the server stops. Each use reads the
-record of the warehouse, so that every process of a fleet notices a change with the next request.
+A warehouse has its own database, home folder, signing keys and components, which no other warehouse uses. It
+is opened by its first request, and closed when it is changed or dropped, or when the server stops. Each request reads
+the record of its warehouse, so that every process of a fleet notices a change at its next request.
 """
 
 from __future__ import annotations
@@ -67,22 +67,22 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 _OPEN_INTERVAL_S = 30.0
-"""The time between two rounds that open the warehouses for housekeeping, and close dropped warehouses."""
+"""The interval in which all warehouses are opened for housekeeping, and dropped warehouses are closed."""
 _NAMES_S = 1.0
-"""The time for which the names of all warehouses are remembered, so that unknown names cost no query each."""
+"""The time for which the names of all warehouses are cached, so that not every unknown name costs a query."""
 _FAILURE_S = 5.0
-"""The time after which a warehouse that cannot be opened is tried again."""
+"""The time after a failure to open a warehouse before the next attempt."""
 _SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal")
 _log = structlog.get_logger("seamark.warehouses")
 
 
 @dataclass(frozen=True)
 class ServedWarehouse:
-    """The components of an open warehouse, as far as requests need them.
+    """The functions of an open warehouse that requests need.
 
     Attributes:
         answer: Answers a request.
-        end_waits: Ends the long polls of the warehouse, so that it can be closed.
+        end_waits: Ends the long polls of the warehouse before it is closed.
     """
 
     answer: Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -94,9 +94,9 @@ Opener = Callable[[Settings, StoredWarehouse], AbstractAsyncContextManager[Serve
 
 @dataclass(eq=False)
 class _OpenWarehouse:
-    """A warehouse that is open, or that is being opened.
+    """A warehouse that is open or is being opened.
 
-    One task opens and closes the components, because context managers must end in the task that began them.
+    The same task opens and closes the components, because a context manager must exit in the task that entered it.
     """
 
     stored: StoredWarehouse
@@ -108,13 +108,13 @@ class _OpenWarehouse:
 
 
 class Warehouses:
-    """The further warehouses. An instance belongs to one event loop, and is opened by `open_warehouses`.
+    """The further warehouses of a server. `open_warehouses` creates an instance, which belongs to one event loop.
 
     Args:
         settings: The settings of the server.
-        store: The pointer store of the server, which has the records.
+        store: The pointer store of the server, which contains the records of the warehouses.
         clock: The clock.
-        opener: Opens the components of a warehouse with its settings. It calls `check_database`.
+        opener: Opens the components of a warehouse with its settings. It must call `check_database`.
     """
 
     def __init__(self, settings: Settings, store: PointerStore, clock: Clock, opener: Opener) -> None:
@@ -128,7 +128,7 @@ class Warehouses:
         self._names_end_s = -math.inf
         self._names_lock = asyncio.Lock()
         self._failures: dict[str, tuple[int, float]] = {}
-        """The version of each warehouse that could not be opened, and the time of the next attempt, by id."""
+        """A tuple (version, time of the next attempt) for each warehouse that could not be opened, by its id."""
 
     @property
     def open_count(self) -> int:
@@ -141,17 +141,17 @@ class Warehouses:
         return await self._store.list_warehouses()
 
     async def find(self, name: str) -> StoredWarehouse | None:
-        """Return the further warehouse with this name, or None."""
+        """Return the further warehouse with this name, or None if it does not exist."""
         stored = await self._store.load_warehouse(name) if is_warehouse_name(name) else None
         if stored is not None:
             self._names.add(name)
         return stored
 
     async def _may_exist(self, name: str) -> bool:
-        """Return whether to look for a warehouse with this name.
+        """Return whether a warehouse with this name may exist.
 
-        A request needs no login to name a warehouse, so all requests for unknown names together cost one query in
-        `_NAMES_S`. A warehouse that another process creates can be unknown for that time.
+        A request can name a warehouse before its login is checked. So all requests for unknown names together cost one
+        query in `_NAMES_S`. A warehouse that another process has created can be unknown for this time.
         """
         if name in self._names:
             return True
@@ -165,7 +165,7 @@ class Warehouses:
         """Return the further warehouse with this name.
 
         Raises:
-            NoSuchWarehouse: There is none.
+            NoSuchWarehouse: The warehouse does not exist.
         """
         stored = await self.find(name)
         if stored is None:
@@ -173,11 +173,11 @@ class Warehouses:
         return stored
 
     async def find_by_location(self, location: str) -> StoredWarehouse | None:
-        """Return the further warehouse with this normalised location, or None."""
+        """Return the further warehouse with this normalised location, or None if there is no such warehouse."""
         return next((stored for stored in await self.list() if stored.location == location), None)
 
     def make_client_settings(self, stored: StoredWarehouse) -> Settings:
-        """Return the settings of a warehouse, without its credentials, for answers to clients."""
+        """Return the settings of a warehouse without its credentials, for answers to clients."""
         return make_settings(self._settings, stored, stored.settings, {})
 
     async def create(
@@ -188,10 +188,10 @@ class Warehouses:
         credentials: Mapping[str, Any],
         principal_name: str,
     ) -> StoredWarehouse:
-        """Create a warehouse, in which the principal becomes an admin.
+        """Create a warehouse, and make the principal an admin of it.
 
         Raises:
-            AlreadyExists: A warehouse has this name.
+            AlreadyExists: A warehouse with this name exists.
             BadRequest: The definition is invalid, or the operator does not allow it.
         """
         check_warehouse_name(name, self._settings)
@@ -213,11 +213,13 @@ class Warehouses:
             principal_name=principal_name,
         )
         settings = make_settings(self._settings, stored, own_settings, credentials)
-        check_apart_from_others(stored, await self.list())  # The transaction checks it again, after the folder exists.
+        check_apart_from_others(
+            stored, await self.list()
+        )  # The transaction checks this again after the folder is created.
         await asyncio.to_thread(check_folder, parsed, settings)
         await asyncio.to_thread(prepare_home, settings)
         try:
-            # The database exists before its record, so that a recorded warehouse without a database has lost it.
+            # Create the database before the record. So if a warehouse with a record has no database, it was lost.
             async with open_store(settings.make_database_url(), clock=self._clock, pool_max=1) as store:
                 grant = Grant(principal_name, Role.ADMIN.value)
                 await store.transact([NameCatalog(warehouse_id), SaveGrant(grant)])
@@ -225,7 +227,7 @@ class Warehouses:
         except (AlreadyExists, BadRequest, ConfigError):
             _remove_database(settings)  # No record names this database.
             raise
-        async with self._names_lock:  # The names that another request reads may lack the new name.
+        async with self._names_lock:  # The cached names may have been read before the warehouse was created.
             self._names.add(name)
         return stored
 
@@ -236,8 +238,8 @@ class Warehouses:
 
         Raises:
             NoSuchWarehouse: The warehouse does not exist.
-            BadRequest: The definition is invalid, or the operator does not allow it, or the stored login would be sent
-                to another catalog.
+            BadRequest: The definition is invalid, the operator does not allow it, or the stored login would be sent to
+                another catalog.
             CommitConflict: Another request changed the warehouse.
         """
         stored = await self.require(name)
@@ -263,11 +265,11 @@ class Warehouses:
         return changed
 
     async def drop(self, name: str) -> None:
-        """Drop an empty warehouse. Its database stays, with its audit log and its timeline.
+        """Drop an empty warehouse without deleting its database, which has the audit log and the timeline.
 
         Raises:
             NoSuchWarehouse: The warehouse does not exist.
-            NamespaceNotEmpty: It has namespaces, or dropped entries that keep their locations.
+            NamespaceNotEmpty: The warehouse has namespaces, or dropped entries that still have their locations.
         """
         stored = await self.require(name)
         settings = make_settings(self._settings, stored, {}, {})
@@ -286,7 +288,9 @@ class Warehouses:
 
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[ServedWarehouse | None]:
-        """Keep a warehouse open while the context is active. The value is None if the warehouse does not exist.
+        """Open a warehouse, and do not close it while the context is active.
+
+        The value is None if the warehouse does not exist.
 
         Raises:
             RetryLater: The database of the server does not answer, or the warehouse cannot be opened.
@@ -307,7 +311,7 @@ class Warehouses:
         try:
             stored = await self.find(name) if await self._may_exist(name) else None
         except RetryLater:
-            # The databases of the warehouses are in the same place, so an open one decides what it can still answer.
+            # The databases of the warehouses are in the same place. So let an open warehouse answer as far as it can.
             opened = (warehouse for warehouse in self._open.values() if warehouse.stored.name == name)
             warehouse = next(opened, None)
             if warehouse is None:
@@ -332,7 +336,7 @@ class Warehouses:
         return warehouse
 
     def _retire(self, warehouse_id: str) -> None:
-        """Close a warehouse when its running requests have ended. The next request opens it again."""
+        """Close a warehouse after its running requests have ended. The next request opens it again."""
         warehouse = self._open.pop(warehouse_id, None)
         if warehouse is not None:
             self._leaving.add(warehouse)
@@ -343,9 +347,9 @@ class Warehouses:
 
         Args:
             warehouse: The warehouse.
-            predecessors: The tasks of its earlier instances, which run until their requests have ended, or for
-                `drain_timeout_s`. An earlier instance holds the lock of the log of rows, without which the warehouse
-                would be served without its fresh rows.
+            predecessors: The tasks of its earlier instances, which must end first. They run until their requests have
+                ended, but at most for `drain_timeout_s`. Until then, an earlier instance has locked the log of rows,
+                and the new instance could not serve fresh rows.
         """
         stored = warehouse.stored
         try:
@@ -364,7 +368,7 @@ class Warehouses:
                         await asyncio.wait_for(warehouse.unused.wait(), self._settings.drain_timeout_s)
                         continue
                     break
-        except Exception as error:  # noqa: BLE001  one warehouse must not end the others
+        except Exception as error:  # noqa: BLE001  a failure must not stop other warehouses
             if not isinstance(error, SeamarkError):
                 _log.error("a warehouse failed unexpectedly", warehouse=stored.name, exc_info=error)
             else:
@@ -379,13 +383,13 @@ class Warehouses:
             self._leaving.discard(warehouse)
 
     async def run(self) -> None:
-        """Open all warehouses for their housekeeping, and close dropped warehouses, until cancelled."""
+        """Open all warehouses for their housekeeping, and close dropped warehouses, until the task is cancelled."""
         while True:
             await self.round()
             await asyncio.sleep(_OPEN_INTERVAL_S)
 
     async def round(self) -> None:
-        """Open all warehouses of the database, and close those that are no longer there."""
+        """Open all warehouses in the database, and close those that are no longer in it."""
         stored = {warehouse.id: warehouse for warehouse in await self.list()}
         for warehouse_id in list(self._open):
             if warehouse_id not in stored:
@@ -399,11 +403,11 @@ class Warehouses:
 
     async def _renew_seal(self, stored: StoredWarehouse) -> None:
         """Encrypt the credentials of a warehouse again if the operator has replaced the encryption key."""
-        # Another request or process may have changed the warehouse, and the log has the reason of a missing key.
+        # Ignore these errors. Another request may have changed the warehouse, and a missing key was logged before.
         with suppress(CommitConflict, ConfigError):
             sealed = await renew_seal(self._settings, self._clock, stored)
             if sealed is not None:
-                # The version stays, because a new version would close and open the warehouse everywhere.
+                # Do not change the version. A new version would close and open the warehouse in all processes.
                 renewed = msgspec.structs.replace(stored, credentials=sealed)
                 await self._store.transact([ChangeWarehouse(renewed, expected_version=stored.version)])
 
@@ -423,12 +427,12 @@ class Warehouses:
 def _check_same_catalog(
     stored: StoredWarehouse, own_settings: Mapping[str, Any], credentials: Mapping[str, Any]
 ) -> None:
-    """Check that the stored login is sent only to the catalog for which an admin has stored it.
+    """Check that a change does not send the stored login to a different catalog.
 
     Args:
         stored: The warehouse before its change.
         own_settings: The new settings.
-        credentials: The stored credentials, which the change keeps.
+        credentials: The stored credentials, which the change does not replace.
 
     Raises:
         BadRequest: The warehouse has a login, and the change names another catalog.
@@ -450,7 +454,8 @@ async def check_database(store: PointerStore, stored: StoredWarehouse) -> None:
     """Check that a database belongs to the warehouse.
 
     Raises:
-        ConfigError: It belongs to another warehouse, or it is empty because the database of the warehouse is lost.
+        ConfigError: The database belongs to another warehouse. Or it is empty, because the warehouse's database is
+            lost.
     """
     if await store.load_catalog_id() != stored.id:
         raise ConfigError(
@@ -477,14 +482,14 @@ async def check_prefix(settings: Settings, store: PointerStore) -> None:
     """Check that the prefix of the server is not the name of a further warehouse.
 
     Raises:
-        ConfigError: Requests for this warehouse would reach the server's own warehouse.
+        ConfigError: The prefix is such a name, so requests for this warehouse would reach the server's own warehouse.
     """
     if settings.prefix and await store.load_warehouse(settings.prefix) is not None:
         raise ConfigError(f"The setting prefix is {settings.prefix!r}, the name of a further warehouse; choose another")
 
 
 def _remove_database(settings: Settings) -> None:
-    """Remove the SQLite database and the home of a warehouse that was not recorded. A schema in PostgreSQL stays."""
+    """Remove the SQLite database and the home of a warehouse without a record. Do not remove a schema in PostgreSQL."""
     if parse_scheme(settings.make_database_url()) == SQLITE_SCHEME:
         file = parse_sqlite_path(settings.make_database_url())
         for suffix in _SQLITE_SUFFIXES:
@@ -494,7 +499,7 @@ def _remove_database(settings: Settings) -> None:
 
 
 async def find_warehouse_settings(settings: Settings, clock: Clock, name: str) -> Settings:
-    """Return the settings of a further warehouse, for a command that opens its database itself.
+    """Return the settings of a further warehouse, for a command that opens the warehouse's database.
 
     Args:
         settings: The settings of the server.
@@ -503,7 +508,7 @@ async def find_warehouse_settings(settings: Settings, clock: Clock, name: str) -
 
     Raises:
         NoSuchWarehouse: The warehouse does not exist.
-        ConfigError: Its credentials cannot be decrypted.
+        ConfigError: The credentials of the warehouse cannot be decrypted.
     """
     async with open_store(settings.make_database_url(), clock=clock, pool_max=1) as store:
         stored = await store.load_warehouse(name)
@@ -516,7 +521,7 @@ async def find_warehouse_settings(settings: Settings, clock: Clock, name: str) -
 async def open_warehouses(
     settings: Settings, store: PointerStore, clock: Clock, opener: Opener
 ) -> AsyncIterator[Warehouses]:
-    """Open the further warehouses of a server. When the context ends, close those that are open."""
+    """Return the further warehouses of a server. When the context ends, close the open warehouses."""
     warehouses = Warehouses(settings, store, clock, opener)
     try:
         yield warehouses

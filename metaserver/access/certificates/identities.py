@@ -1,7 +1,7 @@
 """Finds the principal that a client certificate names.
 
-Only the certificate of the connection counts. The server reads no header with a certificate, such as
-`X-Forwarded-Client-Cert`, because any client can send it.
+Only the certificate of the connection is used. The server ignores headers with a certificate, such as
+`X-Forwarded-Client-Cert`, because any client can send them.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from seamark.metaserver.store.model import Grant
 
 _CACHE_BYTES = 4 << 20
 _NAMES_MAX = 100
-"""The number of names of a certificate that are compared with rules."""
+"""The maximum number of alternative names of a certificate."""
 _WILDCARD = "*"
 
 
 class CertificateIdentity(msgspec.Struct, frozen=True):
-    """The facts that a client certificate states."""
+    """The principal, groups and roles that a client certificate states."""
 
     expires_ms: int
     name: str = ""
-    """The principal; empty if the certificate names none."""
+    """The principal, or empty if the certificate names no principal."""
     problem: str = ""
-    """Why the certificate names no principal."""
+    """The reason why the certificate names no principal."""
     groups: tuple[str, ...] = ()
     roles: tuple[Grant, ...] = ()
 
 
 class CertificateIdentities:
-    """Maps certificates to principals, by rules."""
+    """Maps certificates to principals according to rules."""
 
     def __init__(self, rules: Sequence[CertificateRule], clock: Clock) -> None:
         self._rules = rules
@@ -49,7 +49,7 @@ class CertificateIdentities:
         )
 
     def identify(self, certificate: ClientCertificate) -> CertificateIdentity:
-        """Return what a certificate states, which the handshake has verified.
+        """Return the identity that a certificate states. The handshake has verified the certificate.
 
         Raises:
             Unauthenticated: The certificate has expired since the handshake, or cannot be read.
@@ -64,7 +64,7 @@ class CertificateIdentities:
 
 
 def digest_certificate(certificate: ClientCertificate) -> bytes:
-    """Return the SHA-256 digest of a certificate, as `x5t#S256` of RFC 8705 has it."""
+    """Return the SHA-256 digest of a certificate, which RFC 8705 calls `x5t#S256`."""
     return hashlib.sha256(certificate.leaf).digest()
 
 
@@ -104,7 +104,7 @@ def _list_common_names(leaf: x509.Certificate) -> dict[str, list[str]]:
 
 
 def _list_alternative_names(leaf: x509.Certificate) -> dict[str, list[str]]:
-    """Return the alternative names of a certificate by their kind. A name with a wildcard identifies no client."""
+    """Return the alternative names of a certificate by kind. Leave out wildcard names, which identify no client."""
     try:
         alternatives = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

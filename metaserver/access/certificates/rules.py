@@ -1,9 +1,9 @@
 """Rules that map the names in a client certificate to a principal, its groups and its roles.
 
-A rule has a pattern for one kind of name: `spiffe://lake.example/ns/{namespace}/sa/{account}`. A part in braces
-matches one or more characters up to the next separator of this kind of name (`/` in a URI, `.` in a DNS name, `@` in
-an address). A pattern matches only a whole name. So a longer name never matches a shorter pattern, which happens easily
-with regular expressions.
+A rule has a pattern for one kind of name, such as `spiffe://lake.example/ns/{namespace}/sa/{account}` for a URI. A part
+in braces matches one or more characters up to the next separator of this kind of name (`/` in a URI, `.` in a DNS name,
+`@` in an e-mail address). A pattern matches only a whole name. So a name that continues after the pattern never
+matches, as it could with a regular expression.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from seamark.metaserver.store.port import GROUPS_MAX
 
 RULES_MAX = 1000
 _SEPARATORS = {"uri": "/", "dns": ".", "email": "@", "cn": ""}
-"""The kinds of names, each with the character at which a part in braces ends."""
+"""The separator at which a part in braces ends, by kind of name."""
 _VARIABLE = re.compile(r"\{([a-z_]+)\}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
 class CertificateRule(msgspec.Struct, frozen=True):
-    """A rule. A table `[[rule]]` of the file has one kind of name as a key, and the fields as further keys."""
+    """A rule. In the file, it is a table `[[rule]]`. The kind of name is the key of its pattern."""
 
     kind: str
     pattern: re.Pattern[str]
@@ -47,7 +47,7 @@ class CertificateRule(msgspec.Struct, frozen=True):
     groups: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
     authorities: frozenset[str] = frozenset()
-    """The SHA-256 digests (hexadecimal) of the authorities whose certificates the rule accepts. Empty: all."""
+    """The hexadecimal SHA-256 digests of the authorities whose certificates the rule accepts. Empty means all."""
 
     @property
     def states_rights(self) -> bool:
@@ -55,10 +55,10 @@ class CertificateRule(msgspec.Struct, frozen=True):
         return bool(self.groups or self.roles)
 
     def name_principal(self, parts: Mapping[str, str]) -> str:
-        """Return the principal.
+        """Return the name of the principal.
 
         Args:
-            parts: The values of the variables of the pattern.
+            parts: The values of the pattern's variables, by name.
 
         Raises:
             BadRequest: The name is invalid for a principal.
@@ -71,7 +71,7 @@ class CertificateRule(msgspec.Struct, frozen=True):
         return tuple(dict.fromkeys(CERTIFICATE_GROUP_PREFIX + name for name in names))
 
     def list_roles(self, principal_name: str, parts: Mapping[str, str]) -> tuple[Grant, ...]:
-        """Return the roles as grants of the principal."""
+        """Return the grants by which the principal has the roles of the rule."""
         escaped = {name: show_path((value,)) for name, value in parts.items()}
         return tuple(_parse_grant(principal_name, _fill(role, escaped)) for role in self.roles)
 
@@ -88,7 +88,7 @@ def _parse_grant(principal_name: str, text: str) -> Grant:
 
 
 def compile_pattern(kind: str, text: str) -> re.Pattern[str]:
-    """Return a pattern for whole names of a kind.
+    """Compile the pattern of a rule for names of a kind.
 
     Raises:
         ValueError: A variable occurs twice, or a brace belongs to no variable.

@@ -1,8 +1,8 @@
-"""The decision: which privileges a list of grants gives on an object. The functions are pure.
+"""Decides which privileges a list of grants gives on an object. The functions are pure.
 
 A grant on an object counts for the object and for everything in it: the server contains its own warehouse, a warehouse
-contains namespaces, and a namespace contains namespaces, tables, views and functions. A denial counts in the same way,
-and a denial anywhere above the object, or on it, is stronger than any number of grants.
+contains namespaces, and a namespace contains namespaces, tables, views and functions. A denial counts in the same way.
+A denial on the object, or on anything that contains it, overrides all grants.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from seamark.metaserver.access.rights.privileges import ALL, ALLOWED, BROWSE, DE
 from seamark.metaserver.store.model import FUNCTION, NAMESPACE, SERVER, Grant, NamespacePath
 
 SERVER_ADMIN = "admin"
-"""The role that on the server's own warehouse also counts for the server."""
+"""The role that, on the server's own warehouse, also gives rights on the server."""
 
 
 class Securable(NamedTuple):
-    """An object on which a principal may have privileges. The namespace without levels is the warehouse."""
+    """An object on which a principal may have privileges. An empty namespace means the warehouse."""
 
     namespace: NamespacePath = ()
     kind: str = NAMESPACE
     name: str = ""
-    """The name of the table, view or function; empty for other kinds."""
+    """The name of the table, view or function, or an empty text for other kinds."""
 
     @property
     def container(self) -> Securable:
-        """The namespace of a table, view or function; the object itself for other kinds."""
+        """The namespace of a table, view or function. For other kinds, it is the object itself."""
         return Securable(self.namespace) if self.name else self
 
 
@@ -43,20 +43,20 @@ def get_securable(grant: Grant) -> Securable:
 
 
 def find_bits(grants: Iterable[Grant], securable: Securable) -> tuple[int, int]:
-    """Return the sets of the privileges that the grants allow on an object, and that they deny on it.
+    """Return the privileges that the grants allow on an object, and those that they deny on it, as sets of bits.
 
-    A denied privilege is not taken out of the first set, so that a refusal can say why.
+    A denied privilege is not removed from the first set, so that a refusal can state the reason.
     """
     allowed = denied = 0
     namespace, kind, name = securable
     for grant in grants:
         if kind == SERVER:
             counts = grant.kind == SERVER or (
-                # An admin of the server's own warehouse is an admin of the server, without what is denied to it there.
+                # An admin of the server's own warehouse is an admin of the server. Denials on this warehouse apply too.
                 grant.kind == NAMESPACE and not grant.namespace and (grant.deny or grant.role == SERVER_ADMIN)
             )
         elif grant.name:
-            # A table and a view cannot have the same name, so a grant on one of them is never meant for the other.
+            # A table and a view cannot have the same name, so a grant on a table also counts for a view of this name.
             counts = (
                 grant.name == name and grant.namespace == namespace and (grant.kind == FUNCTION) is (kind == FUNCTION)
             )
@@ -72,16 +72,16 @@ def find_bits(grants: Iterable[Grant], securable: Securable) -> tuple[int, int]:
 
 
 def holds(grants: Iterable[Grant], securable: Securable, bits: int) -> bool:
-    """Return whether the grants give all of these privileges on an object. No privileges are never held."""
+    """Return whether the grants give all of these privileges on an object. The result for an empty set is False."""
     allowed, denied = find_bits(grants, securable)
     return bool(bits) and not bits & ~(allowed & ~denied)
 
 
 def holds_everywhere(grants: Sequence[Grant], bits: int) -> bool:
-    """Return whether the grants give all of these privileges on the warehouse, and no denial in it counts against them.
+    """Return whether the grants give all of these privileges on the warehouse, and no denial inside it takes one away.
 
-    A denial inside the warehouse does not count for a principal that may manage the grants of the warehouse: it may
-    remove the denial. Otherwise the managers of one namespace could take rights on the warehouse from its admins.
+    If the principal may manage the grants of the warehouse, denials inside the warehouse do not count, because the
+    principal may remove them. Otherwise the managers of one namespace could restrict the admins of the warehouse.
     """
     if not holds(grants, WAREHOUSE, bits):
         return False
@@ -106,15 +106,15 @@ def _denies(grant: Grant, bits: int) -> bool:
 
 
 def _list_browsing(grants: Sequence[Grant]) -> list[Grant]:
-    """Return the grants that let browse their object, and that no denial takes away."""
+    """Return the grants that allow browsing their object, without those that a denial overrides."""
     browsing = [grant for grant in grants if not grant.deny and ALLOWED.get(grant.role, 0) & BROWSE]
-    if not any(grant.deny for grant in grants):  # A login may have a thousand grants: compare them only with denials.
+    if not any(grant.deny for grant in grants):  # Skip the comparison, because a login may have a thousand grants.
         return browsing
     return [grant for grant in browsing if holds(grants, get_securable(grant), BROWSE)]
 
 
 def sees(grants: Sequence[Grant], namespace: NamespacePath) -> bool:
-    """Return whether a listing may have the namespace: the grants let browse it, or an object in it."""
+    """Return whether a listing may include the namespace: the grants allow browsing it, or an object in it."""
     if holds(grants, Securable(namespace), BROWSE):
         return True
     depth = len(namespace)
@@ -125,10 +125,10 @@ def sees(grants: Sequence[Grant], namespace: NamespacePath) -> bool:
 
 
 def list_visible_children(grants: Sequence[Grant], parent: NamespacePath) -> frozenset[str] | None:
-    """Return the names in `parent` that a listing may have. The names need not exist.
+    """Return the names in `parent` that a listing may include. The names need not exist.
 
     Returns:
-        None if the listing may have all names except namespaces that a denial hides.
+        The names. None if the listing may include all names except namespaces that a denial hides.
     """
     if holds(grants, Securable(parent), BROWSE):
         return None
@@ -141,12 +141,12 @@ def list_visible_children(grants: Sequence[Grant], parent: NamespacePath) -> fro
 
 
 def has_visible_entry(grants: Sequence[Grant], namespace: NamespacePath) -> bool:
-    """Return whether a grant on a table, view or function in the namespace lets browse it."""
+    """Return whether a grant on a table, view or function in the namespace allows browsing it."""
     return any(grant.name and grant.namespace == namespace for grant in _list_browsing(grants))
 
 
 def list_namespaces_with(grants: Sequence[Grant], bits: int) -> list[NamespacePath]:
-    """Return the namespaces whose own grants give all of these privileges, and no denial takes one away."""
+    """Return the namespaces on which a grant gives all of these privileges, and no denial takes one away."""
     allowed_on: dict[NamespacePath, int] = {}
     for grant in grants:
         if not (grant.deny or grant.name):
@@ -158,7 +158,7 @@ def list_namespaces_with(grants: Sequence[Grant], bits: int) -> list[NamespacePa
 
 
 def select_read_grants(grants: Sequence[Grant]) -> list[Grant]:
-    """Return the fewest grants and denials of `read` that give the same rights to read in the warehouse."""
+    """Return the smallest list of grants and denials of `read` that gives the same rights to read in the warehouse."""
     allows = {_locate_grant(grant) for grant in grants if not grant.deny and ALLOWED.get(grant.role, 0) & READ}
     denials = {_locate_grant(grant) for grant in grants if grant.deny and DENIED.get(grant.role, ALL) & READ}
     return [
@@ -170,40 +170,44 @@ def select_read_grants(grants: Sequence[Grant]) -> list[Grant]:
 
 
 def narrow_read_grants(grants: Sequence[Grant]) -> Iterator[tuple[list[Grant], list[Grant]]]:
-    """Yield steps to fewer grants and denials of `read`, which allow no more, and less only in one namespace a step.
+    """Yield steps that shorten a list of grants and denials of `read`, without allowing more.
 
-    The namespace of a step has the most of the grants and denials, and is as deep as it has at least half of them.
-    The steps end when no namespace has several of them.
+    Each step takes away rights only in one namespace: the top-level namespace with the most grants and denials, or the
+    deepest namespace below it that contains at least half of them. The steps end when no namespace contains several
+    grants or denials.
 
     Args:
         grants: The result of `select_read_grants`.
 
     Yields:
-        (The grants and denials that the step removes, the denials that it appends.)
+        The grants and denials to remove in this step, and the denials to append.
     """
     trees: dict[NamespacePath, list[tuple[int, Grant]]] = {}
     for position, grant in enumerate(grants):
         if _is_below(grant, 1):
             trees.setdefault(grant.namespace[:1], []).append((position, grant))
-    heap = [(-len(inside), inside[0][0], root) for root, inside in trees.items()]
+    heap = [(-len(grants_inside), grants_inside[0][0], root) for root, grants_inside in trees.items()]
     heapq.heapify(heap)
     next_position = len(grants)
     while heap and heap[0][0] <= -2:
-        root = heapq.heappop(heap)[2]  # A step changes only one tree, so the others keep their places in the heap.
+        root = heapq.heappop(heap)[2]  # A step changes only this tree.
         path, removed = _find_fullest(root, [grant for _, grant in trees[root]])
         denials = [Grant("", "read", path, deny=True)] if any(grant.deny for grant in removed) else []
         yield removed, denials
         removed_grants = set(removed)
-        inside = [(position, grant) for position, grant in trees[root] if grant not in removed_grants]
-        inside += [(next_position, grant) for grant in denials if _is_below(grant, 1)]
+        grants_inside = [(position, grant) for position, grant in trees[root] if grant not in removed_grants]
+        grants_inside += [(next_position, grant) for grant in denials if _is_below(grant, 1)]
         next_position += 1
-        trees[root] = inside
-        if inside:
-            heapq.heappush(heap, (-len(inside), inside[0][0], root))
+        trees[root] = grants_inside
+        if grants_inside:
+            heapq.heappush(heap, (-len(grants_inside), grants_inside[0][0], root))
 
 
 def _find_fullest(path: NamespacePath, inside: list[Grant]) -> tuple[NamespacePath, list[Grant]]:
-    """Return the deepest namespace that has at least half of the grants of each namespace above it, and its grants."""
+    """Return the deepest namespace that contains at least half of the grants of its parent, and its grants.
+
+    The search starts at `path`, and descends while a child contains at least half of the grants.
+    """
     while True:
         depth = len(path) + 1
         below = Counter(grant.namespace[:depth] for grant in inside if _is_below(grant, depth))
@@ -215,17 +219,17 @@ def _find_fullest(path: NamespacePath, inside: list[Grant]) -> tuple[NamespacePa
 
 
 def _is_below(grant: Grant, depth: int) -> bool:
-    """Return whether the object of a grant is in a namespace with that many levels, and is not that namespace."""
+    """Return whether the object of a grant is inside a namespace with `depth` levels."""
     return len(grant.namespace) + bool(grant.name) > depth
 
 
 def _locate_grant(grant: Grant) -> Securable:
-    """Return the object of a grant in the warehouse. A grant on the server counts for the whole warehouse."""
+    """Return the object of a grant. For a grant on the server, return the whole warehouse."""
     return WAREHOUSE if grant.kind == SERVER else get_securable(grant)
 
 
 def list_above(securable: Securable) -> list[Securable]:
-    """Return the warehouse and the namespaces that contain an object, the warehouse first."""
+    """Return the warehouse, and then the namespaces that contain an object, from the top level down."""
     if securable.kind == SERVER:
         return []
     depth = len(securable.namespace) + bool(securable.name)

@@ -1,4 +1,4 @@
-"""Reads the grants of a login: its own, those of its groups, and those of the roles of which these are members."""
+"""Reads the grants of a login, of its groups, and of the roles of which they are members."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ async def load_grants(
 ) -> tuple[tuple[Grant, ...], tuple[str, ...]]:
     """Return the grants of a login, and the groups and roles to which it belongs.
 
-    A role may be a member of another role. Each role is read once, so a circle of roles ends.
+    A role may be a member of another role. Each role is read once, so cyclic memberships are harmless.
 
     Args:
         store: The pointer store of the warehouse.
         name: The principal of the login.
-        groups: The principals of its groups.
+        groups: The principals of the login's groups.
         stated: The grants that the token of the login states.
 
     Raises:
-        Forbidden: The login belongs to too many roles. None of them is left out, because a role may deny something.
+        Forbidden: The login belongs to too many roles. No role may be left out, because it may contain a denial.
     """
     grants = [*stated, *await store.grants(name)]
     if groups:

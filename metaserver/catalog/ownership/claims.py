@@ -1,15 +1,16 @@
 """Claims: the locations of tables, views and functions, which no other entry may overlap.
 
 Signatures and purges depend on a table's location, so two overlapping tables could read, overwrite and
-delete each other's files. An entry claims its locations in the transaction that creates or moves it: its
-location, the folders of its `write.*.path` properties and, if it is outside of these, its metadata file. The entry
-keeps all claims while a live or dropped name refers to it, because older files stay where they were
-written. After that, the namespace of its last name keeps the claims as long as there are files.
-Otherwise another namespace could get the location, and read these files.
+delete each other's files. An entry claims its locations in the transaction that creates or moves it. These are its
+location, the folders of its `write.*.path` properties, and its metadata file if it is outside these folders.
+
+The entry keeps all claims while a live or dropped name refers to it, because older files stay where they were
+written. After that, the namespace of its last name keeps the claims until the files are removed.
+Otherwise another namespace could get the location, and read the files.
 
 A principal that may create and write every entry of a namespace may create a dropped entry again with the same
-name at the same location, because the files give it no further access. Other principals may not do so: they would own
-the new entry, and so read and write the files of the dropped entry. Afterwards the dropped entry cannot be restored,
+name at the same location, because it already has access to the files. For other principals this is refused: the owner
+of the new entry could read and write the files of the dropped entry. Afterwards the dropped entry cannot be restored,
 and its purge does not delete the new files.
 
 Several tables may share folders of `write.*.path` if a principal with write access to the whole catalog
@@ -43,7 +44,7 @@ _TRIED_EVERY_S = 5.0
 _OVERLAPS_MAX = 100_000
 """The maximum number of claims of other entries inside a table's folders.
 
-Only tables from a version without claims can have such claims inside.
+Only the folders of tables from a version without claims can contain claims of other entries.
 """
 
 
@@ -97,9 +98,9 @@ async def claim(
 
 
 async def _check_free(context: CatalogContext, operation: ClaimLocations) -> None:
-    """Check, before files are written, that no other entry has the UUID or one of the locations.
+    """Check that no other entry has the UUID or one of the locations, before files are written.
 
-    The transaction checks this again.
+    The transaction repeats this check.
 
     Raises:
         BadRequest: Another entry has the UUID or a location.
@@ -124,6 +125,7 @@ async def _check_free(context: CatalogContext, operation: ClaimLocations) -> Non
 
 
 async def _list_own_keys(context: CatalogContext, uuid: str) -> set[str]:
+    """Return the keys of the locations that `uuid` has claimed."""
     return {claim.location for claim in await context.store.claims(uuid) if not claim.allowed}
 
 
@@ -135,7 +137,7 @@ def may_add_locations(base: TableMetadata | ViewMetadata | None, metadata: Table
 
 
 async def claim_folder(context: CatalogContext, entry: Entry, folder: str, *, fresh: bool) -> ClaimLocations:
-    """Return the operation that claims the folder of a function; see `claim`."""
+    """Return the operation with which a function claims its folder. See `claim`."""
     locations = _drop_nested_locations(context.warehouse, [ClaimedLocation(key=folder, display_form=folder)])
     await context.objects.check_links([folder])
     await check_known(context, (claimed_location.key for claimed_location in locations), entry.uuid)
@@ -154,7 +156,7 @@ async def check_unclaimed(
 ) -> None:
     """Check that the location does not overlap a location of an entry other than the entry `uuid`.
 
-    The transaction that adds the claim checks this again.
+    The transaction that adds the claim repeats this check.
 
     Raises:
         BadRequest: The location overlaps a location of another entry.
@@ -199,9 +201,9 @@ async def _make_keys(context: CatalogContext, locations: Iterable[str]) -> list[
 async def check_staged(
     context: CatalogContext, caller: Caller, location: str, namespace: NamespacePath, name: str
 ) -> None:
-    """Check that no table other than the table with this name has claimed the location of a staged table.
+    """Check that no table with another name has claimed the location of a staged table.
 
-    A pass is valid longer than the table is staged, and the table may have been renamed or dropped meanwhile.
+    The pass is still valid after the table is created, and the table may have been renamed or dropped since.
 
     Raises:
         Forbidden: Another table has claimed the location.
@@ -222,7 +224,7 @@ async def check_own(context: CatalogContext, uuid: str, location: str) -> None:
         Forbidden: `uuid` has not claimed the location.
     """
     claims = await _list_own_keys(context, uuid)
-    # A concurrent server of a version without claims may have created the table.
+    # A server of a version without claims may be running, and may have created the table.
     if not claims and await create_missing_claims(context):
         claims = await _list_own_keys(context, uuid)
     if not claims and context.unclaimed.unread:
@@ -233,7 +235,7 @@ async def check_own(context: CatalogContext, uuid: str, location: str) -> None:
 
 
 async def list_claimed(context: CatalogContext, uuid: str, locations: Sequence[str]) -> list[str]:
-    """Return the locations among these that `uuid` has claimed. The table's metadata does not matter."""
+    """Return the locations of `locations` that `uuid` has claimed in the database."""
     claims = {
         claimed_location.location
         for claimed_location in await context.store.claims(uuid)
@@ -264,9 +266,11 @@ async def make_foreign_file_check(
     deleted together with the files of `uuid`.
 
     Args:
-        exclusive: A shared folder contains files of several entries, and may also contain files of `uuid`. If True,
-            all files in shared folders count as foreign, and so do files in locations where an admin allows another
-            entry to name files.
+        uuid: The entry whose files are deleted.
+        folders: The locations of the folders that contain the files.
+        exclusive: Whether all files in shared folders count as files of other entries. The same applies to files in
+            locations where an admin allows another entry to name files. A shared folder contains files of several
+            entries, and may contain files of `uuid`.
 
     Raises:
         RetryLater: Some locations are unknown.
@@ -300,18 +304,18 @@ async def make_foreign_file_check(
 async def create_missing_claims(context: CatalogContext) -> int:
     """Create claims for entries from versions without claims, and return the number of these entries.
 
-    An entry whose metadata cannot be read gets no claims, because a guess could claim another entry's location or
-    miss the entry's own location. Such entries are listed in `context.unclaimed`.
+    An entry with unreadable metadata gets no claims, because a guess could claim another entry's location, or miss the
+    entry's own location. `context.unclaimed` lists these entries.
     """
     state = context.unclaimed
-    state.tried_s, filled, unread, after = context.clock.monotonic(), 0, 0, ""
+    state.tried_s, filled, unread, after_uuid = context.clock.monotonic(), 0, 0, ""
     lost: dict[str, list[str]] = {}
-    while unread < _ENTRIES_PER_FILL and (entries := await context.store.list_unclaimed(after, _ENTRIES_PER_FILL)):
-        after = entries[-1].uuid
+    while unread < _ENTRIES_PER_FILL and (entries := await context.store.list_unclaimed(after_uuid, _ENTRIES_PER_FILL)):
+        after_uuid = entries[-1].uuid
         # All names of a UUID must be in one batch.
-        if len(entries) == _ENTRIES_PER_FILL and entries[0].uuid != after:
-            entries = [entry for entry in entries if entry.uuid != after]
-            after = entries[-1].uuid
+        if len(entries) == _ENTRIES_PER_FILL and entries[0].uuid != after_uuid:
+            entries = [entry for entry in entries if entry.uuid != after_uuid]
+            after_uuid = entries[-1].uuid
         found_locations = await asyncio.gather(*(_list_locations(context, entry) for entry in entries))
         located = list(zip(entries, found_locations, strict=True))
         unknown = {entry.uuid for entry, locations in located if locations is None}
@@ -334,20 +338,20 @@ async def create_missing_claims(context: CatalogContext) -> int:
 
 
 async def create_remaining_claims(context: CatalogContext) -> int:
-    """Run a round of housekeeping: call `create_missing_claims` if some entries have no claims."""
+    """Call `create_missing_claims` if some entries have no claims. Housekeeping calls this function periodically."""
     return await create_missing_claims(context) if context.unclaimed.unread or context.unclaimed.lost else 0
 
 
 async def check_known(context: CatalogContext, keys: Iterable[str], uuid: str, *, include_inside: bool = True) -> None:
-    """Check that the keys do not overlap the possible location of an entry whose location is unknown.
+    """Check that the locations do not overlap the possible location of an entry whose location is unknown.
 
     Args:
         keys: The keys of locations.
-        uuid: The entry that is not considered.
-        include_inside: Whether to check also for entries that may be inside the keys.
+        uuid: An entry to ignore.
+        include_inside: Whether to consider entries that may be inside the locations as well.
 
     Raises:
-        RetryLater: Such an entry exists.
+        RetryLater: An entry with an unknown location may overlap the locations.
     """
     state, checked = context.unclaimed, list(keys)
     if not _may_be_taken(state, checked, uuid, include_inside=include_inside):
@@ -390,7 +394,7 @@ async def _list_locations(context: CatalogContext, entry: Entry) -> list[str] | 
         elif entry.kind is EntryKind.VIEW:
             view = await context.documents.view(entry.metadata_location)
             location, properties = view.location, view.properties
-        else:  # The server chose the location, and the document does not contain it.
+        else:  # The server chose the folder of a function, and its document does not contain the folder.
             return [_guess_folder(entry), entry.metadata_location]
     except (NotFound, Corrupt, BadRequest):
         return []
@@ -401,7 +405,7 @@ async def _list_locations(context: CatalogContext, entry: Entry) -> list[str] | 
 
 
 async def has_files(context: CatalogContext, entry: Entry) -> bool:
-    """Return whether a location that the entry has claimed contains a file, or True if the storage fails.
+    """Return whether a claimed location of the entry contains a file. If the storage fails, return True.
 
     The locations come from the database, because the table's writers can overwrite its metadata file.
     """
@@ -425,7 +429,7 @@ async def has_files(context: CatalogContext, entry: Entry) -> bool:
 
 
 def _guess_folder(entry: Entry) -> str:
-    """Return the probable location of an entry. Its metadata files are usually in the folder `metadata` there."""
+    """Return the probable location of an entry. Its metadata file is usually in the folder `metadata` below it."""
     return entry.metadata_location.rpartition("/")[0].removesuffix("/metadata")
 
 

@@ -1,14 +1,13 @@
-"""Checks of the files that a table may name: files in its claimed locations, and in locations that an admin allows.
+"""Checks that a table names only files in its claimed locations, and in locations that an admin allows.
 
-A manifest can name any file, and a reader of a table reads the named files and sees their bounds. A
-writer without write access to the whole catalog may therefore add only files in the table's locations.
-Files that the parent snapshot has already may be anywhere. To check this, manifest lists and manifests are read.
-Files can be overwritten after the commit, so planning checks them again
-(`planner/plan/location_checks.py`).
+A manifest can name any file, and the readers of a table read the named files and see their column bounds. Therefore a
+writer without write access to the whole catalog may add only files in the table's locations. Files of the parent
+snapshot may be anywhere. The check reads the manifest lists and manifests of the commit. Because they can be
+overwritten after the commit, planning checks them again (`planner/plan/location_checks.py`).
 
-A writer with access to the whole catalog may name any file. If it names files of another table, readers may read them
-only if the property `seamark.allowed-locations` lists their folders, separated by commas. The
-database stores the list, because the table's writers can overwrite its metadata file.
+A writer with write access to the whole catalog may name any file. Readers can read files of another table only if the
+property `seamark.allowed-locations` lists their folders, separated by commas. The database stores the list, because the
+table's writers can overwrite its metadata file.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def read_allowed_locations(properties: Mapping[str, str]) -> tuple[str, ...]:
 async def allow(
     context: CatalogContext, caller: Caller, uuid: str, properties: Mapping[str, str], before: Mapping[str, str]
 ) -> list[AllowLocations]:
-    """Return the operation that records a new list of allowed locations.
+    """Return the operation that records the list of allowed locations, if the list changes.
 
     Raises:
         Forbidden: The caller may not write the whole catalog.
@@ -57,9 +56,7 @@ async def allow(
 async def replace_allowed_locations(
     context: CatalogContext, caller: Caller, uuid: str, properties: Mapping[str, str]
 ) -> AllowLocations:
-    """Return the operation that allows a registered table exactly the locations in its list.
-
-    Earlier permissions are removed. See also `allow`.
+    """Return the operation that replaces the allowed locations of a registered table by the list in its properties.
 
     Raises:
         Forbidden: The list is not empty, and the caller may not write the whole catalog.
@@ -67,9 +64,10 @@ async def replace_allowed_locations(
     locations = read_allowed_locations(properties)
     if locations:
         _check_may_allow(caller)
-    allowed = [context.warehouse.parse(location, ALLOWED_LOCATIONS, root_ok=True) for location in locations]
+    allowed_locations = [context.warehouse.parse(location, ALLOWED_LOCATIONS, root_ok=True) for location in locations]
     return AllowLocations(
-        uuid=uuid, locations=tuple(ClaimedLocation(key=context.warehouse.make_key(location)) for location in allowed)
+        uuid=uuid,
+        locations=tuple(ClaimedLocation(key=context.warehouse.make_key(location)) for location in allowed_locations),
     )
 
 
@@ -85,26 +83,26 @@ async def list_own_locations(context: CatalogContext, uuid: str) -> OwnLocations
 
 
 async def find_foreign_paths(context: CatalogContext, uuid: str, paths: Iterable[str]) -> set[str]:
-    """Return the paths in locations that other tables claim, if this table may not name files there.
+    """Return the paths in locations of other tables, except where this table may name files.
 
     The server does not read these paths for this table.
     """
     locations = {claimed_location.location for claimed_location in await context.store.claims(uuid)}
     foreign: set[str] = set()
     paths = list(paths)
-    # If there are few paths, a thread takes longer.
+    # Starting a thread would take longer than grouping a few paths.
     is_quick = len(paths) <= _PATHS_IN_LOOP_MAX
     group = partial(_group_by_folder, context.warehouse, paths)
     for key, within in (group() if is_quick else await asyncio.to_thread(group)).items():
-        above = set(with_folders(key))
-        if locations.isdisjoint(above):
+        keys_above = set(with_folders(key))
+        if locations.isdisjoint(keys_above):
             claims = await context.store.find_overlapping_claims([key], uuid, 0)
-            foreign |= within if any(claim.location in above for claim in claims) else set()
+            foreign |= within if any(claim.location in keys_above for claim in claims) else set()
     return foreign
 
 
 def _group_by_folder(warehouse: Warehouse, paths: Iterable[str]) -> dict[str, set[str]]:
-    """Return the paths by the key of their folder, without paths that the server cannot read."""
+    """Return the paths, grouped by the key of their folder. Leave out paths that the server cannot read."""
     names_by_folder: dict[str, set[str]] = {}
     for path in paths:
         names_by_folder.setdefault(path.rpartition("/")[0], set()).add(path)
@@ -130,8 +128,8 @@ async def check_added(
         caller: The principal that commits.
         uuid: The table's UUID.
         base: The table's metadata before the commit. None for a new table.
-        metadata: The metadata after the commit. The commit claims the locations that `metadata` has and `base` does
-            not have. The caller's right to them has been checked.
+        metadata: The metadata after the commit. The commit claims its new locations, and the caller's right to them
+            has been checked.
         commit: The updates.
         files: Reads the manifest lists and manifests.
 
@@ -156,14 +154,14 @@ async def check_added(
         else set()
     )
     for description, location in _list_new_locations(context, base, metadata):
-        # The location is checked before any file there is read, because errors quote file names.
+        # Check the locations before reading any file in them, because error messages contain file names.
         await check_unclaimed(context, caller, location, description, (commit.namespace, commit.name), uuid)
         locations.add(context.warehouse.make_key(parse_location(location)))
     own_locations = OwnLocations(warehouse, locations)
     reader = _Reader(context, own_locations, files)
     await asyncio.to_thread(own_locations.check, [*statistics_paths, *lists], "The file")
     carried = await reader.list_manifests_before(base, commit.added_snapshots)
-    # The manifest lists of earlier snapshots may have been overwritten.
+    # Do not trust the manifest lists of earlier snapshots, which may have been overwritten.
     for path in await find_foreign_paths(context, uuid, carried):
         del carried[path]
     for location in lists:
@@ -171,17 +169,17 @@ async def check_added(
     fresh = [path for path in dict.fromkeys(manifests) if path not in carried]
     await asyncio.to_thread(own_locations.check, fresh, "The manifest")
     for manifest in fresh:
-        outside = await reader.list_outside_files(manifest)
-        if outside:
-            await _check_carried(reader, carried, outside)
+        outside_files = await reader.list_outside_files(manifest)
+        if outside_files:
+            await _check_carried(reader, carried, outside_files)
 
 
 def _list_new_locations(
     context: CatalogContext, base: TableMetadata | None, metadata: TableMetadata
 ) -> Iterator[tuple[str, str]]:
-    """Yield the name and value of each new location.
+    """Yield a description and the path of each new location.
 
-    A location of `base` counts as new if it is not claimed, because the file of `base` may have been overwritten.
+    A location of `base` is new if it is not claimed: the metadata file of `base` may have been overwritten.
     """
     if base is None or metadata.location != base.location:
         yield "The table's location", metadata.location
@@ -216,7 +214,7 @@ def _make_outside_error(path: str, description: str) -> BadRequest:
 
 
 class OwnLocations:
-    """The locations that one table claims, and the locations where it may name files, both as keys."""
+    """The keys of the locations that a table claims, and of the allowed locations where it may name files."""
 
     def __init__(self, warehouse: Warehouse, locations: set[str]) -> None:
         self._warehouse = warehouse
@@ -283,7 +281,7 @@ class _Reader:
         return [manifest.manifest_path for manifest in manifests]
 
     async def list_files(self, manifest: str) -> set[str]:
-        """Return the live files of a manifest of the parent."""
+        """Return the live files of a manifest of the parent snapshot."""
         try:
             data = await self._read(manifest, "manifest")
             return {path for path, _ in await asyncio.to_thread(_list_paths, data, manifest)}
@@ -291,7 +289,7 @@ class _Reader:
             return set()
 
     async def list_outside_files(self, manifest: str) -> set[str]:
-        """Return the manifest's files outside the table's locations.
+        """Return the live files of a manifest that are outside the table's locations.
 
         Raises:
             BadRequest: A delete file refers to a data file outside these locations, or a file is behind a symbolic
@@ -307,8 +305,8 @@ class _Reader:
             self._own.check(
                 (data_file for path, data_file in entries if data_file and self._own.holds(path)), "The data file"
             )
-            outside = {path for path, _ in entries if not self._own.holds(path)}
-            return [path for path, _ in entries if path not in outside], outside
+            outside_paths = {path for path, _ in entries if not self._own.holds(path)}
+            return [path for path, _ in entries if path not in outside_paths], outside_paths
 
         own_paths, outside = await asyncio.to_thread(find)
         await self._context.objects.check_links(own_paths)
@@ -325,10 +323,10 @@ class _Reader:
 
 
 def _list_paths(data: bytes, location: str) -> Iterator[tuple[str, str | None]]:
-    """Return (path, the data file to which it refers) of each live entry.
+    """Yield the path of each live entry, and the path of the data file to which a delete file refers, or None.
 
     Raises:
-        Corrupt: The manifest is damaged; the message has its location.
+        Corrupt: The manifest is damaged. The message contains its location.
     """
     decoded = decode_manifest(data, location)
     heap = decoded.heap.tobytes()

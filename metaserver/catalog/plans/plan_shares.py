@@ -1,6 +1,6 @@
-"""The shares of principals in plans.
+"""The leases and bytes of plans that each principal uses.
 
-Leases count until they end or are withdrawn, and bytes until the files are deleted.
+A lease counts until it ends or is withdrawn. The bytes of a plan count until its files are deleted.
 
 Invariant: a principal may have at most half of all leases and half of all bytes, so that no principal can
 exclude the others. A lease counts for the principal that requested or renewed it, for the requested time.
@@ -18,13 +18,14 @@ from seamark.metaserver.access.principal import ANONYMOUS_NAME
 from seamark.metaserver.catalog.quotas import Quota
 
 PLAN_BYTES_MIN = 4096
-"""The minimum size of a plan, for its row in the database and the minimum that storage bills for its files."""
+"""The size in bytes with which the smallest plan counts. It covers the row in the database and the minimum object size
+that storage services bill."""
 _EVERYBODY = "all"
 _SWEEP_MIN = 10_000
 
 
 class PlanShares:
-    """The leases and bytes of principals. Times are of a monotonic clock."""
+    """The leases and bytes of each principal. Times are seconds of a monotonic clock."""
 
     def __init__(self, *, leases: int, size_bytes: int, grace_s: float) -> None:
         self._leases = Quota(max(1, leases // 2))
@@ -32,7 +33,7 @@ class PlanShares:
         self._bytes_of_all = Quota(size_bytes)
         self._grace_s = grace_s
         self._granted: dict[tuple[str, int], tuple[float, int]] = {}
-        """For each holder and plan number, the end of the lease, and the bytes of the plan."""
+        """The end of the lease and the bytes of the plan, by holder and plan number."""
         self._sweep_at = _SWEEP_MIN
 
     def find_exhausted_limit(self, principal: str, now_s: float, leases: int = 1) -> str | None:
@@ -45,7 +46,7 @@ class PlanShares:
         return None if self._bytes_of_all.has_room(_EVERYBODY, now_s) else "bytes"
 
     def count_new_leases(self, principal: str, plans: Iterable[int], now_s: float) -> int:
-        """Return how many of the plans would be additional leases of the principal."""
+        """Return the number of plans for which the principal has no lease yet."""
         holder = _find_holder(principal) or ""
         return sum(self._granted.get((holder, plan), (0.0, 0))[0] <= now_s for plan in plans)
 
@@ -74,11 +75,11 @@ class PlanShares:
         if len(self._granted) >= self._sweep_at:
             self._granted = {key: kept for key, kept in self._granted.items() if kept[0] > now_s}
             self._sweep_at = max(_SWEEP_MIN, 2 * len(self._granted))
-        before = self._granted.pop((holder, plan), None)
-        if before is not None:
-            self._leases.take_back(holder, before[0])
+        former_share = self._granted.pop((holder, plan), None)
+        if former_share is not None:
+            self._leases.take_back(holder, former_share[0])
             for quota, share_holder in ((self._bytes, holder), (self._bytes_of_all, _EVERYBODY)):
-                quota.take_back(share_holder, before[0] + self._grace_s, before[1])
+                quota.take_back(share_holder, former_share[0] + self._grace_s, former_share[1])
         for quota, share_holder in ((self._bytes, holder), (self._bytes_of_all, _EVERYBODY)):
             quota.add(share_holder, now_s, until_s + self._grace_s, size)
         if until_s > now_s:
@@ -91,5 +92,5 @@ class PlanShares:
 
 
 def _find_holder(principal: str) -> str | None:
-    """Return the principal whose share is charged, or None if the server has no logins."""
+    """Return the holder whose share is charged, or None if the server has no logins."""
     return None if principal == ANONYMOUS_NAME else principal

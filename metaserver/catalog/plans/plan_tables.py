@@ -1,17 +1,15 @@
-"""Plan tables: names under which an engine reads only the files that a plan of a table selected.
+"""Plan tables: names under which an engine reads only the files that a plan of a table selected, while a lease lasts.
 
-A lease limits their time.
+The meaning of a name never changes. A digest in the name identifies the table, its metadata and the filter. The files
+of a plan are written once, to unique paths, and the plan's row in the pointer store lists them. Identical plans share
+the name and the files. A name resolves only while the planned table keeps its own name. The files outlive the lease, so
+that running queries can finish. Then the name is removed, then the files, and finally the row. If a crash interrupts
+this, the row remains for another attempt.
 
-The rules: the meaning of a name never changes. A digest in the name identifies the table, its metadata
-and the filter. The row in the pointer store lists the files that were written for the name once, to unique
-paths. Identical plans share name and files. A name resolves only while the table keeps its own name.
-Files outlive the lease, so that running queries can finish. After that, the name is removed, then the files, and
-finally the row. So after a crash a row remains for another attempt.
-
-A plan for an audience (requests with one value of `X-Seamark-Plans`) has no name. loadTable shows it to
-that audience as an additional snapshot of the table, until the lease ends or is withdrawn. The table's
-metadata never contains that snapshot. A commit that removes its id drops the plan, because the engine
-deletes the plan's files.
+A plan for an audience (the requests with the same value of `X-Seamark-Plans`) has no name. loadTable shows the plan to
+its audience as an additional snapshot of the table, until the lease ends or is withdrawn. The table's metadata files
+never contain this snapshot. A commit that removes the snapshot's id drops the plan, because the engine deletes the
+plan's files.
 """
 
 from __future__ import annotations
@@ -57,9 +55,9 @@ _DIGEST_CHARACTERS = 32
 _WITHDRAWN_PLANS_PER_BATCH = 1000
 _DELETES_CONCURRENT_MAX = 16
 _SHOWN_ID_MIN = 1 << 32
-"""The lowest id of a plan snapshot.
+"""The lowest id of a plan snapshot, which must be a `bigint` in Trino.
 
-Trino reads smaller numbers as `integer`, but a version must be a `bigint`.
+Trino reads smaller numbers as `integer`.
 """
 _PLAN_FILE = re.compile(rf"/{FORMER_PLANS_FOLDER}/[0-9a-f]{{{_DIGEST_CHARACTERS}}}[-/]|/{FRESH_FOLDER}/")
 """Matches the location of a file of a plan, or of a file with rows of a stream.
@@ -70,11 +68,17 @@ _log = structlog.get_logger("seamark.plans")
 
 _LOGGED_EVERY_S = 60.0
 _COUNTED_S = 10.0
-"""The time for which the count of all plans is cached. Plans that this worker creates are added to it."""
+"""The time for which the number of all plans is cached. The worker adds the plans that it creates to this number."""
 
 
 class LoadedPlan(msgspec.Struct, frozen=True):
-    """A plan table as engines load it, with the table that was planned."""
+    """A plan table, and the planned table.
+
+    Attributes:
+        plan: The row of the plan.
+        metadata: The metadata that engines load for the plan table.
+        table: The planned table.
+    """
 
     plan: StoredPlanTable
     metadata: TableMetadata
@@ -82,7 +86,7 @@ class LoadedPlan(msgspec.Struct, frozen=True):
 
 
 class Holder(NamedTuple):
-    """The requests that may reach a plan.
+    """The requests that may use a plan.
 
     Attributes:
         audience: The value of `X-Seamark-Plans` in these requests.
@@ -95,10 +99,11 @@ class Holder(NamedTuple):
 
 
 def plan_name(entry: Entry, snapshot_id: int, bound_filter_text: str, holder: Holder | None = None) -> str | None:
-    """Return the name of the plan for `bound_filter_text`, the bound filter, on a snapshot of the table.
+    """Return the name of the plan for a filter on a snapshot of the table, or None if the name would be too long.
 
-    Returns:
-        None if the name is too long.
+    Args:
+        bound_filter_text: The bound filter as text.
+        holder: The requests that may use the plan, or None if all requests may use it.
     """
     table = (*entry.namespace, entry.name, entry.uuid, entry.metadata_location)
     identity = encode_json((table, entry.index_version, snapshot_id, bound_filter_text, *(holder or ())))
@@ -115,13 +120,17 @@ def derive_snapshot_id(plan_id: str) -> int:
 def make_plan_snapshot(plan_id: str, metadata: TableMetadata, planned: Snapshot, *, is_fresh: bool = False) -> Snapshot:
     """Return the snapshot that shows a plan to its audience.
 
-    `planned` has the plan's manifest list and the original id. The schema is the schema of the filter, because a
-    later schema may use its names for other columns. The parent is the original snapshot, where engines find
-    statistics. The timestamp is just before the timestamp of the original, so that an engine that searches for the
-    newest snapshot selects the original.
+    Its schema is the schema of the filter, because a later schema may use the same names for other columns. Its parent
+    is the planned snapshot, where engines find statistics. Its timestamp is just before the timestamp of the planned
+    snapshot, so that an engine that searches for the newest snapshot selects the planned snapshot.
 
-    The metadata that engines load may lack a fresh snapshot. So the parent of its plan is the last snapshot that the
-    table has, and the sequence number is not above that of the table, which Iceberg's Java library checks.
+    The table metadata that engines load may lack a fresh snapshot. Therefore the parent of a fresh snapshot's plan is
+    the table's last snapshot, and its sequence number is not above the table's, because Iceberg's Java library checks
+    this.
+
+    Args:
+        planned: The planned snapshot, with its id and with the manifest list of the plan.
+        is_fresh: Whether the planned snapshot is a fresh snapshot.
     """
     return msgspec.structs.replace(
         planned,
@@ -134,7 +143,7 @@ def make_plan_snapshot(plan_id: str, metadata: TableMetadata, planned: Snapshot,
 
 
 def parse_digest(name: str) -> str:
-    """Return the digest in the name of a plan. The names of its files contain the same digest."""
+    """Return the digest in the name of a plan. The names of the plan's files contain the same digest."""
     return name.rpartition(PLAN_MARK)[2]
 
 
@@ -149,11 +158,11 @@ class PlanTables:
             grace_s=settings.plan_table_grace_s,
         )
         self.refused: Counter[str] = Counter()
-        """The number of plans that were not made, by the exhausted limit; for metrics."""
+        """The number of refused plans by the exhausted limit, which is a metric."""
         self._logged_s: dict[str, float] = {}
 
     async def has_room(self, principal: str) -> bool:
-        """Return whether another plan may be created.
+        """Return whether `principal` may create one more plan.
 
         The number of plans is limited because every reader can request plans, and each plan has files.
         """
@@ -186,7 +195,7 @@ class PlanTables:
         """Return the plan with this name, and the pointer of its table.
 
         Raises:
-            NoSuchTable: The lease has ended, or another table has the table's name now. The message is the same as
+            NoSuchTable: The lease has ended, or the planned table no longer has its name. The message is the same as
                 for a table that does not exist.
         """
         plan = await self._context.store.plan_table(namespace, name) if is_plan_name(name) else None
@@ -209,7 +218,7 @@ class PlanTables:
         return LoadedPlan(plan, await documents.table(plan.location), table)
 
     async def read(self, namespace: NamespacePath, name: str) -> LoadedTable:
-        """Return the plan's metadata as metadata of its table, at the table's location, for reading only."""
+        """Return the plan as a table for reading: the planned table's entry and location, with the plan's snapshot."""
         plan = await self.load(namespace, name)
         entry = plan.table.entry
         assert entry is not None
@@ -233,7 +242,7 @@ class PlanTables:
         lease_s: int,
         principal: str,
     ) -> int:
-        """Renew plans of the table or view for `principal`. A lease of 0 s withdraws the plans.
+        """Renew the leases of plans of a table or view for `principal`. A lease of 0 s withdraws the plans.
 
         Returns:
             The number of plans that exist.
@@ -267,13 +276,13 @@ class PlanTables:
     async def share(
         self, namespace: NamespacePath, name: str, lease_s: int, principal: str, audience: str | None = None
     ) -> StoredPlanTable | None:
-        """Return the existing plan with this name and audience.
+        """Return the existing plan with this name and audience, and renew its lease.
 
-        Its lease is renewed for `principal` only if less than half of `lease_s` is left, so most requests that share
-        a plan write nothing.
+        The lease is renewed for `principal` only if less than half of `lease_s` remains. So most requests for an
+        existing plan write nothing.
 
         Returns:
-            None if there is no such plan, or if the lease would exceed the principal's limit.
+            The plan, or None if it does not exist or the lease would exceed the principal's limit.
         """
         now_ms = self._context.clock.now_ms()
         plan = await self._context.store.plan_table(namespace, name)
@@ -301,7 +310,8 @@ class PlanTables:
     ) -> StoredPlanTable:
         """Store the files and register the plan.
 
-        If another request has registered the name already, the method deletes these files and returns the other plan.
+        If another request has already registered the name, the method deletes the files and returns the registered
+        plan.
         The files count against the shares of `principal` (`plan_shares.py`).
 
         Args:
@@ -321,7 +331,7 @@ class PlanTables:
         try:
             (plan_table,) = await self._context.store.transact([KeepPlanTable(plan)])
         except CommitUnknown:
-            # After an unknown outcome, the plan may be registered, so the files are kept.
+            # If the outcome is unknown, the plan may be registered, so keep the files.
             raise
         except SeamarkError:
             await self._remove_quietly(plan.files)
@@ -349,7 +359,7 @@ class PlanTables:
                 await self._context.store.transact([drop])
 
     async def clean(self) -> int:
-        """Delete the files of ended plans. This is a task of housekeeping.
+        """Delete the files of plans whose leases have ended. Housekeeping calls this method periodically.
 
         Returns:
             The number of plans whose files were deleted.
@@ -360,15 +370,15 @@ class PlanTables:
             0
         ] == _WITHDRAWN_PLANS_PER_BATCH:
             pass
-        deleted_count, after = 0, None
-        while plans := await store.list_retired_plan_tables(after, _WITHDRAWN_PLANS_PER_BATCH):
-            after = plans[-1].id
+        deleted_count, after_id = 0, None
+        while plans := await store.list_retired_plan_tables(after_id, _WITHDRAWN_PLANS_PER_BATCH):
+            after_id = plans[-1].id
             slots = asyncio.Semaphore(_DELETES_CONCURRENT_MAX)
             deleted_count += sum(await asyncio.gather(*(self._delete(plan, slots) for plan in plans)))
         return deleted_count
 
     async def _delete(self, plan: StoredPlanTable, slots: asyncio.Semaphore) -> bool:
-        """Delete the files of a plan. Return False if a file could not be deleted; a later round tries again."""
+        """Delete the files of a plan. Return False if a file could not be deleted, so that a later call tries again."""
         async with slots:
             try:
                 for location in reversed(plan.files):
@@ -395,14 +405,14 @@ def make_too_many_plans(principal: str) -> TooManyRequests:
 
 
 def is_plan_file(location: str) -> bool:
-    """Return whether a file belongs to a plan, or has rows of a stream. Such files are deleted soon."""
+    """Return whether the file belongs to a plan or contains fresh rows of a stream, and is therefore deleted soon."""
     return _PLAN_FILE.search(location) is not None
 
 
 def check_lasting(location: str, metadata: TableMetadata) -> None:
-    """Check that metadata do not belong to a plan and have no manifest list of a plan.
+    """Check that neither the metadata nor a manifest list in it belongs to a plan.
 
-    The files of a plan are deleted soon.
+    The files of a plan are deleted when its lease ends.
 
     Raises:
         BadRequest: The metadata or a manifest list belongs to a plan.
@@ -417,7 +427,7 @@ def check_lasting(location: str, metadata: TableMetadata) -> None:
 
 
 def _check_manifest_list(location: str | None) -> None:
-    """Check that a manifest list does not belong to a plan, because the plan's files are deleted soon.
+    """Check that a manifest list does not belong to a plan, whose files are deleted when its lease ends.
 
     Raises:
         BadRequest: The manifest list belongs to a plan.

@@ -1,19 +1,19 @@
-"""Plan views: names that read a view from plan tables, with a condition on the view's rows.
+"""Plan views: names under which an engine reads a view whose tables are replaced by their plans.
 
-A plan view has the view's owner, columns and defaults, but another text: `SELECT * FROM (its text) WHERE
-…`, in which plan names replace the names of tables and of other views. An engine therefore treats a plan view like
-the view: same rights, same column types, same checks for staleness.
+A plan view has the view's owner, columns and defaults, but a different text: `SELECT * FROM (text of the view) WHERE
+…`. In the text of the view, plan names replace the names of tables and of other views. An engine therefore treats a
+plan view like the view, with the same rights, column types and checks for staleness.
 
-The rules: a plan view is built from data that the catalog has stored. The client sends positions in the
-text, and the text at these positions must be the name of the plan's table or view. The condition ensures
-that the plan view returns only rows that the view also returns. Otherwise, the rows that plan tables leave
-out would affect counts and anti-joins. A name belongs to one metadata file of the view: after any change
-of the view the name no longer resolves. If another plan view refers to the name, reading that plan view fails with
-the same error. Rows, leases and clean-up work as for plan tables, whose names have the same form.
+A plan view is built from data that the catalog has stored. The client sends positions in the text, and the text at
+these positions must be the name of the planned table or view. The condition ensures that the plan view returns only
+rows that the view also returns. Otherwise, the rows that plan tables leave out would affect counts and anti-joins. A
+name belongs to one metadata file of the view: after any change of the view, the name no longer resolves, and a query of
+a plan view that refers to the name fails. Rows, leases and clean-up work as for plan tables, whose names have the same
+form.
 
 A plan view that is created with `X-Seamark-Plans` resolves only for requests with the same value of the
 header, until it is withdrawn. The view belongs to one user: for other users, its text fails when it would
-return a row. Its tables keep their names in the view's text, each with the version of its plan.
+return a row. In its text, the tables keep their names, and each name is followed by the version of the table's plan.
 """
 
 from __future__ import annotations
@@ -34,27 +34,29 @@ from seamark.metaserver.catalog.values import LoadedView
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath, StoredPlanTable
 
 DIALECT = "trino"
-"""The dialect of the text. Trino optimises a condition around a subquery, and quotes names with double quotes."""
+"""The dialect of the text. Trino pushes a condition into a subquery, and quotes names with double quotes."""
 TEXT_CHARACTERS_MAX = 1_000_000
 _PART = r'(?:"(?:[^"]|"")*"|[A-Za-z_][A-Za-z0-9_]*)'
 _REFERENCE = re.compile(rf"(?<![\w.\"'])((?:{_PART}\.){{0,2}})({_PART})(?![\w.\"'])")
-"""Matches a reference that is not inside another name."""
+"""Matches a qualified name in the text of a view. It does not match a part of a longer name."""
 _PARTS = re.compile(_PART)
 _HOLDER = "seamark.plan-holder"
-"""The key in the version's summary from which the plan view's name is derived."""
+"""A key in the summary of a view version. The name of the plan view depends on its value."""
 
 
 class ReplacedReference(msgspec.Struct, frozen=True):
-    """Characters [start, end) of a view's text: the name of a table or view, qualified as in the text.
-
-    `namespace` and `name` identify the table or view that the text must name.
+    """A reference to a table or view in a view's text, and the plan that replaces it.
 
     Attributes:
+        start: The index of the first character of the name.
+        end: The index after the last character of the name.
+        namespace: The namespace of the table or view that the text must name.
+        name: The name of the table or view that the text must name.
         plan: The name of the plan table or plan view that replaces the name.
-        version: The id of a plan snapshot of the table.
+        version: The id of the plan snapshot to add to the name of a table.
         alias: Whether to add the name as an alias, because the text has no alias.
-        columns: The columns that are read from the view itself to check access. Only for a view whose plan view
-            resolves for an audience.
+        columns: The columns that are read from the view itself to check access. They are set only for a view whose
+            plan view resolves for an audience.
     """
 
     start: int
@@ -68,7 +70,7 @@ class ReplacedReference(msgspec.Struct, frozen=True):
 
 
 class Reader(NamedTuple):
-    """The user of the engine for whom a plan view of an audience is created."""
+    """The only user of an engine that may read a plan view, and the requests that may use it."""
 
     holder: Holder
     user: str
@@ -117,7 +119,7 @@ class PlanViews:
         principal: str,
         reader: Reader | None = None,
     ) -> StoredPlanTable | None:
-        """Create a plan view, and return its plan. None if there are too many plans or the view's name is too long.
+        """Create a plan view. Return its plan, or None if there are too many plans or the view's name is too long.
 
         With a `reader`, the name resolves only for the reader's audience, and returns rows only to that user.
 
@@ -167,7 +169,7 @@ def _make_name(entry: Entry, version: ViewVersion, audience: str | None) -> str 
 def _point_to_plans(
     view: LoadedView, references: list[ReplacedReference], condition: str, reader: Reader | None
 ) -> ViewMetadata:
-    """Return the view's metadata with one version, one schema and one representation."""
+    """Return metadata of the view with only the current version, whose text reads the plans."""
     metadata, version = view.metadata, view.metadata.current_version
     original = next(
         (
@@ -186,7 +188,7 @@ def _point_to_plans(
         if reference.columns
     )
     text = f"WITH {access_checks} " if access_checks else ""
-    # The parenthesis is on a separate line, because the text may end with a comment.
+    # The closing parenthesis is on a separate line, because the text may end with a comment.
     text += f"SELECT * FROM (\n{inner}\n) AS {_quote(view.entry.name)} WHERE "  # noqa: S608
     text += condition if reader is None else f"{_make_reader_condition(reader.user)} AND ({condition}\n)"
     if len(text) > TEXT_CHARACTERS_MAX:
@@ -205,16 +207,16 @@ def _point_to_plans(
 
 
 def _write_access_check(text: str, reference: ReplacedReference, number: int) -> str:
-    """Return a query that never runs.
+    """Return a WITH item that checks access to a view. The engine analyses the item, but never runs it.
 
-    When the engine analyses the query, it checks access to the view, and applies the view's rules.
+    In the analysis, the engine checks the user's access to the view, and applies the view's rules.
     """
     columns = ", ".join(map(_quote, reference.columns))
     return f'"~{number}" AS (SELECT {columns} FROM {text[reference.start : reference.end]} WHERE FALSE)'  # noqa: S608
 
 
 def _make_reader_condition(user: str) -> str:
-    """Return a condition that raises an error when another user reads a row.
+    """Return a condition that raises an error when a user other than `user` reads a row.
 
     A plan view runs with its owner's rights, but in any view, Trino's `current_user` is the user of the
     statement.
@@ -233,21 +235,25 @@ def _replace_references(text: str, references: list[ReplacedReference], default:
                 f"Characters {reference.start} to {reference.end} of the view's text are not the name of {table}"
             )
         if reference.version is not None:
-            new = f"{match[0]} FOR VERSION AS OF {reference.version}"
+            replacement = f"{match[0]} FOR VERSION AS OF {reference.version}"
         else:
-            new = f"{match[1]}{_quote(str(reference.plan))}"
-        pieces += [text[at : reference.start], new, f" AS {_quote(_unquote(match[2]))}" if reference.alias else ""]
+            replacement = f"{match[1]}{_quote(str(reference.plan))}"
+        pieces += [
+            text[at : reference.start],
+            replacement,
+            f" AS {_quote(_unquote(match[2]))}" if reference.alias else "",
+        ]
         at = reference.end
     return "".join([*pieces, text[at:]])
 
 
 def _names_table(match: re.Match[str], reference: ReplacedReference, default: NamespacePath) -> bool:
-    """Return whether the text names the table or view of the reference. Names are compared as Trino compares them.
+    """Return whether the matched text names the table or view of the reference.
 
-    Names of catalogs are not checked.
+    Names are compared as Trino compares them. The name of the catalog is not checked.
     """
-    before = [_unquote(part) for part in _PARTS.findall(match[1])]
-    schema = before[-1] if before else ".".join(default)
+    namespace_parts = [_unquote(part) for part in _PARTS.findall(match[1])]
+    schema = namespace_parts[-1] if namespace_parts else ".".join(default)
     table_name = (schema.lower(), _unquote(match[2]).lower())
     return table_name == (".".join(reference.namespace).lower(), reference.name.lower())
 

@@ -1,1 +1,1 @@
-"""Finds tables, views and functions in a warehouse again, after the loss or the restore of a database."""
+"""Recovers tables, views and functions from the files in a warehouse after a database is lost or restored."""

@@ -1,7 +1,7 @@
 """Compares the pointers of a restored database with the metadata files in storage.
 
-A backup is older than the tables. No pointer names the metadata files of later commits, so the next commit would not
-include these commits. Therefore a table with later files is reported, and its pointer can be moved to the newest file.
+A restored backup does not contain the pointers of later commits, so the next commit to a table would lose them.
+Therefore the comparison reports tables with newer metadata files, and can move their pointers to the newest files.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from seamark.metaserver.store.port import PointerStore
 
 _ENTRIES_PER_PAGE = 1000
 _CHAIN_MAX = 10_000
-"""The maximum number of files that are read to determine whether a newer file follows from a pointer."""
+"""The maximum number of files that are read to decide whether a newer file descends from the file of a pointer."""
 
 
 class Later(msgspec.Struct, frozen=True, rename="kebab"):
-    """A table or view with files that are newer than its pointer.
+    """A table or view with metadata files that are newer than its pointer.
 
     Attributes:
-        pointer: The file that the database names.
-        newest: The newest file, which follows from the pointer.
+        pointer: The metadata file that the database names.
+        newest: The newest metadata file, which descends from the file of the pointer.
         is_advanced: Whether the pointer was moved to the newest file.
     """
 
@@ -54,9 +54,9 @@ class Comparison(msgspec.Struct, frozen=True, rename="kebab"):
 
     Attributes:
         entries: The number of compared pointers.
-        missing: The pointers whose files do not exist.
-        later: The tables and views with newer files.
-        findings: Files that may be newer, and why they were not used.
+        missing: The pointers whose metadata files do not exist.
+        later: The tables and views with newer metadata files.
+        findings: Files that may be newer, and the reasons why they were not used.
     """
 
     entries: int
@@ -75,11 +75,11 @@ async def compare_with_storage(context: CatalogContext, caller: Caller, *, advan
     comparer = _Comparer(context, caller, folders, advance=advance)
     async for entry in _list_entries(context.store):
         await comparer.compare(entry)
-    after = None
-    while rows := await context.store.list_dropped(None, after, _ENTRIES_PER_PAGE):
+    after_id = None
+    while rows := await context.store.list_dropped(None, after_id, _ENTRIES_PER_PAGE):
         for row in rows:
             comparer.check_exists(row.entry, "dropped ")
-        after = rows[-1].id
+        after_id = rows[-1].id
     return Comparison(comparer.entries, tuple(comparer.missing), tuple(comparer.later), tuple(comparer.findings))
 
 
@@ -151,10 +151,10 @@ class _Comparer:
         self.later.append(Later(name, entry.metadata_location, newest.location, is_advanced=self._advance))
 
     async def _follows(self, entry: Entry, newest: FoundFile) -> bool:
-        """Return whether the newest file follows from the pointer.
+        """Return whether the newest file descends from the metadata file of the pointer.
 
-        The metadata of a table lists the previous metadata files. If the pointer is older than these, earlier files are
-        read.
+        Table metadata list the previous metadata files. If the list does not reach back to the pointer, the method
+        reads the oldest listed file, and continues with its list.
         """
         if entry.kind is EntryKind.VIEW:
             return newest.number > parse_metadata_version(entry.metadata_location)
@@ -175,13 +175,13 @@ async def _list_entries(store: PointerStore) -> AsyncIterator[Entry]:
     pending: list[NamespacePath] = [()]
     while pending:
         parent = pending.pop()
-        after = None
-        while children := await store.list_namespaces(parent, after, _ENTRIES_PER_PAGE):
+        after_name = None
+        while children := await store.list_namespaces(parent, after_name, _ENTRIES_PER_PAGE):
             pending += children
-            after = children[-1][-1]
+            after_name = children[-1][-1]
         for kind in EntryKind if parent else ():
-            after = None
-            while entries := await store.list_entries(kind, parent, after, _ENTRIES_PER_PAGE):
+            after_name = None
+            while entries := await store.list_entries(kind, parent, after_name, _ENTRIES_PER_PAGE):
                 for entry in entries:
                     yield entry
-                after = entries[-1].name
+                after_name = entries[-1].name

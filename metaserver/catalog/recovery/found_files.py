@@ -1,7 +1,7 @@
-"""The metadata files of a warehouse, by folder, and the newest file of each table, view and function.
+"""Finds the metadata files of a warehouse, and the newest file of each table, view and function.
 
-The storage is not trusted: a user who may write files of one table may write any metadata file in its folders. So the
-module reports a file that cannot be read, and a choice between two files. It does not guess.
+The storage is not trusted: a user who may write files of one table may write any metadata file in its folders.
+Therefore, if a file is unreadable, or several files may be the newest, the module reports this and does not guess.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Metadata = TableMetadata | ViewMetadata | None
 _TABLE_FILE = re.compile(r"\.metadata\.json(?:\.gz)?\Z")
 _FUNCTION_FILE = re.compile(r"\.function\.json\Z")
 _LARGE_FILE_BYTES = 8 << 20
-"""A file with more bytes is read only when no other large file is in memory."""
+"""The minimum size of a large file. Only one large file is in memory at a time."""
 _CONCURRENT_FOLDERS_MAX = 64
 
 
@@ -42,7 +42,7 @@ class FoundFile(NamedTuple):
         table_location: The location of the table or view. For a function, the folder above the file's folder.
         updated_ms: The time of the last change of the metadata. For a function, the time when the file was written.
         previous: The earlier metadata files that the file lists, newest last.
-        metadata: The decoded metadata; None for a function.
+        metadata: The decoded metadata, or None for a function.
     """
 
     location: str
@@ -63,7 +63,7 @@ class FoundFile(NamedTuple):
 
 
 class Finding(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
-    """A file or a table that is not registered, and why.
+    """A file or table that is not registered, and the reason.
 
     Attributes:
         location: The metadata file.
@@ -80,9 +80,9 @@ class NewestFiles(NamedTuple):
     """The newest file of each UUID in one folder.
 
     Attributes:
-        newest: The files that can be registered.
-        uncertain: A file of each other UUID, whose newest file is not certain.
-        findings: The files that cannot be registered, and why.
+        newest: The newest files of the UUIDs for which they are certain.
+        uncertain: One file of each UUID whose newest file is uncertain.
+        findings: The files that cannot be registered, and the reasons.
     """
 
     newest: tuple[FoundFile, ...]
@@ -95,7 +95,7 @@ class _FunctionDocument(msgspec.Struct, rename="kebab"):
 
 
 async def list_folders(objects: ObjectStore, warehouse: Warehouse) -> dict[str, list[ObjectInfo]]:
-    """Return the metadata files below the warehouse and the allowed locations, by folder, without files of plans."""
+    """Return the metadata files in the warehouse and the allowed locations, by folder. Leave out files of plans."""
     folders: dict[str, dict[str, ObjectInfo]] = {}
     for root in warehouse.roots:
         async for info in objects.list(str(root)):
@@ -123,8 +123,8 @@ class FileReader:
     async def read_folder(self, files: Sequence[ObjectInfo]) -> NewestFiles:
         """Return the newest file of each table, view and function of a folder.
 
-        A file is newer than the files that it lists. The files are read in descending order of their numbers, and a
-        listed file is not read. Usually, one file is read for each table.
+        A file is newer than the previous files that it lists. The method reads the files in descending order of their
+        numbers, and skips files that are listed. So it usually reads one file for each table.
         """
         pending = {info.location: info for info in files}
         newest: dict[str, FoundFile] = {}
@@ -144,9 +144,9 @@ class FileReader:
                 continue
             for location in file.previous:
                 pending.pop(location, None)
-            chosen = newest.setdefault(file.uuid, file)
-            if chosen is not file and _may_be_newer(file, chosen):
-                rivals.setdefault(file.uuid, [chosen]).append(file)
+            newest_file = newest.setdefault(file.uuid, file)
+            if newest_file is not file and _may_be_newer(file, newest_file):
+                rivals.setdefault(file.uuid, [newest_file]).append(file)
         uncertain: list[FoundFile] = []
         for uuid, candidates in rivals.items():
             uncertain.append(newest.pop(uuid))
@@ -197,7 +197,7 @@ class FileReader:
             updated_ms = max((entry.timestamp_ms for entry in view.version_log), default=0)
             return FoundFile(location, EntryKind.VIEW, view.view_uuid, view.location, updated_ms, (), view)
         previous = tuple(normalize_location(entry.metadata_file) for entry in table.metadata_log)
-        # A warehouse may have very many tables, so the histories, which are not needed, are dropped.
+        # Drop the histories, which are not needed, because a warehouse may have very many tables.
         table = msgspec.structs.replace(
             table, snapshots=table.snapshots[-1:], snapshot_log=(), metadata_log=(), statistics=()
         )
@@ -215,7 +215,7 @@ class FileReader:
 
 
 def _order(location: str) -> tuple[int, str]:
-    """Return the number of a file and its location. A later file of a table, view or function compares greater.
+    """Return a sort key: a later file of the same table, view or function compares greater.
 
     The names of the files of functions begin with a UUID of version 7, so they sort by the time of writing.
     """
@@ -223,7 +223,7 @@ def _order(location: str) -> tuple[int, str]:
 
 
 def normalize_location(location: str) -> str:
-    """Return a location in the form that listings use, or unchanged if it is not valid."""
+    """Return a location in the form that listings use. Return an invalid location unchanged."""
     try:
         return str(parse_location(location))
     except BadRequest:
@@ -231,19 +231,16 @@ def normalize_location(location: str) -> str:
 
 
 def _make_unreadable(location: str) -> FoundFile:
-    """Return an entry for a file of which only the location is known.
-
-    Its UUID is the UUID of a table without a UUID.
-    """
+    """Return an entry for an unreadable file, with only the location, and a UUID that is derived from the location."""
     folder = location.rpartition("/")[0].removesuffix("/metadata")
     return FoundFile(location, EntryKind.TABLE, str(uuid5(NAMESPACE_URL, folder)), folder, 0, (), None)
 
 
 def _may_be_newer(file: FoundFile, chosen: FoundFile) -> bool:
-    """Return whether a file that the chosen file does not list may be newer than it.
+    """Return whether `file` may be newer than the chosen file, which does not list it.
 
-    A file with a lower number is older, unless it has a later time: an older file may have been registered, and
-    commits may have followed it.
+    A file with a lower number is older, unless its time is later: after an older file is registered, commits continue
+    with its lower number.
     """
     if file.kind is EntryKind.FUNCTION:
         return False

@@ -1,8 +1,8 @@
-"""The name of a table, view or function, from its location.
+"""Derives the name of a table, view or function from its location.
 
-Metadata files contain no names, and any writer of a table could write a property with a name. The server chooses the
-location of a new table from its name, below the location of its namespace. So the name follows from the location, and a
-writer of a table has no location in the folders of another namespace.
+Metadata files contain no names, and a property with the name would not be safe, because any writer of the table could
+set it. The server derives the location of a new table from its name and the location of its namespace, so the name can
+be derived from the location. This is safe, because a writer cannot write to the folders of another namespace.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.store.model import NamespacePath
 
 _REPLACED_NAME = re.compile(r"-[0-9a-f]{16}\Z")
-"""Matches the end of a path segment if the name has characters other than ASCII letters, digits and a few marks."""
+"""Matches the end of a folder in which the server replaced characters of the name by a hash."""
 _HEX_DIGITS = 32
 
 
@@ -25,7 +25,7 @@ class FoundName(NamedTuple):
     """A namespace and a name.
 
     Attributes:
-        note: The reason why the name may differ from the lost name; empty if it probably is the same name.
+        note: The reason why the name may differ from the lost name. It is empty if the names are probably equal.
     """
 
     namespace: NamespacePath
@@ -37,9 +37,9 @@ class FoundName(NamedTuple):
 
 
 def has_own_folder(location: str, uuid: str) -> bool:
-    """Return whether the server chose the location for this UUID: the name of the folder ends with the UUID.
+    """Return whether the name of the folder ends with the UUID, because the server chose the location for this UUID.
 
-    Only the table with this UUID ever had write access to such a folder.
+    Only writers of the table with this UUID have ever had access to the folder.
     """
     digits = uuid.replace("-", "").lower()
     return len(digits) == _HEX_DIGITS and location.rstrip("/").endswith(f"-{digits}")
@@ -66,7 +66,7 @@ def find_name_of_location(warehouse: Warehouse, location: str, uuid: str) -> Fou
 
 
 def parse_found_name(text: str) -> FoundName:
-    r"""Return the name of a text such as `shop.orders`. A dot within a level is written as `\.`.
+    r"""Parse a name such as `shop.orders`. A dot within a level is written as `\.`.
 
     Raises:
         BadRequest: The text is not a namespace and a name.

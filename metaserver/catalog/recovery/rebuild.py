@@ -1,8 +1,8 @@
 """Registers the tables, views and functions that were found in a warehouse.
 
-Each of them is registered in its own transaction, with its claims, like the registration by a request. A process that
-is killed leaves a valid catalog, and the next run registers the remaining entries. Entries that the database already
-has do not change.
+Each entry is registered with its claims in its own transaction, as a request would register it. If the process is
+killed, the catalog is valid, and the next run registers the remaining entries. Entries that are already in the database
+do not change.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Registered(msgspec.Struct, frozen=True, rename="kebab"):
     """A table, view or function that was registered, or that a dry run would register.
 
     Attributes:
-        notes: The differences, certain or possible, from the state before the loss.
+        notes: Sentences about certain or possible differences from the state before the loss.
     """
 
     kind: str
@@ -56,7 +56,7 @@ class Rebuilt(msgspec.Struct, frozen=True, rename="kebab"):
     """The result of a rebuild.
 
     Attributes:
-        registered_before: The number of found tables, views and functions that the database had already.
+        registered_before: The number of found tables, views and functions that were already in the database.
         index_files: The number of index files that were registered.
     """
 
@@ -76,16 +76,16 @@ def make_result(registered: Iterable[Registered], findings: Iterable[Finding], r
 
 
 class Rebuild:
-    """Registers candidates in a catalog without requests."""
+    """Registers the selected files in a catalog that serves no requests."""
 
     def __init__(self, context: CatalogContext, caller: Caller) -> None:
         self._context = context
         self._caller = caller
 
     async def run(self, candidates: Sequence[Candidate]) -> Rebuilt:
-        """Register the candidates, whose UUIDs the database does not have."""
-        # A file that the operator has chosen may name folders outside its location. These must not claim the location
-        # of another table.
+        """Register the candidates. Their UUIDs must not be in the database."""
+        # Register the files that the operator has chosen last. Such a file may name folders outside its location, and
+        # they must not take the location of another table.
         candidates = sorted(candidates, key=lambda candidate: (candidate.is_chosen, str(candidate.name)))
         registered: list[Registered] = []
         findings: list[Finding] = []
@@ -109,7 +109,7 @@ class Rebuild:
                 created.add(path[:depth])
 
     async def _register(self, candidate: Candidate) -> Registered | Finding:
-        """Register a candidate, or return why it cannot be registered."""
+        """Register a candidate, or return the reason why it cannot be registered."""
         file, name = candidate.file, candidate.name
         try:
             await self._context.transact(await self._make_operations(candidate))
@@ -145,8 +145,8 @@ class Rebuild:
     async def keep_locations(self, files: Sequence[FoundFile]) -> None:
         """Claim the locations of tables, views and functions that are not registered.
 
-        Before the loss, these locations were claimed. Without a claim, other tables could name the files there. An
-        entry without a name has the claim (`seamark retained`). The claim ends when the entry is registered.
+        These locations were claimed before the loss. Without a claim, other tables could name the files there. The
+        claim belongs to a retained entry (`seamark retained`), and ends when the entry is registered.
         """
         for at in range(0, len(files), _CONCURRENT_REGISTRATIONS_MAX):
             await asyncio.gather(*map(self._keep_location, files[at : at + _CONCURRENT_REGISTRATIONS_MAX]))
@@ -169,8 +169,8 @@ class Rebuild:
             expires_ms=0,
             principal_name=self._caller.principal_name,
         )
-        # A claim that overlaps a claim of another entry is refused. The location stays claimed by that entry. The
-        # warehouse itself is not the location of an entry.
+        # The database refuses a claim that overlaps the claim of another entry, which already protects the location.
+        # The root of the warehouse cannot be claimed.
         with suppress(BadRequest):
             key = context.warehouse.make_key(context.warehouse.parse(location))
             claimed = ClaimLocations(uuid=file.uuid, locations=(ClaimedLocation(key=key, display_form=location),))
@@ -178,7 +178,7 @@ class Rebuild:
 
 
 async def find_known(context: CatalogContext, uuids: Iterable[str]) -> set[str]:
-    """Return the UUIDs for which the database has or had an entry, under any name."""
+    """Return the UUIDs for which the database has, or had, an entry."""
     known_uuids: set[str] = set()
     pending = list(uuids)
     for at in range(0, len(pending), _CONCURRENT_REGISTRATIONS_MAX):

@@ -1,9 +1,9 @@
 """Decides which of the found metadata files are registered, and under which names. The functions are pure.
 
-The rules protect tables from each other, as before the loss. A writer of one table may have written metadata files with
-the UUID, the location or the paths of other tables into its own folders. So a file is used only for the table whose
-folder contains it. A UUID and a location have one owner, and a table gets no folder outside its location. The operator
-can examine a file that the rules leave out, and choose it.
+The rules protect the tables from each other's writers. A writer of one table may have written metadata files with the
+UUID, the location or the paths of other tables into its own folders. So a file is used only for the table whose folder
+contains it. Each UUID and each location belongs to one table, and a table gets no folder outside its location. The
+operator can examine a file that the rules leave out, and choose it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def select(
         files: The newest file of each UUID in each folder.
         warehouse: The warehouse.
         choices: The decisions of the operator, by metadata file: the name for the file, or None to leave the file out.
-        has_stream_log: Whether a log may have rows of stream tables. A new log has no rows that files contain, too.
+        has_stream_log: Whether a log with rows of stream tables may exist. Such rows may also be in the files.
     """
     findings: list[Finding] = []
     candidates: list[Candidate] = []
@@ -87,10 +87,11 @@ def select(
 
 
 def check_own_folder(file: FoundFile, warehouse: Warehouse) -> None:
-    """Check the rules that do not depend on other files.
+    """Check that the file is in the folder of its table, and names no other folders and no user with rights.
 
     Raises:
-        BadRequest: The file is not in the folder of its table, or has locations or rights outside it.
+        BadRequest: The file is outside this folder, names a folder outside it, or belongs to a view that runs with the
+            rights of a user.
     """
     location = warehouse.parse(file.table_location, "The location in the file")
     if parse_location(file.folder) != Location(location.scheme, location.bucket, f"{location.path}/metadata"):
@@ -114,7 +115,7 @@ def check_own_folder(file: FoundFile, warehouse: Warehouse) -> None:
 
 
 def check_stream(file: FoundFile) -> None:
-    """Check that no rows of the table's files may be in a log of streams.
+    """Check that no rows in the table's files can also be in a stream log.
 
     Raises:
         BadRequest: The table takes rows of a stream, and has snapshots.
@@ -139,28 +140,31 @@ def _parse_path(path: str) -> Location:
 def _find_shared_uuids(
     candidates: Sequence[Candidate], warehouse: Warehouse, files: Sequence[FoundFile]
 ) -> dict[int, str]:
-    """Return the reasons for candidates whose UUID is also in files of other folders, by number."""
+    """Return the reasons to leave out candidates whose UUID is also in files of other folders.
+
+    The keys are indexes of `candidates`.
+    """
     by_uuid: defaultdict[str, set[str]] = defaultdict(set)
     for file in files:
         by_uuid[file.uuid].add(file.location)
-    chosen = Counter(candidate.file.uuid for candidate in candidates if candidate.is_chosen)
+    chosen_counts = Counter(candidate.file.uuid for candidate in candidates if candidate.is_chosen)
     return {
         number: (
             f"Several folders have files of {candidate.file.kind.value} {candidate.file.uuid}: "
             f"{_show(by_uuid[candidate.file.uuid])}. Choose one of the files"
         )
         for number, candidate in enumerate(candidates)
-        if len(by_uuid[candidate.file.uuid]) > 1 and (not candidate.is_chosen or chosen[candidate.file.uuid] > 1)
+        if len(by_uuid[candidate.file.uuid]) > 1 and (not candidate.is_chosen or chosen_counts[candidate.file.uuid] > 1)
     }
 
 
 def _find_shared_locations(
     candidates: Sequence[Candidate], warehouse: Warehouse, files: Sequence[FoundFile]
 ) -> dict[int, str]:
-    """Return the reasons for candidates whose locations overlap, by number.
+    """Return the reasons to leave out candidates whose locations overlap. The keys are indexes of `candidates`.
 
-    A folder whose name has the UUID of its table is an exception: the table keeps the folder. Files of other tables
-    inside the folder, and of a table whose folder contains it, are left out.
+    If the name of a folder ends with the UUID of its table, the table keeps the folder. Only the files of other tables
+    inside the folder, and of tables whose folders contain it, are left out.
     """
     keys = [warehouse.make_key(parse_location(candidate.file.table_location)) for candidate in candidates]
     reasons: dict[int, str] = {}
@@ -197,15 +201,18 @@ def _find_losers(
 def _find_shared_names(
     candidates: Sequence[Candidate], warehouse: Warehouse, files: Sequence[FoundFile]
 ) -> dict[int, str]:
-    """Return the reasons for candidates with the same name, such as a table and an earlier table that was dropped."""
+    """Return the reasons to leave out candidates with the same name. The keys are indexes of `candidates`.
+
+    For example, a table may have the name of an earlier table that was dropped.
+    """
     by_name: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for number, candidate in enumerate(candidates):
         by_name[get_name_space(candidate.file.kind), *candidate.name.namespace, candidate.name.name].append(number)
     reasons: dict[int, str] = {}
     for numbers in by_name.values():
-        chosen = [number for number in numbers if candidates[number].is_chosen]
+        chosen_numbers = [number for number in numbers if candidates[number].is_chosen]
         for number in numbers:
-            if len(numbers) > 1 and (not candidates[number].is_chosen or len(chosen) > 1):
+            if len(numbers) > 1 and (not candidates[number].is_chosen or len(chosen_numbers) > 1):
                 other_locations = _show(candidates[other].file.location for other in numbers)
                 reasons[number] = (
                     f"Several tables, views or functions have this name; all but one were probably dropped or renamed: "
@@ -215,7 +222,7 @@ def _find_shared_names(
 
 
 def _show(locations: Iterable[str]) -> str:
-    """Return a few of the locations as text for a message."""
+    """Return at most five of the locations as text for a message."""
     sorted_locations = sorted(locations)
-    more = f" and {len(sorted_locations) - 5} more" if len(sorted_locations) > 5 else ""
-    return f"{', '.join(sorted_locations[:5])}{more}"
+    more_text = f" and {len(sorted_locations) - 5} more" if len(sorted_locations) > 5 else ""
+    return f"{', '.join(sorted_locations[:5])}{more_text}"

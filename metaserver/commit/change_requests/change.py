@@ -1,8 +1,8 @@
-"""A change in the form in which a client sends it: files to add, files to remove and the rows that were read.
+"""Reads the request of a change: files to add, files to remove, and the rows that the client has read.
 
 The request is read in two steps, because the table may change between them. First, a `ChangeRequest` is checked without
 the table. Then, a `Change` is bound to one state of the table's schemas, partition specs and format version. If one of
-these changes, the `Change` is computed again. Each fault is a BadRequest that names the file and the field.
+them changes, the request is bound again. Each error is a BadRequest that names the file and the field.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Partition = tuple[Value | None, ...]
 
 
 class ChangeRequest(ChangeFields, frozen=True, kw_only=True):
-    """A checked request. Its filters are not bound to the table yet."""
+    """A checked request whose filters are not bound to the table yet."""
 
     reads: bool
     """Whether the request has a read snapshot. The id of the snapshot is None if an empty table was read."""
@@ -67,7 +67,7 @@ class ChangeRequest(ChangeFields, frozen=True, kw_only=True):
     replace_filter: Expression | None
     replace_written: bool
     flushed: tuple[FlushedRange, ...] = ()
-    """The rows of a stream that the change adds. Clients cannot set this."""
+    """The ranges of a stream's rows that the change adds. Clients cannot set this field."""
 
     @property
     def replaces(self) -> bool:
@@ -75,7 +75,12 @@ class ChangeRequest(ChangeFields, frozen=True, kw_only=True):
 
 
 class ReadScope(msgspec.Struct, frozen=True):
-    """The rows that a change has read: rows that match `bound`, or rows of `partitions` as (spec id, tuple)."""
+    """The rows that a change has read.
+
+    Attributes:
+        bound: The bound filter that the rows match, or None if `partitions` describe the rows.
+        partitions: The partitions of the rows, each as (spec id, partition values).
+    """
 
     bound: Expression | None = None
     partitions: tuple[tuple[int, Partition], ...] = ()
@@ -94,7 +99,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     scope: ReadScope | None
     """The rows that the change has read, or None if it has read only the rows that it removes."""
     replaced: ReadScope | None
-    """The scope in which the change also removes every live file."""
+    """The scope in which the change also removes all live files, or None."""
 
     @property
     def removes(self) -> bool:
@@ -106,7 +111,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TableShape(NamedTuple):
-    """The parts of the table metadata that a `Change` depends on."""
+    """The parts of the table metadata to which a `Change` is bound."""
 
     format_version: int
     specs: tuple[PartitionSpec, ...]
@@ -119,12 +124,13 @@ def digest_shape(metadata: TableMetadata) -> TableShape:
 
 
 def read_request(body: ChangeBody, *, files_max: int, flushed: Sequence[FlushedRange] = ()) -> ChangeRequest:
-    """Check the request without the table.
+    """Check the request without the table, and return it.
 
     Args:
         body: The body of the request.
-        files_max: The maximum number of files of the change.
-        flushed: The rows of a stream that the change adds. Such a change may be empty: later rows may delete all.
+        files_max: The maximum number of files that the change may add and remove together.
+        flushed: The ranges of a stream's rows that the change adds. A flush may have no files if its later rows delete
+            all earlier rows.
 
     Raises:
         BadRequest: The request is invalid.
@@ -244,7 +250,7 @@ def read_change(request: ChangeRequest, metadata: TableMetadata, check_path: Cal
     Args:
         request: The checked request.
         metadata: The current metadata of the table.
-        check_path: Raises for a location where the table may have no files.
+        check_path: Raises an error if the table may have no files at a location.
 
     Raises:
         BadRequest: Files do not fit the table or contradict each other.
@@ -287,13 +293,13 @@ def read_change(request: ChangeRequest, metadata: TableMetadata, check_path: Cal
     )
 
 
-def _parse_file(number: int, json: msgspec.Raw, metadata: TableMetadata) -> ContentFile:
+def _parse_file(index: int, json: msgspec.Raw, metadata: TableMetadata) -> ContentFile:
     try:
         return decode_content_file(msgspec.json.decode(json), metadata)
     except BadRequest as error:
-        raise BadRequest(f"add[{number}]: {error.message}") from None
+        raise BadRequest(f"add[{index}]: {error.message}") from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise BadRequest(f"add[{number}] is malformed: {error}") from None
+        raise BadRequest(f"add[{index}] is malformed: {error}") from None
 
 
 def _check_distinct(files: Iterable[ContentFile]) -> None:
@@ -312,7 +318,7 @@ def _check_distinct(files: Iterable[ContentFile]) -> None:
 
 
 def _check_rows(description: str, files: Iterable[ContentFile]) -> None:
-    """Check that the sum of the row counts fits a long, because manifests and manifest lists count rows in longs."""
+    """Check that the total row count fits into 64 bits, because manifests and manifest lists store 64-bit counts."""
     rows = sum(file.record_count for file in files)
     if rows > LONG_MAX:
         raise BadRequest(
@@ -344,7 +350,7 @@ def _read_scope(
 ) -> ReadScope | None:
     if request.scope_filter is not None:
         if request.schema_id not in (None, metadata.current_schema_id):
-            # In the schema with which the rows were read, the same names may refer to other columns.
+            # In the schema with which the rows were read, the names in the filter may refer to different columns.
             raise Collision(
                 "schema",
                 f"Rows were read with schema {request.schema_id}; the current schema is {metadata.current_schema_id}. "
@@ -373,7 +379,7 @@ def _read_replaced_scope(
 
 
 def list_partitions(files: Iterable[ContentFile]) -> tuple[tuple[int, Partition], ...]:
-    """Return the distinct partitions of the files, as (spec id, tuple)."""
+    """Return the distinct partitions of the files, each as (spec id, partition values)."""
     partitions = {(file.spec_id, partition_key(file.partition)): (file.spec_id, file.partition) for file in files}
     return tuple(partitions.values())
 

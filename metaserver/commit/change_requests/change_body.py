@@ -40,7 +40,7 @@ class Producer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Remove(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
-    """A live file to remove. A deletion vector is named by its path and its offset."""
+    """A live file to remove. A deletion vector is identified by the path of its Puffin file and its offset."""
 
     file_path: str
     content_offset: _NonNegative | None = None
@@ -62,10 +62,12 @@ class ChangeScope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ChangeReplace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The files that a change replaces: either a filter, or `partitions`."""
+    """The files that a change replaces: the files that match a filter, or the files in the written partitions."""
 
     filter: _Filter = msgspec.field(default_factory=msgspec.Raw)
-    partitions: Annotated[str | None, doc("Those of the added files.", enum=[WRITTEN])] = None
+    partitions: Annotated[
+        str | None, doc("Replace all live files in the partitions of the added files.", enum=[WRITTEN])
+    ] = None
 
 
 class IndexFileGiven(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
@@ -74,102 +76,112 @@ class IndexFileGiven(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown
 
 
 class ChangeFields(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    table_uuid: Annotated[str | None, doc("409 if the name refers to another table.")] = None
+    table_uuid: Annotated[
+        str | None,
+        doc("The UUID of the table. If the name refers to another table, the change is refused with 409."),
+    ] = None
     branch: str = MAIN
     producer: Annotated[
-        Producer | None, doc("The writer and the sequence number of this change: each sequence is committed once.")
+        Producer | None,
+        doc("The writer, and the sequence number that it gave this change. A sequence number is committed only once."),
     ] = None
     repeats_only: Annotated[
         bool,
         doc(
-            "Answer a repeat of the producer's change as the first time, and refuse all else by 409, so that a writer "
-            "who finds rows changed since it read them learns whether its own change did that."
+            "Only answer a repeat. If the producer has committed this change, the server returns the first answer; "
+            "otherwise it answers 409 and changes nothing. A writer whose rows were changed since it read them uses "
+            "this to determine whether its own change changed them."
         ),
     ] = False
     change_id: Annotated[
         str | None,
         doc(
-            "Shared by all attempts of one change. After several collisions, the change gets a table lock for some "
+            "An id that all attempts of one change share. After several collisions, the change has priority for some "
             "time, and other changes to the table wait."
         ),
     ] = None
     fence: Annotated[
         Int64 | None,
         doc(
-            "The fencing number of a job of the table services; 409 if another replica runs them now, so that a job "
-            "which its server has lost commits nothing."
+            "The fencing number of a job of the table services. If another replica runs the table services now, the "
+            "change is refused with 409, so that a job of the earlier replica commits nothing."
         ),
     ] = None
     operation: Annotated[
         str | None,
         doc(
-            "The operation of the snapshot (Iceberg specification); by default derived from the change.",
+            "The operation of the snapshot (Iceberg specification). By default, the server derives it from the change.",
             enum=[*OPERATIONS, None],
         ),
     ] = None
-    isolation: Annotated[str, doc("By default serializable.", enum=list(ISOLATIONS))] = SERIALIZABLE
+    isolation: Annotated[str, doc("The isolation level. The default is serializable.", enum=list(ISOLATIONS))] = (
+        SERIALIZABLE
+    )
     schema_id: Annotated[
         Int32 | None,
         doc(
-            "The schema that resolves names in filters; by default the current schema. 409 when another schema is "
-            "current now and the scope has a filter, because its names may mean other columns."
+            "The schema that resolves names in filters. The default is the current schema. If the scope has a filter, "
+            "and another schema is current now, the change is refused with 409, because names in the filter may mean "
+            "different columns."
         ),
     ] = None
     format_version: Annotated[
         Int32 | None,
         doc(
-            "The format version for which files were rewritten; 409 if the table has another one now. Rows of "
-            "rewritten files have their row ids from version 3 on."
+            "The format version for which files were rewritten. If the table has a different version now, the change "
+            "is refused with 409. From version 3 on, rewritten files contain the row ids of their rows."
         ),
     ] = None
     add: Annotated[
-        list[_File], doc("Data and delete files, each a ContentFile of the Iceberg REST specification.")
+        list[_File], doc("Data and delete files to add. Each is a ContentFile of the Iceberg REST specification.")
     ] = []
     """The files to add.
 
-    `read_change` decodes them file by file. Decoding all of them at once would block the interpreter for a second.
+    `read_change` decodes one file at a time. To decode all files in one call would block the interpreter for a second.
     """
     remove: Annotated[
-        tuple[Remove, ...], doc("Live files. A deletion vector is named by its path and its offset.")
+        tuple[Remove, ...],
+        doc("Live files to remove. A deletion vector is identified by the path of its Puffin file and its offset."),
     ] = ()
     index_files: Annotated[
         tuple[IndexFileGiven, ...],
         doc(
-            f"Index files that are registered with the snapshot; stored below {INDEX_FOLDER} of the table.",
+            f"Index files to register with the snapshot, stored in the folder {INDEX_FOLDER} of the table.",
             maxItems=INDEX_FILES_MAX,
         ),
     ] = ()
     undo_snapshot_id: Annotated[
         Int64 | None,
         doc(
-            "Undoes this snapshot, whose operation is replace: removes the files that it added, and restores those "
-            "that it removed. 409 if later commits changed the added files. Without files of its own."
+            "A snapshot with the operation replace to undo: the change removes the files that this snapshot added, and "
+            "restores the files that it removed. The change must not add or remove other files. If later commits "
+            "changed the added files, the change is refused with 409."
         ),
     ] = None
     summary: dict[str, str] = {}
 
 
 class ChangeBody(ChangeFields, frozen=True, kw_only=True):
-    """The JSON body of the request."""
+    """The JSON body of the request for a change."""
 
     read_snapshot_id: Annotated[
         Int64 | msgspec.UnsetType | None,
         doc(
-            "The snapshot that the change was computed from; null for an empty table. Required with removed files, "
-            "position deletes, deletion vectors or a scope."
+            "The snapshot from which the change was computed; null for an empty table. It is required if the change "
+            "removes files, has a scope, or adds position deletes or deletion vectors."
         ),
     ] = UNSET
     scope: Annotated[
         ChangeScope | None,
         doc(
-            "The rows that the change has read, as a filter or as partitions. Default: all rows when the change "
-            "removes files or adds position deletes or deletion vectors, otherwise none."
+            "The rows that the change has read, as a filter or as partitions. The default is all rows if the change "
+            "removes files or adds position deletes or deletion vectors, otherwise no rows."
         ),
     ] = None
     replace: Annotated[
         ChangeReplace | None,
         doc(
-            "Removes every live file whose rows all match the filter, or every live file in the partitions of the "
-            "added files."
+            "The live files that the change also removes: all files whose rows all match a filter, or all files in the "
+            "partitions of the added files."
         ),
     ] = None

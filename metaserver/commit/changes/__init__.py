@@ -1,1 +1,1 @@
-"""Commits of changes: files are added and removed, and several changes are published together."""
+"""Commits of changes, which add and remove files. Several changes of a table are published together."""

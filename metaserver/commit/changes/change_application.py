@@ -1,4 +1,4 @@
-"""Applies one change: creates a snapshot of the change on the current head, and again on a new head after a lost race.
+"""Applies one change: creates its snapshot on the current head of the branch, and on each new head after a lost race.
 
 `prepare` runs before the commit lock is taken. It checks the files and writes the manifests of the added files. `apply`
 runs under the lock. It finds the files to remove, checks for conflicts, and writes all other files. Later attempts
@@ -61,14 +61,14 @@ from seamark.metaserver.planner.plan.planner import Planner
 DECODED_BYTES_MAX = 2 << 30
 """The memory limit for the decoded manifests of one change."""
 _IN_THREAD_FILES = 200
-"""The number of added files above which they are decoded in a thread."""
+"""The number of added files above which a thread decodes them."""
 
 
 class LocationChecks:
     """Checks that the table may refer to the files that a change reads. An instance belongs to one attempt.
 
-    Writers can overwrite manifest lists and manifests after their commit. Therefore each path is checked before the
-    server reads the file. Otherwise, the outcome of a change could reveal the content of another table's file. Each
+    Writers can overwrite manifest lists and manifests after their commit. Therefore the server checks each path before
+    it reads the file. Otherwise, the outcome of a change could reveal the content of another table's file. Each
     folder is checked once.
     """
 
@@ -105,7 +105,7 @@ class ChangeApplication:
         """Prepare the application of a change.
 
         Args:
-            uuid: The UUID that the database has for the table.
+            uuid: The UUID of the table in the database.
         """
         self._context = context
         self._uuid = uuid
@@ -124,8 +124,7 @@ class ChangeApplication:
         self._filter: RemovalFilter | None = None
         self._needed: frozenset[str] = frozenset()
         self._removal: str | None = None
-        """The note of the last removal of orphan files. The added files were checked to exist in the storage after it.
-        """
+        """The note of the last removal of orphan files after which the added files were found in storage."""
 
     @property
     def written(self) -> list[str]:
@@ -169,8 +168,8 @@ class ChangeApplication:
             files = (*change.data, *change.deletes)
             return change, count_files(files), frozenset(map(make_file_key, files))
 
-        few = len(self.request.add) <= _IN_THREAD_FILES and self._caller.request_bytes <= LARGE_BYTES
-        change, counts, fresh = read() if few else await asyncio.to_thread(read)
+        is_small = len(self.request.add) <= _IN_THREAD_FILES and self._caller.request_bytes <= LARGE_BYTES
+        change, counts, fresh = read() if is_small else await asyncio.to_thread(read)
         await self._context.objects.check_links([file.file_path for file in (*change.data, *change.deletes)])
         if self._writer is None:
             await self._create_writers(metadata)
@@ -200,9 +199,9 @@ class ChangeApplication:
         self._removal = note
 
     async def preload(self, metadata: TableMetadata) -> None:
-        """Read the files that `apply` will need before the lock is taken, so other changes wait less.
+        """Read the files that `apply` will need into the caches, before the lock is taken. So other changes wait less.
 
-        Only the caches keep the results. `apply` reads the files again for the head that is current at that time.
+        The head may change before the lock is taken. `apply` reads the files for the head that is current then.
         """
         change = self._change
         assert change is not None
@@ -215,7 +214,7 @@ class ChangeApplication:
                 undo = await compute_undo(manifests, metadata, parent, self.request.undo_snapshot_id)
                 await self._restore_removals(manifests, metadata, undo)
             return
-        listed = drop_dead_manifests(await manifests.read_list(parent))
+        live_manifests = drop_dead_manifests(await manifests.read_list(parent))
 
         def paths() -> set[str]:
             referenced = (file.referenced_data_file for file in change.deletes)
@@ -223,7 +222,7 @@ class ChangeApplication:
             return {*removed, *(path for path in referenced if path is not None)}
 
         await manifests.find_listing_manifests(
-            listed, await run_by_count(len(self.request.remove) + len(change.deletes), paths)
+            live_manifests, await run_by_count(len(self.request.remove) + len(change.deletes), paths)
         )
         if change.replaced is not None:
             with contextlib.suppress(BadRequest):
@@ -237,18 +236,18 @@ class ChangeApplication:
     async def _make_path_check(self, metadata: TableMetadata) -> Callable[[str], object]:
         """Return a function that checks the location of a file.
 
-        A location must be in the warehouse. The files of a confined writer must also be in the locations of the table.
-        Otherwise, the table would give access to files of another table. The locations of the table come from the
-        database, because a writer may overwrite the metadata file.
+        A location must be in the warehouse. If the writer is confined to some namespaces, the files must also be in the
+        locations of the table. Otherwise, the table would give access to files of another table. The locations of the
+        table come from the database, because a writer may overwrite the metadata file.
         """
         warehouse = self._context.warehouse
         if self._caller.confined_to is None:
             return lambda path: warehouse.parse(path, "The file")
-        own = await list_own_locations(self._context, self._uuid)
+        own_locations = await list_own_locations(self._context, self._uuid)
 
         def check(path: str) -> None:
             warehouse.parse(path, "The file")
-            if not own.holds(path):
+            if not own_locations.holds(path):
                 raise Forbidden(
                     f"The file {path[:500]!r} is outside the folders of the table; {self._caller.principal_name} may "
                     "write only "
@@ -286,27 +285,29 @@ class ChangeApplication:
             parent = find_head(self.request.branch, metadata)
             removals |= undo.added
             summary = {**summary, UNDONE: str(self.request.undo_snapshot_id)}
-        listed = await manifests.read_list(parent)
-        await self._check_new(listed, metadata)
+        parent_manifests = await manifests.read_list(parent)
+        await self._check_new(parent_manifests, metadata)
         if change.replaced is not None:
             removals |= await find_replaced_files(self._planner, metadata, parent, change.replaced)
-        to_remove = await find_files(manifests, listed, removals, metadata)
+        to_remove = await find_files(manifests, parent_manifests, removals, metadata)
         files = CheckedFiles(self._context.objects, check_paths)
         added, counts = self._added_row, self._counts
         if undo is None:
-            conflicts = ConflictCheck(files, manifests, metadata, listed, change, to_remove)
+            conflicts = ConflictCheck(files, manifests, metadata, parent_manifests, change, to_remove)
             await conflicts.check(parent, self._context.settings.commit_history_limit)
-            await check_row_counts(manifests, listed, change, to_remove)
-        else:  # The undo has checked more than a conflict check would.
+            await check_row_counts(manifests, parent_manifests, change, to_remove)
+        else:  # The undo has already checked the later commits.
             added, counts = await self._restore(undo, metadata), count_files(undo.restored_files)
-        new = change.deletes if undo is None else undo.restored_files
-        vectors = await run_by_count(len(new), lambda: {file.file_path for file in new if file.is_deletion_vector})
+        new_deletes = change.deletes if undo is None else undo.restored_files
+        vectors = await run_by_count(
+            len(new_deletes), lambda: {file.file_path for file in new_deletes if file.is_deletion_vector}
+        )
         to_remove = to_remove._replace(in_use=to_remove.in_use | vectors)
         sequence_number = metadata.last_sequence_number + 1 if metadata.format_version > 1 else 0
         if undo is not None and undo.manifests:
             removed = RewrittenManifests(undo.manifests, ())
         else:
-            removed = await self._removing.remove(listed, to_remove, metadata, sequence_number)
+            removed = await self._removing.remove(parent_manifests, to_remove, metadata, sequence_number)
         request = self.request
         produced = await produce(
             writer,
@@ -324,7 +325,7 @@ class ChangeApplication:
         return produced
 
     async def _restore_removals(self, manifests: Manifests, metadata: TableMetadata, undo: Undo) -> TableMetadata:
-        """Return metadata whose manifests no longer mark the restored files as DELETED."""
+        """Return table metadata in whose snapshots no manifest marks a restored file as DELETED."""
         assert self._writer is not None
         assert self.request.undo_snapshot_id is not None
         undone = metadata.snapshot(self.request.undo_snapshot_id)
@@ -351,10 +352,10 @@ class ChangeApplication:
         return tuple(stored)
 
     async def _check_new(self, listed: tuple[ManifestFile, ...], metadata: TableMetadata) -> None:
-        """Check that no added file is live already, according to cached manifests.
+        """Check that no added file is already live, according to cached manifests.
 
-        After a lost reply, a client may send a change again. Its files must not be added twice, and they must not be
-        deleted after the refusal.
+        After a lost reply, a client may send a change again. Its files must not be added twice, and the server must not
+        delete them after it refuses the change.
 
         Raises:
             AlreadyExists: An added file is live.

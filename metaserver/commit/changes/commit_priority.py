@@ -1,14 +1,14 @@
 """Gives priority to a change that has collided several times: it commits before the other changes of its table.
 
-Located upserts could lose every race against a stream of other writers. The server counts the collisions of each change
-by the id that all attempts of the change share. After a number of collisions, the server makes the table's other
-changes wait until that change has committed, or until its priority expires. Only the change that has waited longest
+Without priority, a slow change could lose every race against a stream of other writers. All attempts of a change share
+an id, by which the server counts its collisions. After a number of collisions, the change gets priority: the table's
+other changes wait until it has committed, or until its priority expires. Only the change that has waited longest
 gets priority. Priority affects the order of commits and never their correctness. It is local to this process and is not
 persisted.
 
-Priority is bounded. It expires after `longest_s`, and no change waits longer than that for changes with priority
-(`group_commit.py`). If a priority was not used, no change of the table gets priority for some time. Therefore a client
-that collides on purpose delays other changes only for a small share of the time.
+The delay is bounded. Priority expires after `longest_s`, and no change waits longer than that for changes with priority
+(`group_commit.py`). After a priority that expired unused, no change of the table gets priority for some time. Therefore
+a client that collides on purpose delays other changes only for a small share of the time.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from typing import NamedTuple
 _CHANGES_MAX = 10_000
 """The maximum number of changes whose collisions are counted.
 
-Above it, the changes that collided longest ago are dropped.
+If there are more, the changes that collided longest ago are forgotten.
 """
 _FORGET_S = 120.0
 _PRIORITY_MIN_S = 3.0
-"""The minimum duration of priority. Clients wait up to two seconds before they try again."""
+"""The minimum duration of priority. It is longer than the two seconds that clients may wait before they try again."""
 _PAUSE_FACTOR = 10
-"""The pause after unused priority, as a multiple of its duration.
+"""The length of the pause after a priority that expired unused, as a multiple of the priority's duration.
 
 During the pause, no change of the table gets priority.
 """
 
 ChangeId = tuple[str, str]
-"""The principal that commits, and the id that it has chosen for all attempts of one change."""
+"""The principal that commits, and the id that all attempts of its change share."""
 
 
 class _Waiting:
+    """The collisions of a change. Times are readings of a monotonic clock in seconds."""
+
     __slots__ = ("collisions", "first_s", "last_s", "took_s")
 
     def __init__(self, now_s: float) -> None:
@@ -44,6 +46,8 @@ class _Waiting:
 
 
 class _Priority(NamedTuple):
+    """The priority of a change, and the time at which it expires."""
+
     change: ChangeId
     end_s: float
     length_s: float
@@ -87,7 +91,7 @@ class CommitPriority:
             self._grant(table, now_s)
 
     def find_holder(self, table: str, now_s: float) -> tuple[ChangeId, float] | None:
-        """Return the change that has priority and the seconds that remain, or None if no change has priority."""
+        """Return the change that has priority and its remaining seconds, or None if no change has priority."""
         granted = self._granted.get(table)
         if granted is None:
             return None
@@ -104,6 +108,7 @@ class CommitPriority:
         return next(iter(self._waiting.values())).last_s
 
     def _grant(self, table: str, now_s: float) -> None:
+        """Give priority to the change that has waited longest, unless a priority or a pause is active."""
         if self._longest_s <= 0 or self.find_holder(table, now_s) is not None or self._pauses.get(table, 0.0) > now_s:
             return
         self._pauses.pop(table, None)

@@ -10,7 +10,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 
 
 class CommittedChange(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """The outcome of a change. The optional fields are None if the snapshot of the change has expired since."""
+    """A committed change. The optional fields are None if the snapshot of the change has expired."""
 
     snapshot_id: int | None
     parent_snapshot_id: int | None
@@ -18,7 +18,11 @@ class CommittedChange(msgspec.Struct, frozen=True, kw_only=True, rename="kebab")
     operation: str | None
     table_uuid: str
     duplicate: Annotated[
-        bool, msgspec.Meta(description="The producer had committed this change before; null fields have expired since.")
+        bool,
+        msgspec.Meta(
+            description="Whether the producer had already committed this change. If its snapshot has expired, the "
+            "fields of the snapshot are null."
+        ),
     ]
     summary: dict[str, str]
 
@@ -26,7 +30,7 @@ class CommittedChange(msgspec.Struct, frozen=True, kw_only=True, rename="kebab")
 class CommitResult(msgspec.Struct, frozen=True):
     committed: CommittedChange
     metadata_location: str
-    """The location of a metadata file that has the snapshot, or of a later metadata file."""
+    """The location of the metadata file that contains the snapshot, or of a later metadata file."""
 
 
 def make_committed_change(snapshot_id: int | None, metadata: TableMetadata, uuid: str) -> CommittedChange:

@@ -1,9 +1,10 @@
-"""Commits the waiting changes of a table as a group: they are applied one after the other and published together.
+"""Commits the waiting changes of a table as a group: applies them one after the other, and publishes them together.
 
 The outcome of a change is committed, refused or unknown (docs/design/0001, "The commit"). The changes of a group share
 a metadata file and a transaction. Each change has its own snapshot, instant, response and conflicts, and a refused
-change does not affect the others. The last sequence of a producer is read before its change is applied, and is advanced
-in the transaction that publishes the change. Files that no snapshot refers to are removed as soon as this is certain.
+change does not affect the other changes. The last sequence number of a producer is read before its change is applied,
+and is advanced in the transaction that publishes the change. When it is certain that no snapshot
+refers to a file, the file is deleted.
 """
 
 from __future__ import annotations
@@ -57,13 +58,10 @@ from seamark.metaserver.store.port import IdempotencyTaken, LostRace
 
 _log = structlog.get_logger("seamark.commits")
 _ENGINE = "a snapshot of a standard engine"
-"""The change id for clients whose commits have no id."""
+"""The change id of engines, whose commits have no id."""
 
 IndexFiles = Callable[[Entry, TableMetadata], Awaitable[Sequence[RegisteredIndexFile]]]
-"""Reads the index files of a change to this table.
-
-It raises BadRequest if an index file does not belong to the table.
-"""
+"""A function that reads the index files of a change. It raises BadRequest if an index file belongs to another table."""
 
 
 class CommitObserver(Protocol):
@@ -90,22 +88,23 @@ class Commits:
         settings = self._context.settings
         self._look_back = settings.commit_history_limit
         self._priority_s = min(settings.commit_turn_s, settings.storage_timeout_s / 2)
-        """The maximum time for which other changes wait for changes with priority, in seconds."""
+        """The maximum time in seconds for which a change waits for changes with priority."""
         self._priority = CommitPriority(after=settings.commit_turn_after, longest_s=self._priority_s)
         self._cleanup = Cleanup(self._context.objects)
         publisher.engine_priority = self
 
     def record_refusal(self, namespace: NamespacePath, name: str, uuid: str, principal: str) -> None:
-        """Count a refused snapshot of an engine, which computes its snapshots itself.
+        """Count a refused commit of an engine.
 
-        After several refusals, the table's changes wait until the engine has read the table again and committed.
+        After several refusals, the engine gets priority: the table's changes wait until the engine has read the table
+        again and committed.
         """
         self._priority.record_collision(uuid, (principal, _ENGINE), self._context.clock.monotonic())
         if (queue := self._queues.get((namespace, name))) is not None:
             queue.changed.set()
 
     def end_priority(self, namespace: NamespacePath, name: str, uuid: str, principal: str) -> None:
-        """End the priority of an engine's snapshot, and forget its refusals."""
+        """End the priority of an engine, and forget its refusals."""
         self._priority.release(uuid, (principal, _ENGINE), self._context.clock.monotonic())
         if (queue := self._queues.get((namespace, name))) is not None:
             queue.changed.set()
@@ -131,7 +130,7 @@ class Commits:
             Forbidden: The caller may not write a location.
             CommitConflict: The change conflicts with later commits, or concurrent commits conflicted in every attempt.
                 Nothing was committed.
-            CommitUnknown: The outcome is unknown. Or the producer has already committed the change to a table to which
+            CommitUnknown: The outcome is unknown, or the producer has already committed the change to a table to which
                 the name no longer refers.
             IdempotencyTaken: Another request has used the idempotency key.
         """
@@ -152,13 +151,13 @@ class Commits:
                 return self._build_repeated_result(pending, last, entry, loaded.metadata)
             if request.repeats_only:
                 raise Collision("no repeat", "The producer has not committed this change; nothing was changed")
-            find_head(request.branch, loaded.metadata)  # An unknown branch is refused before anything is written.
+            find_head(request.branch, loaded.metadata)  # Refuse an unknown branch before writing any file.
             pending.index_files = await index_files(entry, loaded.metadata)
             await application.prepare(loaded.metadata)
             await application.preload(loaded.metadata)
             result = await self._queue_and_wait(namespace, name, pending)
         except CommitUnknown:
-            raise  # The files of the change may be live.
+            raise  # Keep the files of the change, because they may be live.
         except Collision as collision:
             self._metrics.observe_conflict(collision.reason)
             if pending.change is not None:
@@ -176,7 +175,7 @@ class Commits:
         finally:
             if ended:
                 self._end_priority(namespace, name, pending)
-            # If the change has no outcome yet, it may be applied at this moment, although its client has left.
+            # Without an outcome, another task may be applying the change, although its client has disconnected.
             if pending.done.done():
                 application.end()
         if result.committed.duplicate:
@@ -186,11 +185,8 @@ class Commits:
         return result
 
     async def _remove_written(self, application: ChangeApplication) -> None:
-        """Delete the files of a change that was not committed.
-
-        Wait first until their writes have succeeded or failed.
-        """
-        with suppress(Exception):  # The change already has its outcome, so errors of its files no longer matter.
+        """Wait until all writes of an uncommitted change have ended, and delete its files."""
+        with suppress(Exception):  # The change already has an outcome, so a failed write has no consequence.
             await application.settle()
         self._cleanup.remove(application.written)
 
@@ -231,7 +227,7 @@ class Commits:
                 except SeamarkError as error:
                     _fail(group, error)
                 except Exception as error:  # noqa: BLE001  the waiting requests must receive the error
-                    # Set the outcomes before the log entry is written, because writing the log may fail too.
+                    # Set the outcomes before writing the log entry, because logging may fail as well.
                     _fail(group, error)
                     _log.error("a commit failed unexpectedly", table=name, exc_info=error)
         finally:
@@ -240,9 +236,9 @@ class Commits:
     async def _take_group(self, queue: ChangeQueue) -> Sequence[PendingChange]:
         """Return the changes that have waited longest.
 
-        While a change has priority, only that change is returned. Nothing is returned before the change arrives.
-        Several changes may get priority one after the other. Therefore the wait of the first change is bounded by the
-        maximum duration of priority, counted from the time at which the change was queued.
+        While a change has priority, the method waits for that change, and returns only it. Several changes may get
+        priority one after the other. Therefore no change waits longer than the maximum duration of priority after it
+        was queued.
         """
         queue.changed.clear()
         now_s = self._context.clock.monotonic()
@@ -261,26 +257,26 @@ class Commits:
         return attempts
 
     async def _commit_group(self, namespace: NamespacePath, name: str, group: Sequence[PendingChange]) -> None:
-        """Set the outcome of every change in the group.
+        """Commit the changes of a group, and set the outcome of each change.
 
-        If the group fails as a whole, raise one error for all changes.
+        If the whole group fails, the method raises one error for all changes.
         """
         retries, attempts = self._context.settings.commit_retries, 0
         async with self._publisher.races() as races:
             while attempts <= retries:
-                left = [pending for pending in group if not pending.done.done()]
+                open_changes = [pending for pending in group if not pending.done.done()]
                 try:
                     async with self._publisher.lock(namespace, name):
-                        await self._attempt(namespace, name, left)
-                except LostRace:  # Another process has committed first. This is not a conflict of the changes.
-                    if not await races.record_loss({pending.uuid for pending in left}):
+                        await self._attempt(namespace, name, open_changes)
+                except LostRace:  # Another process has moved the pointer. The changes need not conflict.
+                    if not await races.record_loss({pending.uuid for pending in open_changes}):
                         break
                     continue
                 except CommitConflict:
                     if attempts == retries:
                         raise
                 except IdempotencyTaken as error:
-                    await self._fail_taken(left, error)
+                    await self._fail_taken(open_changes, error)
                 if all(pending.done.done() for pending in group):
                     return
                 attempts += 1
@@ -291,7 +287,7 @@ class Commits:
         """Try to commit the changes of a group together.
 
         Raises:
-            CommitConflict: Another commit came first. The changes without an outcome have to be tried again.
+            CommitConflict: Another commit came first. The caller must try the changes without an outcome again.
         """
         try:
             entry = await self._tables.load_entry(namespace, name)
@@ -311,7 +307,7 @@ class Commits:
             try:
                 await self._add(attempt, pending)
             except (SeamarkError, Collision) as error:
-                # The reason of the refusal may be a change of this group that is not published yet.
+                # The change may conflict with an earlier change of this group that is not published yet.
                 if attempt.produced:
                     attempt.refused.append((pending, error))
                 else:
@@ -368,10 +364,11 @@ class Commits:
     async def _add(self, attempt: GroupAttempt, pending: PendingChange) -> None:
         """Apply a change to the result of the earlier changes in the group."""
         await self._check_table(pending, attempt.entry)
-        await self._check_fence(pending.request.fence)  # In the transaction, this conflict would fail the whole group.
+        # In the transaction, a wrong fencing number would fail the whole group.
+        await self._check_fence(pending.request.fence)
         self._check_flushed(pending.request.flushed, attempt.entry)
         key, producer = pending.caller.idempotency, pending.request.producer
-        # In the transaction, a key that is recorded twice would fail the whole group.
+        # In the transaction, a duplicate idempotency key would fail the whole group.
         if key is not None and key.key in attempt.keys:
             attempt.twins.append(pending)
             return
@@ -397,7 +394,7 @@ class Commits:
     async def _check_index_files(self, attempt: GroupAttempt, pending: PendingChange) -> None:
         """Check that no index file of the change is registered for another index.
 
-        In the transaction, such a file would fail the whole group.
+        In the transaction, an index file of another index would fail the whole group.
 
         Raises:
             Collision: An index file is registered for another index.
@@ -416,7 +413,7 @@ class Commits:
 
     @staticmethod
     def _check_flushed(ranges: Sequence[FlushedRange], entry: Entry) -> None:
-        """Check that no other flush has moved the offsets of the stream.
+        """Check that no other flush has moved the flushed offsets of the stream.
 
         In the transaction, a moved offset would fail the whole group.
 
@@ -437,12 +434,12 @@ class Commits:
     async def _check_not_done(
         self, request: ChangeRequest, uuid: str | None, namespace: NamespacePath, name: str
     ) -> None:
-        """Check whether the producer has committed the change to a table to which the name no longer refers.
+        """Check that the producer has not committed the change to an earlier table of this name.
 
-        If the change were refused instead, the client would delete live files.
+        After a refusal, the client would delete the files, which are live in the earlier table.
 
         Raises:
-            CommitUnknown: The producer has committed the change, but the name now refers to another table.
+            CommitUnknown: The producer has committed the change to a table to which the name no longer refers.
         """
         if request.producer is None or uuid is None:
             return
@@ -469,7 +466,7 @@ class Commits:
         return CommitResult(committed, entry.metadata_location)
 
     def _build_operations(self, pending: PendingChange, produced: ProducedSnapshot) -> list[Operation]:
-        """Return the further operations of the transaction that publishes the change."""
+        """Return the operations to add to the transaction that publishes the change."""
         now_ms, snapshot_id, fence = self._context.clock.now_ms(), produced.snapshot.snapshot_id, pending.request.fence
         operations: list[Operation] = [] if fence is None else [CheckFence(SERVICES, fence)]
         if pending.request.producer is not None:
@@ -484,13 +481,13 @@ class Commits:
             ReplaceIndexFiles(pending.uuid, definition, tuple(files), (), now_ms)
             for definition, files in by_definition.items()
         ]
-        # The record has no metadata location, because the location is chosen later. A repeated request receives the
-        # location that is current at that time.
+        # The location of the metadata file is chosen later, so the record does not contain it. A repeated request
+        # receives the current location.
         answer = encode_json(make_committed_change(snapshot_id, produced.metadata, pending.uuid))
         return [*operations, *self._context.remember(pending.caller, status=200, body=answer)]
 
     async def _fail_taken(self, group: Sequence[PendingChange], error: IdempotencyTaken) -> None:
-        """Fail the changes whose idempotency key another request has used. The other changes of the group continue."""
+        """Refuse the changes whose idempotency key another request has used. The remaining changes continue."""
         now_ms = self._context.clock.now_ms()
         for pending in group:
             key = pending.caller.idempotency

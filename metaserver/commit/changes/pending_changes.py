@@ -20,10 +20,12 @@ from seamark.metaserver.store.model import Entry, RegisteredIndexFile
 
 
 class PendingChange:
+    """A change that waits for its commit, and its future outcome."""
+
     def __init__(self, caller: Caller, uuid: str, application: ChangeApplication, requested_ms: int) -> None:
         self.caller = caller
         self.uuid = uuid
-        """The UUID of the table that the change was prepared for."""
+        """The UUID of the table for which the change was prepared."""
         self.application = application
         self.index_files: Sequence[RegisteredIndexFile] = ()
         self.requested_ms = requested_ms
@@ -33,10 +35,10 @@ class PendingChange:
         """The time at which the change was queued, on a monotonic clock."""
         self.started = False
         self.offered = False
-        """Whether the change was passed to `publish`. If the outcome is unknown, the files of the change may be live.
-        """
+        """Whether the change was passed to `publish`. Then its files may be live, even if the outcome is unknown."""
         self.done: asyncio.Future[CommitResult] = asyncio.get_running_loop().create_future()
-        # asyncio warns about exceptions that are never retrieved. The request that waits for the result may be gone.
+        # Retrieve the exception, because asyncio warns about exceptions that are never retrieved. The request that
+        # waits for the result may have ended.
         self.done.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     @property
@@ -63,7 +65,7 @@ class ChangeQueue:
 
 
 class GroupAttempt:
-    """The changes of a group applied to one state of the table."""
+    """One attempt to apply the changes of a group to the current state of the table."""
 
     def __init__(self, entry: Entry, base: TableMetadata, removal: str | None) -> None:
         self.entry = entry
@@ -73,16 +75,16 @@ class GroupAttempt:
         self.metadata = base
         self.produced: list[tuple[PendingChange, ProducedSnapshot]] = []
         self.repeats: list[PendingChange] = []
-        """Repeats of changes by the same producer in this group, which get the answer of the first."""
+        """The repeats of changes of this group by the same producer. They get the answer of the first change."""
         self.refused: list[tuple[PendingChange, SeamarkError | Collision]] = []
-        """Changes that conflict with an earlier change of this group."""
+        """The changes that conflict with an earlier change of this group."""
         self.producers: dict[str, LastCommit] = {}
         self.keys: set[str] = set()
         """The idempotency keys of the applied changes."""
         self.twins: list[PendingChange] = []
-        """Changes with an idempotency key of `keys`. They get the answer of the first change with that key."""
+        """The changes whose idempotency key is in `keys`. They get the answer of the first change with the same key."""
         self.definitions: dict[str, str] | None = None
-        """The index definitions that were read so far: of the table and of the applied changes, by location."""
+        """By location, the index definitions of the index files of the table and of the applied changes."""
 
     async def settle(self) -> None:
         """Wait until the files of the changes are stored. If a file could not be stored, raise its error."""

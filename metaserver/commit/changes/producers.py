@@ -1,7 +1,7 @@
-"""Finds the last sequence that a producer has committed to a table, in the pointer store or in snapshots.
+"""Finds the last sequence number that a producer has committed to a table, in the pointer store or in snapshots.
 
-The transaction of each commit updates a row in the store. A restored database has no such rows, and neither has a table
-that was registered again. In these cases, the summaries of the table's newest snapshots are searched.
+The transaction of each commit updates the producer's row in the store. A restored database may lack the row, and so may
+a table that was registered again. In these cases, the summaries of the table's newest snapshots are searched.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DIGITS_MAX = 19
 
 
 class LastCommit(NamedTuple):
-    """The last sequence that a producer has committed, and its snapshot."""
+    """The last sequence number that a producer has committed, and its snapshot."""
 
     sequence: int
     snapshot_id: int | None
@@ -27,9 +27,9 @@ class LastCommit(NamedTuple):
 async def find_last_commit(
     store: PointerStore, uuid: str, producer: str, metadata: TableMetadata, look_back: int
 ) -> LastCommit | None:
-    """Return the last commit of a producer.
+    """Return the last commit of a producer to a table.
 
-    The result is None if neither the store nor the newest `look_back` snapshots have a commit of the producer.
+    The result is None if neither the store nor the newest `look_back` snapshots contain a commit of the producer.
     """
     state = await store.load_producer(uuid, producer)
     if state is not None:
@@ -40,10 +40,12 @@ async def find_last_commit(
 def find_producer_snapshot(
     producer: str, sequence: int, last: LastCommit, metadata: TableMetadata, look_back: int
 ) -> int | None:
-    """Return the snapshot that a producer committed with a sequence, or None if no snapshot in the metadata records it.
+    """Return the snapshot that a producer committed with a sequence number, or None if the metadata do not contain it.
 
     Args:
-        sequence: The sequence. It is at most the sequence of `last`.
+        sequence: The sequence number, which is at most that of `last`.
+        last: The last commit of the producer.
+        look_back: The maximum number of snapshots to search.
     """
     if sequence == last.sequence:
         return last.snapshot_id
@@ -53,7 +55,7 @@ def find_producer_snapshot(
 
 def _find_recorded_commits(producer: str, metadata: TableMetadata, look_back: int) -> Iterator[LastCommit]:
     for snapshot in metadata.snapshots[-look_back:]:
-        # Searching the raw text is cheaper than decoding it, and most snapshots have no producer.
+        # Search the raw JSON first: this is cheaper than decoding it, and most snapshots have no producer.
         if _MARK not in bytes(snapshot.summary):
             continue
         summary = snapshot.build_summary_map()

@@ -1,9 +1,9 @@
 """Detects conflicts of a change with snapshots that were committed after its read (docs/design/0004, "What conflicts").
 
-The rule: a change is accepted only if computing it now would give the same result, to the degree that its isolation
-level requires. If this is uncertain, the change is refused. The checks compare partitions, column bounds, and the files
-to which deletes apply. If these cannot exclude a conflict with small files, `key_comparison.py` compares the values of
-the rows. A refused change may have been correct, but an accepted change is always correct.
+A change is accepted only if its computation from the current snapshot would give the same result, as far as the
+isolation level requires. If this is uncertain, the change is refused. So a refused change may have been correct, but an
+accepted change is always correct. The checks compare partitions, column bounds, and the files to which deletes apply.
+If these cannot exclude a conflict, and the files are small, `key_comparison.py` compares the values of the rows.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition,
 from seamark.metaserver.planner.view.view import ENTRY_BITS, TableView, return_false
 
 _IN_LOOP_FILES_MAX = 200
-"""The maximum number of files and partitions that are compared on the event loop. More are compared in a thread."""
+"""The maximum number of files and partitions that are compared on the event loop. A thread compares larger numbers."""
 
 
 class ConflictCheck:
@@ -106,8 +106,8 @@ class ConflictCheck:
         await self._check_unnamed(history)
         await self._check_other_specs(history)
         if change.request.isolation == SERIALIZABLE:
-            # A change may replace rows that it has not read. Rows that other commits added to the replaced scope would
-            # be lost, so added files and added deletes are checked.
+            # A change may replace rows that it has not read. To avoid losing rows that other commits have added to the
+            # replaced scope, check the added files and added deletes in it.
             for scope in (change.scope, None if change.replaced is change.scope else change.replaced):
                 if scope is not None:
                     await self._check_scope(history, deletes, scope)
@@ -126,9 +126,10 @@ class ConflictCheck:
             )
 
     async def _find_live_files(self, paths: set[str]) -> tuple[tuple[TableView, Longs], str | None]:
-        """Return the live data files at these paths as entry ids.
+        """Find the live data files at these paths.
 
-        Also return the first path that is not live, or None.
+        Returns:
+            The view with the entry ids of the live data files, and the first path without a live data file, or None.
         """
         data = [manifest for manifest in self._listed if manifest.content == DATA]
         listing = await self._manifests.find_listing_manifests(data, paths)
@@ -150,7 +151,7 @@ class ConflictCheck:
                 )
 
     def _list_vectors(self) -> set[str]:
-        """Return the data files for which the change adds deletion vectors."""
+        """Return the paths of the data files for which the change adds deletion vectors."""
         referenced = {file.referenced_data_file for file in self._change.deletes if file.is_deletion_vector}
         return {path for path in referenced if path is not None}
 
@@ -170,27 +171,27 @@ class ConflictCheck:
     # Checks of the snapshots since the read
 
     async def _list_history(self, head: Snapshot | None, look_back: int) -> History | None:
-        """Return the snapshots since the read, or None if the change does not depend on a read."""
+        """Return the history since the read snapshot, or None if the change does not depend on a read."""
         change = self._change
         scoped = change.scope is not None or change.replaced is not None
         if not change.request.reads:
             return None
         if not (scoped or change.request.remove) and not await run_by_count(len(change.deletes), self._rests_on_rows):
             return None
-        read = change.request.read_snapshot_id
+        read_snapshot_id = change.request.read_snapshot_id
         try:
-            snapshots = list_snapshots_since(self._metadata, head, read, look_back)
+            snapshots = list_snapshots_since(self._metadata, head, read_snapshot_id, look_back)
         except HistoryTooLong:
             raise Collision(
                 "history",
-                f"More than {look_back} snapshots were committed after snapshot {read}; compute the change again from "
-                "the current snapshot",
+                f"More than {look_back} snapshots were committed after snapshot {read_snapshot_id}; compute the "
+                "change again from the current snapshot",
             ) from None
         if snapshots is None:
             raise Collision(
                 "read-snapshot",
-                f"Snapshot {read}, which the change was computed from, has expired or is not an ancestor of the head "
-                f"of {change.request.branch!r}; compute the change again from the current snapshot",
+                f"Snapshot {read_snapshot_id}, which the change was computed from, has expired or is not an ancestor "
+                f"of the head of {change.request.branch!r}; compute the change again from the current snapshot",
             )
         return History(self._manifests, self._metadata, snapshots)
 
@@ -201,15 +202,15 @@ class ConflictCheck:
     async def _check_deletes(self, history: History, deletes: AddedFiles, referenced: set[str]) -> None:
         """Refuse the change if new deletes apply to rows of removed files, or to rows that the change rewrites.
 
-        Such deletes would be lost. A change that only deletes rows may delete rows that other commits have deleted, but
-        not rows that other commits have rewritten.
+        Otherwise, these deletes would be lost. A change that only deletes rows may delete rows that other commits have
+        deleted, but not rows that other commits have rewritten.
         """
         change = self._change
         removed = await run_by_count(len(self._found.files), self._list_removed_by_name)
         await self._refuse_matching(deletes, removed, vectors=True)
         writing = deletes if change.data else history.select_writing_deletes(deletes)
         if change.scope is not None and change.scope.bound is not None:
-            # A row that the change deletes by position has been read, so it is in the scope.
+            # The change has read each row that it deletes by position, so these rows are in its scope.
             writing = await exclude_deletes(self._files, writing, change.scope.bound)
         await self._refuse_matching(writing, referenced, vectors=True)
         covered = await run_by_count(len(change.deletes), self._list_vectors)
@@ -220,7 +221,7 @@ class ConflictCheck:
             await self._refuse_in_scope(writing, scope, "rewrote rows that the change deletes")
 
     def _list_removed_by_name(self) -> set[str]:
-        """Return the removed data files that the request names explicitly."""
+        """Return the paths of the removed data files that the request names explicitly."""
         by_name = set(self._change.request.remove)
         return {file.file_path for file in self._found.files if file.content == DATA and make_file_key(file) in by_name}
 
@@ -231,8 +232,8 @@ class ConflictCheck:
         """Refuse the change if one of `deletes` applies to a data file at one of the paths.
 
         Args:
-            vectors: Whether deletion vectors and equality deletes count. If not, only position delete files count,
-                because a new deletion vector would hide them.
+            vectors: Whether deletion vectors and equality deletes count. Position delete files always count, because a
+                new deletion vector would hide them.
         """
         if not paths or not deletes.selection.count():
             return
@@ -252,7 +253,7 @@ class ConflictCheck:
     def _find_pairs(
         self, joined: TableView, rows: Longs, deletes: AddedFiles, *, vectors: bool
     ) -> list[tuple[int, int]]:
-        """Return (row, delete) for each data file in `rows` and each delete file in `deletes` that applies to it."""
+        """Return pairs of a data file in `rows` and a delete file in `deletes` that applies to it, as entry ids."""
         index = DeleteIndex(joined, self._metadata.partition_specs, self._metadata.schemas)
         fresh = set(deletes.selection.list_positions().tolist())
         return [
@@ -263,7 +264,7 @@ class ConflictCheck:
         ]
 
     async def _check_unnamed(self, history: History) -> None:
-        """Refuse position deletes that name no data file, if a file to which they may apply was removed."""
+        """Refuse the change if its position deletes name no data file, and may apply to a removed data file."""
         unnamed = await run_by_count(len(self._change.deletes), self._list_unnamed_deletes)
         if not unnamed:
             return
@@ -303,11 +304,11 @@ class ConflictCheck:
         return None
 
     async def _check_other_specs(self, history: History) -> None:
-        """Refuse equality deletes that do not apply to files which another commit wrote with another partition spec.
+        """Refuse equality deletes if another commit has added files with a partition spec that no delete has.
 
-        An equality delete of a partition applies only to files of the same partition spec. If another commit wrote
-        files with a spec that no delete has, for example after a change of the bucket count, their rows would stay.
-        Files of compactions count too.
+        An equality delete of a partition applies only to files of the same partition spec. Without this check, rows of
+        the added files would remain, for example after a change of the bucket count. Files of compactions are checked
+        as well.
         """
         keyed = await run_by_count(len(self._change.deletes), self._list_partitioned_equality_deletes)
         if not keyed:
@@ -359,7 +360,7 @@ class ConflictCheck:
             Collision: A file may contain or delete rows of the scope.
         """
         read = partial(self._select_in_scope, files, scope, stats=stats)
-        # A filter may have two hundred thousand values.
+        # A thread evaluates the filter, because it may have two hundred thousand values.
         is_short = scope.bound in (None, TRUE) and files.selection.count() + len(scope.partitions) <= _IN_LOOP_FILES_MAX
         rows = read() if is_short else await asyncio.to_thread(read)
         if len(rows) and scope.bound is not None:
@@ -401,9 +402,10 @@ class ConflictCheck:
 
 
 def _list_referenced_files(change: Change) -> tuple[set[str], set[str]]:
-    """Return the data files that the position deletes name.
+    """Return a tuple (all, not added) of paths of data files.
 
-    Also return the subset that the change does not add itself.
+    The first set has the data files to which the change's position deletes refer. The second set has those of them
+    that the change does not add.
     """
     paths = {file.referenced_data_file for file in change.positional}
     referenced = {path for path in paths if path is not None}
@@ -411,7 +413,7 @@ def _list_referenced_files(change: Change) -> tuple[set[str], set[str]]:
 
 
 def _find_entry_ids(view: TableView, paths: Iterable[str]) -> tuple[Longs, str | None]:
-    """Return the entry ids of the data files at these paths, and the first path that the view does not list."""
+    """Return the entry ids of the data files at these paths, and the first path that is not in the view, or None."""
     searched = {path.encode() for path in paths}
     missing, rows = set(searched), list[int]()
     for number, block in enumerate(view.blocks):
@@ -430,7 +432,7 @@ def find_first_between(paths: Sequence[bytes], file: ContentFile) -> bytes | Non
 
 
 def _restrict(files: AddedFiles, entry_ids: Longs) -> AddedFiles:
-    """Return the files with these entry ids as a selection of the same view."""
+    """Return the files with these entry ids, as a selection of the same view."""
     mask = np.zeros(files.view.file_count, dtype=np.uint8)
     mask[files.view.find_positions(entry_ids)] = 1
     selection = files.selection.copy()

@@ -1,8 +1,8 @@
 """Finds the data and delete files that the snapshots of a branch have added and removed since a given snapshot.
 
-Only manifests that these snapshots added are read, and the manifests that a rewrite of manifests replaced. A `replace`
-snapshot (a compaction) moves the same rows to other files. Its files count neither as added rows nor as deleted rows,
-but the files that it removed no longer exist.
+Only two kinds of manifests are read: manifests that these snapshots added, and manifests that a rewrite of manifests
+replaced. A snapshot with the operation `replace`, such as a compaction, moves the same rows to different files.
+Therefore its files count neither as added rows nor as deleted rows, but the files that it removed no longer exist.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ class RemovedFiles(NamedTuple):
 
 
 class HistoryTooLong(Exception):
-    """Raised if more snapshots were committed since the read than the look-back limit allows."""
+    """Raised if more snapshots were committed since the read snapshot than `look_back` allows."""
 
 
 def list_snapshots_since(
     metadata: TableMetadata, head: Snapshot | None, read_snapshot_id: int | None, look_back: int
 ) -> list[Snapshot] | None:
-    """Return the snapshots after the read snapshot up to the head, the newest first.
+    """Return the snapshots from the head back to the read snapshot, which is not included.
 
     The result is None if the read snapshot is not an ancestor of the head, or if the ancestors are unknown.
 
     Args:
-        read_snapshot_id: The read snapshot, or None for the empty table.
+        read_snapshot_id: The read snapshot, or None if an empty table was read.
 
     Raises:
         HistoryTooLong: There are more than `look_back` snapshots.
@@ -78,7 +78,7 @@ def list_snapshots_since(
 
 
 class History:
-    """The files that some snapshots have added and removed. Manifests are read on demand."""
+    """The files that a sequence of snapshots has added and removed. Manifests are read on demand."""
 
     def __init__(self, manifests: Manifests, metadata: TableMetadata, snapshots: Sequence[Snapshot]) -> None:
         self._manifests = manifests
@@ -93,7 +93,7 @@ class History:
         """Return the data files or delete files that the snapshots have added.
 
         Args:
-            deletes: Whether to return delete files.
+            deletes: Whether to return delete files instead of data files.
             replaced: Whether to include the files that compactions added.
         """
         manifests: list[ManifestFile] = []
@@ -110,7 +110,7 @@ class History:
         return AddedFiles(view, selection)
 
     def select_writing_deletes(self, deletes: AddedFiles) -> AddedFiles:
-        """Return the added deletes whose snapshots may also have written rows."""
+        """Return the delete files whose snapshots may also have added data files."""
         ids = {snapshot_id for snapshot_id, operation in self._operations.items() if operation != DELETE}
         selection = deletes.selection.copy()
         keep_appended(selection, ids)
@@ -120,7 +120,7 @@ class History:
         """Return the data files or delete files that the snapshots have removed.
 
         Args:
-            deletes: Whether to return delete files.
+            deletes: Whether to return delete files instead of data files.
             replaced: Whether to include the files that compactions removed.
         """
         removals = []
@@ -134,21 +134,21 @@ class History:
         return removals
 
     async def _read_removed_files(self, snapshot: Snapshot, parent: Snapshot, deletes: bool) -> AddedFiles:
-        listed = await self._manifests.read_list(snapshot)
-        still = {manifest.manifest_path for manifest in listed}
+        listed_manifests = await self._manifests.read_list(snapshot)
+        still = {manifest.manifest_path for manifest in listed_manifests}
         dropped = [
             manifest
             for manifest in await self._manifests.read_list(parent)
             if manifest.manifest_path not in still and (manifest.content != _DATA) == deletes
         ]
-        own = []
+        own_manifests = []
         if dropped:
-            own = [
+            own_manifests = [
                 manifest
                 for manifest in await self._list_own_manifests(snapshot)
                 if (manifest.content != _DATA) == deletes
             ]
-        still_listed = await self._manifests.read_blocks(own)
+        still_listed = await self._manifests.read_blocks(own_manifests)
         view = TableView(dropped, await self._manifests.read_blocks(dropped))
         rows = view.file_count + sum(block.rows for block in still_listed)
         return AddedFiles(view, await run_by_count(rows, partial(_find_missing, view, still_listed)))

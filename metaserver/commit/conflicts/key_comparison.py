@@ -1,10 +1,10 @@
-"""Compares keys one by one, to exclude files of other commits that contain or delete no row of a scope.
+"""Compares the keys and rows of files of other commits with a scope, if partitions and bounds cannot exclude the files.
 
-This is for cases that partitions and bounds cannot decide. An equality delete removes the rows that equal one of its
-keys. If no key satisfies the part of the scope on the key columns, the delete removes no row of the scope. A data file
-contains no row of the scope if no row of the file satisfies the scope. A case that cannot be decided counts as a match:
-a file that is too large, has another format or cannot be read, and floating-point columns, because readers disagree on
-signed zeros.
+An equality delete removes the rows that equal one of its keys. If no key satisfies the part of the scope on the key
+columns, the delete removes no row of the scope. A data file contains no row of the scope if no row of the file
+satisfies the scope. If a comparison is not possible, the file counts as a match. This is so for a file that is too
+large, is not a Parquet file or cannot be read, and for floating-point columns, because readers disagree on signed
+zeros.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from seamark.metaserver.planner.rows.row_deletes import find_key_columns
 from seamark.metaserver.planner.view.view import FileSelection, TableView, return_false
 
 FILES_MAX = 200
-"""The maximum number of files whose keys one check reads. If there are more, all of them count as matches."""
+"""The maximum number of files whose keys one check reads. If there are more, all files count as matches."""
 BYTES_MAX = 16 << 20
 """The maximum total size of the files whose keys one check reads."""
 FILES_CONCURRENT_MAX = 16
@@ -54,7 +54,7 @@ DECODED_BYTES_MAX = 64 << 20
 
 
 class CheckedFiles(NamedTuple):
-    """Reads files to which the table may refer."""
+    """The storage, and the check that the table may refer to a file."""
 
     objects: ObjectStore
     check_paths: CheckPaths
@@ -67,7 +67,7 @@ class _File(NamedTuple):
     size_bytes: int
     is_parquet: bool
     condition: Expression
-    """The part of the scope on columns whose values are known for the rows of the file."""
+    """The part of the scope on the columns of the file."""
 
 
 async def exclude_deletes(source: CheckedFiles, added: AddedFiles, bound: Expression) -> AddedFiles:
@@ -78,14 +78,14 @@ async def exclude_deletes(source: CheckedFiles, added: AddedFiles, bound: Expres
 
 
 def _select_deletes(added: AddedFiles, bound: Expression) -> tuple[FileSelection, list[_File]]:
-    """Select deletes by their bounds.
+    """Select delete files by their bounds.
 
     Returns:
-        All deletes except the equality deletes whose bounds exclude every row of the scope. Then, the remaining
-        equality deletes whose keys have to be compared.
+        All delete files, except equality deletes whose bounds exclude every row of the scope, and the selected equality
+        deletes whose keys must be compared.
     """
     selection = added.selection.copy()
-    left: list[_File] = []
+    unmatched_files: list[_File] = []
     for columns, positions in _group_equality_deletes(added).items():
         condition = _restrict_condition(bound, columns)
         if condition == TRUE:
@@ -94,8 +94,8 @@ def _select_deletes(added: AddedFiles, bound: Expression) -> tuple[FileSelection
         narrow_by_stats(part, condition, return_false)
         matching = set(part.list_positions().tolist())
         _drop(selection, [position for position in positions if position not in matching])
-        left += (_describe_file(added.view, position, condition) for position in sorted(matching))
-    return selection, left
+        unmatched_files += (_describe_file(added.view, position, condition) for position in sorted(matching))
+    return selection, unmatched_files
 
 
 async def exclude_data(source: CheckedFiles, added: AddedFiles, bound: Expression) -> AddedFiles:
@@ -116,7 +116,7 @@ async def exclude_data(source: CheckedFiles, added: AddedFiles, bound: Expressio
 
 
 def _restrict_condition(bound: Expression, columns: Iterable[int] | None) -> Expression:
-    """Return the part of the expression on these columns. None means all columns."""
+    """Return the part of the expression on the columns with these ids. None means all columns."""
     column_ids = None if columns is None else frozenset(columns)
 
     def part(predicate: Bound) -> Expression:
@@ -141,7 +141,7 @@ def _group_equality_deletes(files: AddedFiles) -> dict[tuple[int, ...], list[int
 
 
 def _locate_row(view: TableView, position: int) -> tuple[int, Block, int]:
-    """Return the number of the block, the block, and the row in the block."""
+    """Return the index of the block in the view, the block, and the row in the block."""
     number = bisect_right(view.starts, position) - 1
     return number, view.blocks[number], position - int(view.starts[number])
 
@@ -191,7 +191,7 @@ async def find_first_match(
     """
     if not pairs:
         return None
-    if len(pairs) > FILES_MAX * FILES_MAX:  # There are more than FILES_MAX files.
+    if len(pairs) > FILES_MAX * FILES_MAX:  # So many pairs need more than FILES_MAX files.
         return pairs[0]
     row_sets = {row for row, _ in pairs}, {delete for _, delete in pairs}
     if sum(map(len, row_sets)) > FILES_MAX:
@@ -228,8 +228,8 @@ async def find_first_match(
             return True
         try:
             deleted_keys = decode_delete_content(keys, deleted, columns, limit_bytes=DECODED_BYTES_MAX)
-            there = _read_columns(data, file.path, [column_id for column_id, _ in columns])
-            stored = [there[column_id] for column_id, _ in columns]
+            stored_columns = _read_columns(data, file.path, [column_id for column_id, _ in columns])
+            stored = [stored_columns[column_id] for column_id, _ in columns]
             hashes = hash_halves(
                 [convert_to_keys(column, kind) for column, (_, kind) in zip(stored, columns, strict=True)]
             )

@@ -1,9 +1,10 @@
-"""Tests whether two partitions can share a row, or whether one contains the other, also across partition specs.
+"""Tests whether two partitions, possibly of different specs, can share a row, and whether one contains the other.
 
-The field values of a partition restrict its source columns. Two partitions are disjoint if a column would need two
-values at once. A column needs two values if the same transform has two values, if buckets have different remainders (a
-bucket of 16 is part of a bucket of 8), or if a value contradicts a value of its transform. If it is uncertain
-whether two partitions are disjoint, they overlap, and neither contains the other.
+The field values of a partition restrict its source columns. Two partitions are disjoint if their restrictions on a
+column contradict each other. This is so if the same transform has two values, if bucket numbers have different
+remainders (each of 16 buckets is part of one of 8 buckets), or if the transform of one value differs from the other
+value. If it is uncertain whether two partitions are disjoint, they count as overlapping, and neither contains the
+other.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from seamark.metaserver.planner.view.view import are_comparable
 COMPARISONS_MAX = 100_000
 """The maximum number of pairs of partitions that a check compares.
 
-Above it, two partitions count as overlapping, and neither contains the other. More comparisons would take seconds, and
-other commits of the table would wait.
+Further pairs count as overlapping, and neither partition contains the other. More comparisons would take seconds, in
+which other commits of the table would wait.
 """
 
 
 class _Constraint(NamedTuple):
-    """One field of a partition: the value that a transform has for a source column."""
+    """A restriction of source columns by a partition field: the transform, and its value in the partition."""
 
     sources: tuple[int, ...]
     transform: str
@@ -58,7 +59,7 @@ class PartitionOverlap:
         }
 
     def partition(self, spec_id: int, values: tuple[Value | None, ...]) -> PartitionTuple:
-        """Return the partition with these values, which are in the order of the spec.
+        """Return the partition with these values, which are in the order of the spec's fields.
 
         Raises:
             BadRequest: The table does not have the spec.
@@ -74,7 +75,7 @@ class PartitionOverlap:
         return PartitionTuple(spec_id, tuple(fields))
 
     def knows_all(self, spec_id: int) -> bool:
-        """Return whether each field of the spec has an id. If so, the constraints describe the partition completely."""
+        """Return whether all fields of the spec have ids, so that the constraints describe the partition completely."""
         spec = self._metadata.spec(spec_id)
         return spec is not None and len(self._fields[spec_id]) == len(spec.fields)
 
@@ -105,7 +106,7 @@ class Targets:
         """Prepare the comparison.
 
         Args:
-            targets: Pairs (spec id, tuple).
+            targets: Pairs of a spec id and the partition values.
 
         Raises:
             BadRequest: The table does not have one of the specs.
@@ -132,18 +133,21 @@ class Targets:
         *,
         unknown: bool,
     ) -> Iterator[bool]:
-        """Yield the results of `compare` for each spec that `applies` accepts.
+        """Compare a partition with the targets of each spec, and yield one result for each spec.
 
-        Above the limit of comparisons, the result is `unknown`.
+        Args:
+            compare: Compares the constraints of the partition with those of a target.
+            applies: Returns whether to compare the targets of the spec with this id.
+            unknown: The result for a spec if the limit of comparisons is reached.
         """
-        left = self._partitions.list_constraints(partition)
+        constraints = self._partitions.list_constraints(partition)
         for spec_id, targets in self._by_spec.items():
             if not applies(spec_id):
                 continue
-            if spec_id == partition.spec_id and _have_same_fields(left, next(iter(targets.values()))):
-                yield _make_key(left) in targets
+            if spec_id == partition.spec_id and _have_same_fields(constraints, next(iter(targets.values()))):
+                yield _make_key(constraints) in targets
             elif self._partitions.may_compare(len(targets)):
-                yield any(compare(left, right) for right in targets.values())
+                yield any(compare(constraints, right) for right in targets.values())
             else:
                 yield unknown
 
@@ -219,8 +223,8 @@ def _implies(premise: _Constraint, conclusion: _Constraint) -> bool:
 
 def _apply_transform(transform: str, kind: str, value: Value) -> Value | None:
     if get_transform_name(transform) == "truncate" and not is_ordered(transform, kind):
-        return None  # Writers disagree on this transform (`ranges.py`).
+        return None  # Writers implement this transform differently (`ranges.py`).
     try:
         return apply(transform, kind, value)
     except (BadRequest, ValueError, TypeError, OverflowError, KeyError):
-        return None  # The column had another type when the partition value was written.
+        return None  # The column had a different type when the partition value was written.

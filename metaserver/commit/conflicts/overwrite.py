@@ -1,9 +1,9 @@
 """Selects the live files that an overwrite replaces: the files in its scope.
 
-A file is removed if all of its rows are in the scope, and stays if no row is. If only some rows may be in the scope,
-the change is refused with a BadRequest that names the file. Otherwise, the other rows of the file would be lost, or its
-rows in the scope would stay (Java: `ManifestFilterManager`). All rows of a file match a filter if its partition and
-bounds prove that no row matches the negation of the filter, including null and NaN.
+A file is removed if all of its rows are in the scope, and stays if none of its rows are. If only some rows may be in
+the scope, the change is refused with a BadRequest that names the file. Otherwise, the other rows of the file would be
+lost, or its rows in the scope would remain (Java: `ManifestFilterManager`). All rows of a file match a filter if its
+partition and bounds prove that no row matches the negation of the filter, which includes null and NaN.
 """
 
 from __future__ import annotations
@@ -82,22 +82,22 @@ def _select_files_in_scope(view: TableView, metadata: TableMetadata, scope: Read
     groups = group_by_partition(find_files_at(view, rows))
     removed = []
     for number, partition in enumerate(groups.partitions):
-        inside = targets.contain(partition)
-        if not inside and targets.overlap(partition):
+        is_inside = targets.contain(partition)
+        if not is_inside and targets.overlap(partition):
             path = min(_list_paths(view, rows[groups.numbers == number]))
             raise BadRequest(
                 f"replace: {path[:1000]} has partition spec {partition.spec_id}; only some of its rows may be in the "
                 "written partitions. Rewrite the file with the current partition spec first"
             )
-        removed.append(inside)
+        removed.append(is_inside)
     return {Remove(path) for path in _list_paths(view, rows[np.array(removed, dtype=np.bool_)[groups.numbers]])}
 
 
 def negate(expression: Expression, metadata: TableMetadata) -> Expression:
     """Return the negation of a bound expression. Each row that does not match the expression matches its negation.
 
-    The result contains the negated predicates. Where neither the predicate nor its negation matches null or NaN, the
-    result also matches these values. Engines disagree on whether NaN is greater than a number, so NaN may match both.
+    If neither a predicate nor its negation matches null or NaN, the result also matches these values. Engines disagree
+    on whether NaN is greater than a number, so NaN may match both the expression and its negation.
     """
     match expression:
         case And(children):
@@ -133,10 +133,10 @@ def _negate_predicate(predicate: Bound, metadata: TableMetadata) -> Expression:
 
 
 def _bind_again(predicate: Bound, op: Op, metadata: TableMetadata) -> Expression:
-    """Return the predicate on the same term with another operator.
+    """Return a predicate with the operator `op` on the term of `predicate`.
 
-    The column is found by its id, because the current schema may have another column with the same name. A predicate on
-    a required column becomes a constant.
+    The column is found by its id, because the current schema may have a different column with the same name. Binding
+    simplifies a null test on a required column to a constant.
     """
     column = metadata.current_schema.column(predicate.column_id)
     if column is None:

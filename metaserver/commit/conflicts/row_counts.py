@@ -1,7 +1,7 @@
-"""Checks the row counts of a change that states that it replaces files by files with the same rows.
+"""Checks the row counts of a change with the operation `replace`, which must not change any rows.
 
-Streams, conflict checks and statistics ignore such a change. An engine that commits on an older snapshot may also undo
-the change. If the writer has changed rows by mistake, rows would therefore be lost without an error.
+Streams, conflict checks and statistics ignore a `replace`, and the server may undo it when an engine commits on an
+older snapshot. Therefore rows would be lost without an error if a writer changed rows in a `replace` by mistake.
 """
 
 from __future__ import annotations
@@ -24,19 +24,18 @@ from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.strings import read_strings
 
 _DELETE_FILES_MAX = 10_000
-"""The maximum number of delete files whose rows are counted. It is limited because the table is locked while they are
-read.
-"""
+"""The maximum number of delete files whose rows are counted. The table is locked while they are read."""
 
 
 async def check_row_counts(
     manifests: Manifests, listed: Sequence[ManifestFile], change: Change, to_remove: FilesToRemove
 ) -> None:
-    """Check that the data files of a `replace` can have the rows of the files that it removes.
+    """Check that the added data files of a `replace` can have the same rows as the removed data files.
 
-    They cannot if they have more rows than the removed files, or fewer rows than the position deletes leave. The number
-    of rows that equality deletes remove is unknown. A row count below 0 also means unknown. The change may also add
-    deletes of rows in the new files, for rows that other writers have replaced since.
+    The check fails if the added files have more rows than the removed files, or fewer rows than the position deletes
+    leave in the removed files. The number of rows that equality deletes remove is unknown. A row count below 0 also
+    means unknown. The change may add deletes of rows in the added files, because other writers may have replaced these
+    rows since.
 
     Args:
         manifests: Reads the manifests.
@@ -58,7 +57,7 @@ async def check_row_counts(
         raise BadRequest(
             f"operation is replace, but the added data files have {after:,} rows, of which {dead:,} are deleted, and "
             f"the removed data files have {before:,} (record-count). A replacement must have the same rows. Set "
-            "overwrite, or omit the operation"
+            "operation to overwrite, or omit it"
         )
     if after >= before:
         return
@@ -67,7 +66,7 @@ async def check_row_counts(
         raise BadRequest(
             f"operation is replace, but the added data files have {after:,} rows, and the removed data files have "
             f"{before:,} (record-count), of which at most {deleted:,} are deleted. A replacement must have the same "
-            "rows. Set overwrite, or omit the operation"
+            "rows. Set operation to overwrite, or omit it"
         )
 
 
@@ -94,7 +93,7 @@ def _count_rows(change: Change, to_remove: FilesToRemove) -> _Counts | None:
 async def _count_deleted_rows(
     manifests: Manifests, listed: Sequence[ManifestFile], to_remove: FilesToRemove
 ) -> int | None:
-    """Return the number of rows that existing deletes may remove from the removed data files, or None if unknown."""
+    """Return the maximum number of rows that deletes remove from the removed data files, or None if it is unknown."""
     deletes = [manifest for manifest in drop_dead_manifests(listed) if manifest.content != DATA]
     counts = [(manifest.added_files_count, manifest.existing_files_count) for manifest in deletes]
     if sum(math.inf if None in count else sum(filter(None, count)) for count in counts) > _DELETE_FILES_MAX:

@@ -1,10 +1,11 @@
-"""Undoes a snapshot that changed no rows, although writers have committed later snapshots.
+"""Undoes a snapshot that changed no rows, even if writers have committed later snapshots.
 
-Such a snapshot replaced files by files with the same rows, or manifests by manifests with the same files. The new
-snapshot does not have the files that the undone snapshot added. It has the files that the undone snapshot removed, with
-their sequence numbers and row ids. Rows of later commits stay. Later equality deletes stay too, because they are newer
-than the restored files. If later commits changed the added files, these changes cannot be moved to the restored files,
-so the undo is refused. The old manifests are restored if the head still lists all new manifests.
+The undone snapshot replaced files by files with the same rows, or manifests by manifests with the same files. The
+change removes the files that it added, and restores the files that it removed, with their sequence numbers and row ids.
+The rows and equality deletes of later commits remain: the equality deletes still apply, because they are newer than the
+restored files. If later commits changed the added files, the undo is refused, because these changes cannot be moved to
+the restored files. If the snapshot rewrote only manifests, the old manifests are restored, provided that the head still
+lists all new manifests.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ _Entries = dict[Remove, ManifestEntry]
 
 
 class Undo(NamedTuple):
-    """The effects of a snapshot to undo: the files that it added, and the entries of the files that it removed.
+    """The effects of the snapshot to undo.
 
     Attributes:
-        manifests: The manifests of the head, in which the old manifests replace the new manifests. Set only if the
-            snapshot changed nothing but manifests.
+        added: The files that the snapshot added.
+        removed: The entries of the files that the snapshot removed.
+        manifests: If the snapshot rewrote only manifests: the manifests of the head, in which the old manifests replace
+            the new manifests. Otherwise empty.
     """
 
     added: frozenset[Remove]
@@ -45,7 +48,7 @@ class Undo(NamedTuple):
         return [entry.file for entry in self.removed]
 
     def groups(self) -> Iterable[tuple[int, int, list[ManifestEntry]]]:
-        """Return (spec id, manifest content, entries) for each manifest of restored files."""
+        """Return the spec id, the content type and the entries of each manifest of restored files."""
         groups: dict[tuple[int, int], list[ManifestEntry]] = {}
         for entry in self.removed:
             groups.setdefault((entry.file.spec_id, int(entry.file.content != DATA)), []).append(
@@ -57,7 +60,7 @@ class Undo(NamedTuple):
 
 
 async def compute_undo(manifests: Manifests, metadata: TableMetadata, head: Snapshot | None, snapshot_id: int) -> Undo:
-    """Return the effects of a snapshot if it can be undone on `head`.
+    """Check that a snapshot can be undone on `head`, and return its effects.
 
     Raises:
         BadRequest: The snapshot can never be undone.
@@ -116,7 +119,7 @@ def _find_snapshots(metadata: TableMetadata, head: Snapshot | None, snapshot_id:
 async def _restore_manifests(
     manifests: Manifests, metadata: TableMetadata, snapshots: tuple[Snapshot, Snapshot, Snapshot]
 ) -> tuple[ManifestFile, ...]:
-    """Return the manifests of the head, in which the old manifests replace the manifests of the undone snapshot.
+    """Return the manifests of the head, with the old manifests in place of the manifests of the undone snapshot.
 
     Args:
         snapshots: The parent of the undone snapshot, the undone snapshot, and the head.
@@ -140,7 +143,7 @@ async def _restore_manifests(
 async def _compare_live_entries(
     manifests: Manifests, metadata: TableMetadata, older: Snapshot, other: Snapshot
 ) -> tuple[_Entries, _Entries]:
-    """Return, for each snapshot, the live entries of the manifests that the other snapshot does not list."""
+    """Return for each of two snapshots the live entries of the manifests that only this snapshot lists."""
     lists = drop_dead_manifests(await manifests.read_list(older)), drop_dead_manifests(await manifests.read_list(other))
     paths = [{manifest.manifest_path for manifest in listed} for listed in lists]
     return (
@@ -166,7 +169,7 @@ def _add(entries: Iterable[ManifestEntry], entries_by_key: _Entries) -> None:
 
 
 def _check_removed(removed_entries: Sequence[ManifestEntry], added: Iterable[Remove], restored: set[str]) -> None:
-    """Check that later commits have removed no file that the snapshot added, and no deletes of restored files."""
+    """Check that later commits have not removed files that the snapshot added, or deletes of restored files."""
     keys = set(added)
     for entry in removed_entries:
         file = entry.file

@@ -1,4 +1,4 @@
-"""Reads the manifests and manifest lists for an engine's commit, of the table and of its new snapshots."""
+"""Reads the manifests and manifest lists of the table and of the new snapshots for an engine's commit."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.objects.port import ObjectStore
 
 _MEMORY_DIVISOR = 4
-"""The divisor of `commit_memory_bytes`.
-
-One share is for the manifests of tables, and one share for the manifests of each commit.
-"""
+"""The divisor of `commit_memory_bytes` for the published manifests, and for the manifests of each commit."""
 
 
 class ManifestReaders(NamedTuple):
     """Two readers of manifests for one table.
 
-    `published` reads the manifests of the snapshots that the table has. `own` reads the manifests of the snapshots that
-    the engine adds.
+    Attributes:
+        published: Reads the manifests of the snapshots that the table already has.
+        own: Reads the manifests of the snapshots that the engine adds.
     """
 
     published: Manifests
@@ -31,9 +29,9 @@ class ManifestReaders(NamedTuple):
 
 
 class FilesReadOnce:
-    """Reads each file from the storage only once, as far as memory allows. An instance belongs to one commit.
+    """Reads each file from the storage only once, if the files fit into memory. An instance belongs to one commit.
 
-    If a file is missing at its first read, it stays missing for this commit.
+    A file that is missing at its first read is missing for the whole commit.
     """
 
     def __init__(self, objects: ObjectStore, limit_bytes: int) -> None:
@@ -43,10 +41,11 @@ class FilesReadOnce:
         self._missing: set[str] = set()
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
-        """Return the whole file.
+        """Return the content of the file.
 
         Raises:
-            ObjectMissing: The file does not exist. The other errors of `ObjectStore.read` are raised too.
+            ObjectMissing: The file does not exist.
+            SeamarkError: See `ObjectStore.read`.
         """
         if location in self._missing:
             raise ObjectMissing(f"There is no file at {location!r}")
@@ -66,8 +65,8 @@ class FilesReadOnce:
 class CommitManifests:
     """The manifests that the attempts of one commit have read.
 
-    The manifests of the engine are cached for this commit only. After a refusal, the engine may write other manifests
-    to the same locations.
+    The manifests of the engine are cached only for this commit, because after a refusal, the engine may write different
+    manifests to the same locations.
     """
 
     def __init__(self, context: CatalogContext, published: Manifests) -> None:
@@ -85,14 +84,18 @@ class CommitManifests:
 
     @property
     def unchecked(self) -> ManifestReaders:
-        """Readers without checks. The caller checks whether the table may refer to the files."""
+        """The readers without checks of locations. The caller checks whether the table may refer to the files."""
         return ManifestReaders(self._published, self._own)
 
     def with_checks(self, uuid: str, limit_bytes: int) -> ManifestReaders:
         """Return readers that check the location of each file and limit their memory.
 
-        A reader raises Forbidden for a file in a location of another table than `uuid`. Each reader may decode
-        manifests of `limit_bytes`. The readers look up each folder in the database once.
+        A reader raises Forbidden for a file in the location of a table other than `uuid`. The readers look up each
+        folder in the database once.
+
+        Args:
+            uuid: The UUID of the table.
+            limit_bytes: The maximum memory of the decoded manifests of each reader.
         """
         check = partial(self._check_paths, uuid)
         return ManifestReaders(
@@ -100,14 +103,14 @@ class CommitManifests:
         )
 
     async def _check_paths(self, uuid: str, paths: Iterable[str]) -> None:
-        allowed = self._allowed_folders.setdefault(uuid, set())
+        allowed_folders = self._allowed_folders.setdefault(uuid, set())
         by_folder = {path.rpartition("/")[0]: path for path in paths}
-        unchecked = {folder: path for folder, path in by_folder.items() if folder not in allowed}
+        unchecked = {folder: path for folder, path in by_folder.items() if folder not in allowed_folders}
         if not unchecked:
             return
         if await find_foreign_paths(self._context, uuid, unchecked.values()):
-            raise Forbidden("a file is in a location of another table")
-        allowed.update(unchecked)
+            raise Forbidden("A manifest or manifest list is in the location of another table")
+        allowed_folders.update(unchecked)
 
 
 def open_published_manifests(context: CatalogContext) -> Manifests:

@@ -1,8 +1,8 @@
 """Commits the updates that engines send in the REST protocol, for one table or for several.
 
-A commit is optimistic: it applies the updates to the current metadata and publishes the result. If another commit was
-faster, it tries again. If a commit that adds a snapshot was applied before, the client receives the first outcome
-again.
+A commit is optimistic: it applies the updates to the current metadata, and publishes the result. If another commit is
+published first, it tries again. If a client repeats a commit that adds a snapshot and was already applied, the client
+receives the outcome of the first request.
 """
 
 from __future__ import annotations
@@ -61,10 +61,7 @@ from seamark.metaserver.store.operations import Operation
 from seamark.metaserver.store.port import LostRace
 
 _PRELOADING_COMMITS_MAX = 16
-"""The maximum number of commits that read manifests before they wait for a lock.
-
-Other commits read them under the lock.
-"""
+"""The maximum number of commits that read manifests while they wait for a lock. Further commits read under the lock."""
 
 
 class _Commit(msgspec.Struct, frozen=True):
@@ -73,7 +70,7 @@ class _Commit(msgspec.Struct, frozen=True):
     caller: Caller
     tables: Sequence[TableCommit]
     is_single: bool
-    """Whether the response to the request is the table. If not, the response is 204 without a body."""
+    """Whether the response to the request contains the table. Otherwise the response is 204 without a body."""
     requested_ms: int
     fingerprint: str | None
     manifests: CommitManifests
@@ -82,10 +79,10 @@ class _Commit(msgspec.Struct, frozen=True):
 
 
 class AlreadyCommitted(Exception):
-    """Raised if the same commit was applied before.
+    """Raised if the same commit was already applied.
 
     Attributes:
-        outcome: The outcome of the first commit. It is empty for a transaction.
+        outcome: The table in the outcome of the first request. The list is empty for a transaction.
     """
 
     def __init__(self, outcome: list[LoadedTable]) -> None:
@@ -115,7 +112,7 @@ class EngineCommits:
         *,
         fresh: Snapshot | None = None,
     ) -> LoadedTable:
-        """Commit updates of one table, whose name the route has checked, as `commit`.
+        """Commit updates of one table. See `commit`. The caller has checked the name of the table.
 
         Args:
             caller: The principal that commits.
@@ -123,8 +120,8 @@ class EngineCommits:
             name: The name of the table.
             requirements: The requirements of the commit.
             updates: The updates.
-            fresh: The fresh snapshot of a stream on which the added snapshot is based. An append is moved onto the head
-                without the files of the stream. Any other commit is refused.
+            fresh: The fresh snapshot of a stream on which the added snapshot is based, or None. An append is moved onto
+                the head, without the fresh files of the stream. Any other commit is refused.
         """
         change = TableChange(namespace, name, requirements, updates)
         return (await self.commit(caller, [change], is_single=True, fresh=fresh))[0]
@@ -132,9 +129,10 @@ class EngineCommits:
     async def commit_transaction(
         self, caller: Caller, changes: Sequence[TableChange], *, fresh: Snapshot | None = None
     ) -> None:
-        """Commit updates of several tables, as `commit`.
+        """Commit updates of several tables in one transaction of the store. See `commit`.
 
-        All pointers move in one transaction of the store. `fresh` belongs to the only table, see `commit_table`.
+        Args:
+            fresh: See `commit_table`. It must be None for several tables.
         """
         if not changes:
             raise BadRequest("table-changes is empty; it needs at least one change")
@@ -145,7 +143,7 @@ class EngineCommits:
     async def load_committed(
         self, namespace: NamespacePath, name: str, requirements: list[dict[str, Any]]
     ) -> LoadedTable:
-        """Return the current table for a commit that succeeded, but whose metadata file has been deleted since.
+        """Return the current state of a table after a successful commit whose metadata file has been deleted since.
 
         Raises:
             CommitUnknown: The name refers to no table, or to a table with another UUID than in `requirements`.
@@ -169,7 +167,7 @@ class EngineCommits:
         Args:
             caller: The principal that commits.
             changes: The updates and requirements of each table.
-            is_single: Whether the idempotent answer is the table, not an empty 204.
+            is_single: Whether the answer to a repeated request is the table, instead of an empty 204.
             fresh: See `commit_table`.
 
         Raises:
@@ -179,7 +177,7 @@ class EngineCommits:
             CommitConflict: A requirement fails, or concurrent commits conflicted in every attempt.
             CommitUnknown: The outcome is unknown.
         """
-        # All commits lock their tables in the same order, so that two transactions do not deadlock on database rows.
+        # Lock the tables in a fixed order, so that two transactions do not deadlock on database rows.
         changes = sorted(changes, key=lambda change: (change.namespace, change.name))
         names = [(change.namespace, change.name) for change in changes]
         if len(set(names)) != len(names):
@@ -224,8 +222,8 @@ class EngineCommits:
     async def _preload(self, commit: _Commit, table: TableCommit) -> None:
         """Read the new manifests while another commit holds the lock, if a rebase would need them.
 
-        If the table does not allow rebases, the server probably refuses this commit after the other commit, so the
-        manifests are not read.
+        If the table does not allow rebases, the manifests are not read, because the server will probably refuse this
+        commit after the other commit.
         """
         with contextlib.suppress(SeamarkError):
             entry, base = await self._load_base(table)
@@ -236,7 +234,7 @@ class EngineCommits:
         """Try the commit until it is published or refused.
 
         Raises:
-            AlreadyCommitted: The same commit was applied before.
+            AlreadyCommitted: The same commit was already applied.
         """
         retries, conflicts = self._context.settings.commit_retries, 0
         while True:
@@ -257,10 +255,7 @@ class EngineCommits:
                 raise
 
     async def _record_refusal(self, caller: Caller, table: TableCommit) -> None:
-        """Count the refusal of an engine's commit.
-
-        After several refusals, the engine has priority over faster writers.
-        """
+        """Count the refusal of an engine's commit. After several refusals, the engine gets priority."""
         priority = self.publisher.engine_priority
         if priority is None or not table.added_snapshots:
             return
@@ -361,10 +356,7 @@ class EngineCommits:
         updates: Sequence[Update],
         rebased: RevisedUpdates | None,
     ) -> RevisedUpdates | None:
-        """Return the commit with corrected manifests, or None if nothing needs a correction.
-
-        A manifest of an engine is corrected if it would harm readers.
-        """
+        """Return the updates with corrected manifests, or None if no manifest of the engine would harm readers."""
         of = metadata if base is None else base
         uuid, folder = get_uuid(entry, of), check_metadata_folder(self._context, of.location, of.properties)
         return await self._corrections.correct(commit.manifests, uuid, folder, base, metadata, updates, rebased)
@@ -389,11 +381,11 @@ class EngineCommits:
     async def _rebase(
         self, commit: _Commit, table: TableCommit, entry: Entry | None, base: TableMetadata | None
     ) -> RevisedUpdates | None:
-        """Rebase a refused snapshot onto the new head, if that is possible (`rebase.py`)."""
+        """Rebase a refused snapshot onto the new head, or return None if this is impossible (`rebase.py`)."""
         snapshot_commit = find_snapshot_commit(base, table) if base is not None else None
         if base is None or snapshot_commit is None:
             return None
-        # The refusal may mean that the snapshot was applied before. The snapshot may even have expired since.
+        # A repeated commit is refused too: its snapshot was already applied, and may even have expired since.
         await self._raise_if_committed(commit)
         folder = check_metadata_folder(self._context, base.location, base.properties)
         uuid, is_single = get_uuid(entry, base), commit.is_single
@@ -409,17 +401,17 @@ class EngineCommits:
         )
 
     async def _raise_if_committed(self, commit: _Commit) -> None:
-        """Check whether the same commit was applied before, and its response was lost.
+        """Check that the same commit was not already applied in a request whose response was lost.
 
-        If the server answered such a commit with 4xx, the client would delete files that are live.
+        If the server answered the repeated commit with 4xx, the client would delete files that are live.
 
         Raises:
-            AlreadyCommitted: The commit was applied before. The error contains the first outcome.
+            AlreadyCommitted: The commit was already applied. The error contains the outcome.
         """
         if commit.fingerprint is None:
             return
         table = next(table for table in commit.tables if table.added_snapshots)
-        # The UUIDs in the commit are checked too, because the table may have been renamed or dropped since.
+        # Include the UUIDs in the commit, because the table may have been renamed or dropped since.
         uuids = [*_list_required_uuids(table.requirements)[:1], *_list_assigned_uuids(table)[:1]]
         uuids += [uuid.lower() for uuid in uuids]
         entry = await self._context.store.load_entry(EntryKind.TABLE, table.namespace, table.name)
@@ -441,24 +433,26 @@ class EngineCommits:
         entry = await self._context.store.load_entry(EntryKind.TABLE, table.namespace, table.name)
         if entry is None or entry.uuid != instant.uuid:
             raise make_pointer_moved(table.namespace, table.name)
-        then = msgspec.structs.replace(entry, metadata_location=instant.metadata_location or entry.metadata_location)
+        committed_entry = msgspec.structs.replace(
+            entry, metadata_location=instant.metadata_location or entry.metadata_location
+        )
         try:
-            metadata = await documents.table(then.metadata_location)
+            metadata = await documents.table(committed_entry.metadata_location)
         except NotFound:
-            # The metadata file was removed from the metadata log. The current metadata contains the commit.
-            then, metadata = entry, await documents.table(entry.metadata_location)
-        return LoadedTable(entry=then, metadata=metadata)
+            # The metadata file of the commit has been deleted, but the current metadata contain the commit.
+            committed_entry, metadata = entry, await documents.table(entry.metadata_location)
+        return LoadedTable(entry=committed_entry, metadata=metadata)
 
 
 def _parse(changes: Sequence[TableChange]) -> tuple[list[TableCommit], str | None]:
-    """Return the typed commits, and the fingerprint of the request if it adds a snapshot."""
+    """Parse the changes. Return the commits, and the fingerprint of the request, or None if it adds no snapshot."""
     tables = [read_table_commit(change) for change in changes]
     adds_snapshot = any(table.added_snapshots for table in tables)
     return tables, compute_fingerprint(changes) if adds_snapshot else None
 
 
 def compute_fingerprint(changes: Sequence[TableChange]) -> str:
-    """Return a hash that identifies a commit which adds a snapshot and can therefore be applied only once.
+    """Return a hash that identifies a commit which adds a snapshot, because such a commit can be applied only once.
 
     Snapshot ids are unique. The hash covers the JSON as the client sent it, including fields that the specification
     does not define. The case of the action names does not matter.
@@ -488,9 +482,9 @@ def _describe(commit: _Commit, updates: Sequence[Update]) -> CommitEvent:
 
 
 def _identify_writer(caller: Caller, table: TableCommit) -> str:
-    """Return a text that identifies the writer by its principal, and by whether its snapshots are appends.
+    """Return a name for the writer: its principal, and whether its snapshots are appends.
 
-    An append must not end the priority of an overwrite.
+    Appends have their own name, because they must not end the priority of an overwrite.
     """
     summaries = [snapshot.summary for snapshot in table.added_snapshots if snapshot.summary is not None]
     operations = {summary.get("operation") for summary in summaries}

@@ -48,20 +48,20 @@ from seamark.metaserver.runtime.gathering import gather
 
 _VECTORS_MIN_FORMAT_VERSION = 3
 _UNASSIGNED = -1
-"""A sequence number that marks entries without their own number. It distinguishes them from entries with a number."""
+"""The sequence number that decoding gives to entries without their own number."""
 _MEMORY_BYTES = 256 << 20
-"""The maximum memory for the decoded manifests of one snapshot."""
+"""The maximum memory in bytes for the decoded manifests of one snapshot."""
 _CHECKED_MANIFESTS_MAX, _CHECKED_BYTES_MAX = 256, 64 << 20
-"""The maximum number and size of a snapshot's new manifests that are searched for wrong metrics.
+"""The maximum number, and the maximum total size, of a snapshot's new manifests that are searched for wrong metrics.
 
-Further manifests stay as the engine wrote them.
+Further manifests are not corrected.
 """
 _IN_LOOP_BYTES = 64 << 10
 """The maximum size of a manifest that is searched on the event loop. A larger manifest is searched in a thread."""
 _SHOWN_CHARACTERS_MAX = 100
 
 Files = list[tuple[str, bytes]]
-"""The locations and contents of files to write: manifests and, last, the manifest list that names them."""
+"""The locations and contents of files to write: manifests, and finally the manifest list that names them."""
 
 
 class ManifestCorrections:
@@ -71,17 +71,19 @@ class ManifestCorrections:
         self._clock = clock
 
     async def preload(self, manifests: CommitManifests, uuid: str, updates: Iterable[Update]) -> None:
-        """Read the new manifests before the table's lock is taken, so other commits do not wait for the storage.
+        """Read the new manifests into the cache before the table's lock is taken, so other commits wait less.
 
-        Errors are ignored here, because `correct` reads the manifests again.
+        Errors are ignored, because `correct` reads the manifests again.
         """
-        own = manifests.with_checks(uuid, _MEMORY_BYTES).own
+        own_manifests = manifests.with_checks(uuid, _MEMORY_BYTES).own
         for update in updates:
             if isinstance(update, AddSnapshot) and update.snapshot.manifest_list is not None:
                 with contextlib.suppress(SeamarkError, ValueError):
-                    listed = await own.read_list_at(update.snapshot.manifest_list)
+                    listed = await own_manifests.read_list_at(update.snapshot.manifest_list)
                     added = _select_new(listed, update.snapshot.snapshot_id)
-                    await gather([partial(own.read_encoded, manifest) for manifest in added], MANIFESTS_CONCURRENT_MAX)
+                    await gather(
+                        [partial(own_manifests.read_encoded, manifest) for manifest in added], MANIFESTS_CONCURRENT_MAX
+                    )
 
     async def correct(
         self,
@@ -93,7 +95,7 @@ class ManifestCorrections:
         updates: Sequence[Update],
         rebased: RevisedUpdates | None,
     ) -> RevisedUpdates | None:
-        """Return updates with corrected snapshots, and the files to write before the commit.
+        """Return the updates with corrected snapshots, and the files to write before the commit.
 
         Args:
             manifests: The manifests that the commit has already read.
@@ -105,7 +107,7 @@ class ManifestCorrections:
             rebased: The result of the rebase, or None if there was no rebase.
 
         Returns:
-            The updates, or None if no update needs to change or a file cannot be read.
+            The updates and files. None if no snapshot needs a correction, or a file cannot be read.
 
         Raises:
             BadRequest: A data file has an impossible partition value.
@@ -154,8 +156,8 @@ class _Correction:
             listed: The manifests of the snapshot if its manifest list is not written yet, otherwise None.
 
         Returns:
-            The files to write. The list is empty if the snapshot can stay unchanged. It is also empty if the snapshot
-            cannot be read, because the engine could not correct it either.
+            The files to write. The list is empty if the snapshot needs no correction. It is also empty if the snapshot
+            cannot be read: a refusal would not help, because the engine could not correct the snapshot.
         """
         if self._metadata.format_version < _VECTORS_MIN_FORMAT_VERSION or snapshot.manifest_list is None:
             return []
@@ -173,10 +175,10 @@ class _Correction:
             if not removed:
                 return []
             published = {manifest.manifest_path for manifest in await self._published.read_list(parent)}
-            old = [manifest for manifest in listed if manifest.manifest_path in published]
-            new = [manifest for manifest in listed if manifest.manifest_path not in published]
-            in_use = await find_used_puffins(self._published, old, removed, self._metadata, {})
-            in_use |= await find_used_puffins(self._own, new, removed, self._metadata, {})
+            old_manifests = [manifest for manifest in listed if manifest.manifest_path in published]
+            new_manifests = [manifest for manifest in listed if manifest.manifest_path not in published]
+            in_use = await find_used_puffins(self._published, old_manifests, removed, self._metadata, {})
+            in_use |= await find_used_puffins(self._own, new_manifests, removed, self._metadata, {})
             return await self._write_without_marks(snapshot, listed, removals, in_use)
         except SeamarkError:
             return []
@@ -184,7 +186,7 @@ class _Correction:
     async def _read_removals(
         self, snapshot: Snapshot, listed: Iterable[ManifestFile]
     ) -> dict[str, list[ManifestEntry]]:
-        """Return the entries marked as DELETED in the new delete manifests, by the path of the manifest."""
+        """Return the entries with the status DELETED in each new delete manifest, by the path of the manifest."""
         removals: dict[str, list[ManifestEntry]] = {}
         for manifest in listed:
             if (
@@ -204,7 +206,12 @@ class _Correction:
         removals: dict[str, list[ManifestEntry]],
         in_use: Collection[str],
     ) -> Files:
-        """Write the manifests without DELETED marks of files in use, and write the manifest list."""
+        """Write the manifests without the DELETED entries of files in use, and write the manifest list.
+
+        Args:
+            removals: The DELETED entries of each manifest, by its path.
+            in_use: The paths of the Puffin files with other live vectors.
+        """
         files, writer = self._open_writer(snapshot)
         manifests: list[ManifestFile] = []
         for manifest in listed:
@@ -229,7 +236,7 @@ class _Correction:
         """Correct the metrics that readers cannot use.
 
         Returns:
-            The files to write. The list is empty if the snapshot can stay unchanged or cannot be read.
+            The files to write. The list is empty if the snapshot needs no correction or cannot be read.
 
         Raises:
             BadRequest: A data file has an impossible partition value.
@@ -244,12 +251,12 @@ class _Correction:
         except _ImpossibleValue as error:
             raise BadRequest(str(error)) from None
         except (SeamarkError, ValueError):
-            # Without the correction, the commit is still valid. The engine could not repair a file that the server
-            # cannot read.
+            # The commit is valid without the correction, and after a refusal, the engine could not repair an unreadable
+            # file.
             return []
 
     async def _find_wrong_metrics(self, added: Iterable[ManifestFile], type_of: TypeOf) -> set[str]:
-        """Return the paths of the manifests whose metrics need a correction."""
+        """Return the paths of the manifests whose metrics need a correction. `type_of` returns the type of a column."""
         wrong: set[str] = set()
 
         async def check(manifest: ManifestFile) -> None:
@@ -281,7 +288,7 @@ class _Correction:
         return files.files
 
     async def _read_all_entries(self, source: Manifests, manifest: ManifestFile) -> list[ManifestEntry]:
-        """Return the live and the deleted entries of a manifest. Inherited sequence numbers are not filled in."""
+        """Return the live and the deleted entries of a manifest, without filling in inherited sequence numbers."""
         unnumbered = structs.replace(manifest, sequence_number=_UNASSIGNED)
         live = await source.read_entries(unnumbered, self._metadata)
         return [*live, *await source.read_removals(unnumbered, self._metadata)]
@@ -296,7 +303,7 @@ class _Correction:
 
 
 def _replace_list(snapshot: Snapshot, files: dict[str, bytes], written: Files) -> Snapshot:
-    """Return the snapshot with the new manifest list, and add the written files to the files of the commit."""
+    """Return the snapshot with the new manifest list, and add the written files to `files`, the files of the commit."""
     if not written:
         return snapshot
     files.pop(snapshot.manifest_list or "", None)
@@ -321,7 +328,7 @@ def _select_new(listed: Iterable[ManifestFile], snapshot_id: int) -> list[Manife
 
 
 class _ImpossibleValue(Exception):
-    """A partition value that the transform cannot produce."""
+    """Raised if a partition has a value that its transform cannot produce."""
 
 
 def _needs_correction(
@@ -339,8 +346,7 @@ def _needs_correction(
     if metadata.format_version < ROW_LINEAGE_MIN_FORMAT_VERSION or manifest.content != DATA_MANIFEST:
         return True
     added = decoded.longs["status"] == ADDED
-    # Added files must inherit their row ids, and existing files must have their own. Otherwise, row ids would move to
-    # other files.
+    # Row ids stay the same only if added files inherit their row ids, and existing files have explicit row ids.
     return bool(((decoded.longs["first_row_id"] == MISSING) == added).all())
 
 
@@ -372,12 +378,12 @@ def _check_truncated(decoded: DecodedManifest, metadata: TableMetadata) -> None:
 
 
 def _inherit_numbers(entry: ManifestEntry) -> ManifestEntry:
-    """Make an added entry inherit each sequence number that the engine did not write.
+    """Return an added entry that inherits each sequence number that the engine did not write.
 
-    Numbers that the engine wrote stay. They belong to rewritten delete files, which must not apply to later rows.
+    An explicit sequence number stays: it belongs to a rewritten delete file, which must not apply to later rows.
     """
     if entry.status != ADDED:
         return entry
     numbers = (entry.sequence_number, entry.file_sequence_number)
-    of_data, of_file = (None if number == _UNASSIGNED else number for number in numbers)
-    return structs.replace(entry, sequence_number=of_data, file_sequence_number=of_file)
+    data_number, file_number = (None if number == _UNASSIGNED else number for number in numbers)
+    return structs.replace(entry, sequence_number=data_number, file_sequence_number=file_number)

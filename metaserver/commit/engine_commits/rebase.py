@@ -1,22 +1,22 @@
 """Rebases a snapshot of an engine from an older parent onto the current head of the branch.
 
-A rebase is a three-way merge of manifest lists. Manifests that the client's snapshot has and its parent does not have
-were added. Manifests that the parent has and the snapshot does not have were dropped. The result is the list of the
-head, without the dropped manifests and with the added manifests. If the server refused the commit, the engine would
-produce the same result in its next attempt. The client's files stay unchanged. Only the manifest list is rewritten,
-because sequence numbers and first row ids must follow those of the head (Iceberg spec: "Sequence Number Inheritance",
-"First Row ID Inheritance"). The snapshot keeps its id. Iceberg Java looks up the snapshot by this id, and then deletes
-the files that it wrote and that the snapshot does not refer to.
+A rebase is a three-way merge of manifest lists. The client has added the manifests that its snapshot has and its parent
+does not have, and has dropped the manifests that its parent has and its snapshot does not have. The result is the list
+of the head, with the added manifests and without the dropped manifests. If the server refused the commit, the engine
+would produce the same result in its next attempt. The client's manifests stay unchanged. Only the manifest list is
+rewritten, because sequence numbers and first row ids must follow those of the head (Iceberg spec: "Sequence Number
+Inheritance", "First Row ID Inheritance"). The snapshot keeps its id, because Iceberg Java looks up the snapshot by this
+id, and then deletes the files that it wrote and that the snapshot does not need.
 
-The rule: a table property enables rebases of appends, and an append is rebased only if every check succeeds. Otherwise
-the commit is refused, as commits without the property are.
+A table property enables rebases of appends. An append is rebased only if every check succeeds. Otherwise the commit is
+refused, as it would be without the property.
 
-A table service must never force a writer to repeat its commit. Therefore three rebases need no property:
+A table service must never force a writer to repeat its commit. Therefore three rebases do not need the property:
 
 - An append is rebased over snapshots that only replace files by files with the same rows.
 - Any snapshot is rebased over this server's rewrites of manifests, which change no data or delete file. If the client
-  has replaced manifests that were rewritten meanwhile, the rewrite of manifests of this kind is undone. The client's
-  manifests are correct, because they were derived from the same files.
+  has replaced manifests that were rewritten meanwhile, the rewrite of manifests of the same partition spec and content
+  is undone. The client's manifests are correct, because they were derived from the same files.
 - Any snapshot is rebased over snapshots that only replace files. If the client has deleted rows of the replaced files,
   or may have deleted them, the replacement is undone. The client's snapshot then lists the files of its parent, which
   have the same rows.
@@ -57,7 +57,7 @@ from seamark.metaserver.commit.snapshots.snapshot_writer import HeldFiles, Snaps
 from seamark.metaserver.store.port import InstantFilter
 
 PROPERTY = "seamark.commit.rebase"
-"""A table property. With the value "append", appends are rebased. With any other value, they are not."""
+"""The table property that enables rebases of appends if its value is "append"."""
 
 _MANIFESTS_LIMIT_BYTES = 16 << 20
 """The maximum size of the manifests that a rebase reads for its checks. Writers usually write manifests of 8 MB."""
@@ -66,7 +66,7 @@ _INSTANTS_MAX = 200
 """The maximum number of the table's latest commits that are searched for rewrites of manifests."""
 _NO_NUMBER = -1
 _UNASSIGNED = {"sequence_number": _NO_NUMBER, "first_row_id": -(1 << 62)}
-"""Values that mark inherited numbers, to distinguish them from explicit numbers."""
+"""The values that decoding gives to inherited numbers, to distinguish them from explicit numbers."""
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
 _TOTALS = {
@@ -86,9 +86,9 @@ class RevisedUpdates(msgspec.Struct, frozen=True):
 
     updates: tuple[Update, ...]
     files: tuple[tuple[str, bytes], ...]
-    """The manifests and the manifest list by location. They are written before anything refers to them."""
+    """The locations and contents of manifests and manifest lists to write before the commit."""
     listed: tuple[ManifestFile, ...] = ()
-    """The manifests of a rebased snapshot. Empty without a rebase."""
+    """The manifests of a rebased snapshot. The tuple is empty without a rebase."""
 
 
 class SnapshotCommit(msgspec.Struct, frozen=True):
@@ -103,11 +103,10 @@ class SnapshotCommit(msgspec.Struct, frozen=True):
 
 
 def find_snapshot_commit(base: TableMetadata, table: TableCommit) -> SnapshotCommit | None:
-    """Return the snapshot of a commit that a rebase could move.
+    """Return the snapshot of a commit, and its branch, if a rebase could move the snapshot.
 
-    Returns:
-        The snapshot and its branch. None unless the commit adds exactly one snapshot to a branch, and all its
-        requirements hold, except the requirement on the branch.
+    The result is None unless the commit adds exactly one snapshot to a branch, and all its requirements hold, except
+    the requirement on the branch.
     """
     by_action = {update.action: update for update in table.updates}
     added, moved = by_action.get(AddSnapshot.action), by_action.get(SetSnapshotRef.action)
@@ -134,7 +133,7 @@ def find_snapshot_commit(base: TableMetadata, table: TableCommit) -> SnapshotCom
 
 
 class CannotRebase(Exception):
-    """The reason why a snapshot cannot be rebased. The error does not leave this module."""
+    """Raised with the reason why a snapshot cannot be rebased, and caught in this module."""
 
 
 def can_rebase_appends(metadata: TableMetadata) -> bool:
@@ -162,7 +161,8 @@ async def rebase(
         base: The table's current metadata.
         commit: The snapshot, which is based on an older head.
         is_single: Whether the request commits only one table.
-        fresh: The fresh snapshot of a stream on which the snapshot is based; None if its parent is of the table.
+        fresh: The fresh snapshot of a stream on which the snapshot is based, or None if its parent is a snapshot of the
+            table.
 
     Returns:
         The updates with the moved snapshot, or None if the snapshot cannot be rebased.
@@ -170,7 +170,7 @@ async def rebase(
     try:
         work = _Rebase(context, manifests, uuid, folder, base, commit, fresh)
         if fresh is not None:
-            # An append conflicts with nothing. The files of the stream are in its parent, so they are not added.
+            # An append has no conflicts. Its parent lists the fresh files of the stream, so they do not count as added.
             return await work.move_onto_head() if commit.is_append and commit.branch == MAIN else None
         overtaking = work.list_overtaking()
         is_enabled = is_single and can_rebase_appends(base)
@@ -186,7 +186,8 @@ async def rebase(
         if recorded <= {MANIFESTS_REWRITTEN, FILES_REPLACED}:
             return await work.undo_replacements(overtaking)
     except (CannotRebase, SeamarkError):
-        # The storage may be unavailable. Clients retry after a refusal, but may give up after another error.
+        # If the storage is unavailable, refuse the commit: clients retry after a refusal, but may give up after other
+        # errors.
         pass
     return None
 
@@ -196,19 +197,27 @@ async def _read_recorded_updates(
 ) -> set[tuple[str, ...]]:
     """Return the kinds of updates that this server has recorded for the snapshots.
 
-    A snapshot without a record gives (). The summary of a snapshot proves nothing, because any client can write it.
+    The result contains an empty tuple if a snapshot has no record. The summary of a snapshot is not used, because any
+    client can write it.
     """
-    where = InstantFilter(uuid=uuid, action="commit", newest_first=True, archived=False)
-    instants = await context.store.list_instants(where, _INSTANTS_MAX)
+    instant_filter = InstantFilter(uuid=uuid, action="commit", newest_first=True, archived=False)
+    instants = await context.store.list_instants(instant_filter, _INSTANTS_MAX)
     updates: dict[int | None, tuple[str, ...]] = {}
-    # The instants are ordered from the newest. After a snapshot was removed, a new snapshot may get the same id.
+    # The instants are ordered from the newest. Use the newest, because a new snapshot may reuse the id of a removed
+    # one.
     for instant in instants:
         updates.setdefault(instant.snapshot_id, tuple(instant.summary.get("updates", ())))
     return {updates.get(snapshot.snapshot_id, ()) for snapshot in snapshots}
 
 
 class _Lists(msgspec.Struct, frozen=True):
-    """The manifests of the client's parent snapshot, of the client's snapshot (`own`), and of the head, by path."""
+    """Manifest lists, with the manifests by path.
+
+    Attributes:
+        parent: The manifests of the parent of the client's snapshot.
+        own: The manifests of the client's snapshot.
+        head: The manifests of the head.
+    """
 
     parent: dict[str, ManifestFile]
     own: dict[str, ManifestFile]
@@ -263,11 +272,11 @@ class _Rebase:
         self._sequence_number = base.last_sequence_number + 1
         self._manifests = manifests.with_checks(uuid, _DECODED_BYTES_MAX)
         self._files = HeldFiles()
-        own = manifests.unchecked.own
-        self._writer = SnapshotWriter(self._files, context.clock, own, folder, snapshot.snapshot_id)
+        own_manifests = manifests.unchecked.own
+        self._writer = SnapshotWriter(self._files, context.clock, own_manifests, folder, snapshot.snapshot_id)
 
     async def move_onto_head(self) -> RevisedUpdates:
-        """Apply an append to the head: list the client's new manifests and the manifests of the head."""
+        """Move an append onto the head. The result lists the client's new manifests and the manifests of the head."""
         lists = await self._read_lists()
         self._check_added(lists)
         own, merged = await self._select_own_manifests(lists)
@@ -290,8 +299,9 @@ class _Rebase:
     async def move_over_rewrites(self) -> RevisedUpdates:
         """Move the snapshot over snapshots that only rewrite manifests.
 
-        The result lists the client's new manifests, and the head's manifests for all other files. If the client has
-        replaced manifests that were rewritten meanwhile, the parent's manifests are listed for files of that kind.
+        The result lists the client's new manifests, and the head's manifests for the remaining files. If the client has
+        replaced manifests that were rewritten meanwhile, the result lists the parent's manifests of this partition spec
+        and content.
         """
         lists = await self._read_lists()
         self._check_numbered(lists)
@@ -316,10 +326,10 @@ class _Rebase:
         The result lists the client's new manifests, and the unchanged manifests of its parent. The parent has not
         expired, so its files exist.
 
-        The undone snapshots leave the history of the branch, as after a rollback. They must not stay in it, for two
-        reasons. Iceberg's incremental clean-up in other engines deletes files that a snapshot of the history has
-        removed, and these old files are live again. And an engine that has deleted rows of the new files by position
-        would not notice that the new files are gone, because no snapshot of the history records it.
+        The undone snapshots leave the history of the branch, as after a rollback, for two reasons. Iceberg's
+        incremental clean-up in engines deletes the files that a snapshot in the history has removed, but the old files
+        are live again. And an engine that has deleted rows of the new files by position would not notice that the new
+        files were removed, because no snapshot in the history records their removal.
         """
         lists = await self._read_lists()
         self._check_numbered(lists)
@@ -329,12 +339,12 @@ class _Rebase:
         return await self._write_list([*added, *inherited], len(inherited), parent, undone)
 
     def _check_numbered(self, lists: _Lists) -> None:
-        """Check that the client's new manifests have the sequence number of its snapshot.
+        """Check that the client's new manifests can get new numbers.
 
-        The function also checks that all rows of the parent have row ids.
+        They must have the sequence number of the client's snapshot, and all rows of the parent must have row ids.
 
         Raises:
-            CannotRebase: One of the checks fails.
+            CannotRebase: A check fails.
         """
         snapshot, specs = self._commit.snapshot, {spec.spec_id for spec in self._base.partition_specs}
         for manifest in lists.added:
@@ -388,20 +398,20 @@ class _Rebase:
             if parent is None:
                 raise CannotRebase("the parent of the client's snapshot has expired")
         published = self._manifests.published
-        own = await _read_list(self._manifests.own, snapshot)
-        head = await _read_list(published, self._head)
-        before: dict[str, ManifestFile] = {}
+        snapshot_manifests = await _read_list(self._manifests.own, snapshot)
+        head_manifests = await _read_list(published, self._head)
+        parent_manifests: dict[str, ManifestFile] = {}
         if parent is not None:
-            before = head if parent is self._head else await _read_list(published, parent)
-        return _Lists(before, own, head)
+            parent_manifests = head_manifests if parent is self._head else await _read_list(published, parent)
+        return _Lists(parent_manifests, snapshot_manifests, head_manifests)
 
     def _check_added(self, lists: _Lists) -> None:
         """Check that the added manifests contain only data files that this snapshot adds.
 
-        Their number must be the number that the summary states.
+        The number of these files must be the number in the summary.
 
         Raises:
-            CannotRebase: One of the checks fails.
+            CannotRebase: A check fails.
         """
         snapshot, specs = self._commit.snapshot, {spec.spec_id for spec in self._base.partition_specs}
         for manifest in lists.added:
@@ -426,13 +436,12 @@ class _Rebase:
     async def _select_own_manifests(self, lists: _Lists) -> tuple[list[ManifestFile], set[str]]:
         """Return the manifests with the client's added files, and the paths of the head's manifests that they replace.
 
-        The client may have merged manifests of its parent that another commit has merged since. Then the client's merge
-        is undone: its added files get a new manifest, and the head's manifests keep the other files. The same applies
-        if the merged rows have received row ids since.
+        If the client has merged manifests of its parent that another commit has merged since, the client's merge is
+        undone: its added files get a new manifest, and the head's manifests keep the merged files. The merge is also
+        undone if the merged rows have received row ids since.
 
         Raises:
-            CannotRebase: The manifests contain other entries than the client's added files and unchanged merged
-                entries.
+            CannotRebase: The manifests contain more than the client's added files and unchanged merged entries.
         """
         snapshot_id, added, dropped = self._commit.snapshot.snapshot_id, lists.added, lists.dropped
         entries = await self._read(self._manifests.own, [structs.replace(each, **_UNASSIGNED) for each in added])
@@ -440,21 +449,21 @@ class _Rebase:
             numbers = (entry.snapshot_id, entry.sequence_number, entry.file_sequence_number)
             if numbers != (snapshot_id, _NO_NUMBER, _NO_NUMBER) or _get_row_id(entry) is not None:
                 raise CannotRebase("an entry has sequence numbers that the client chose")
-        there = all(manifest.manifest_path in lists.head for manifest in dropped)
-        former = [lists.head[each.manifest_path] for each in dropped] if there else dropped
-        merged = await self._read(self._manifests.published, former)
+        are_listed = all(manifest.manifest_path in lists.head for manifest in dropped)
+        former_manifests = [lists.head[each.manifest_path] for each in dropped] if are_listed else dropped
+        merged = await self._read(self._manifests.published, former_manifests)
         existing = [entry for each in entries for entry in each if entry.status == EXISTING]
         if _count_identities(existing) != _count_identities(entry for each in merged for entry in each):
             raise CannotRebase("the merged entries differ from the entries of the parent")
-        keeps_merge = there and _map_row_ids(existing) == _map_row_ids(entry for each in merged for entry in each)
+        keeps_merge = are_listed and _map_row_ids(existing) == _map_row_ids(entry for each in merged for entry in each)
         own: list[ManifestFile] = []
         for manifest, listed in zip(added, entries, strict=True):
             if keeps_merge or not manifest.existing_files_count:
                 own.append(self._renumber(manifest))
             elif manifest.added_files_count:
-                written = [_mark_added(entry, snapshot_id) for entry in listed if entry.status == ADDED]
+                written_entries = [_mark_added(entry, snapshot_id) for entry in listed if entry.status == ADDED]
                 spec_id = manifest.partition_spec_id
-                stored = await self._writer.write_manifest(written, self._base, spec_id, DATA_MANIFEST)
+                stored = await self._writer.write_manifest(written_entries, self._base, spec_id, DATA_MANIFEST)
                 own.append(stored.describe(snapshot_id, self._sequence_number))
         return own, {manifest.manifest_path for manifest in dropped} if keeps_merge else set()
 
@@ -470,15 +479,12 @@ class _Rebase:
         return decoded
 
     def _renumber(self, manifest: ManifestFile) -> ManifestFile:
-        """Return the client's manifest with the sequence number of the moved snapshot.
-
-        Entries without a sequence number inherit it.
-        """
-        own = manifest.min_sequence_number == manifest.sequence_number
+        """Return the client's manifest with the moved snapshot's sequence number, which its entries inherit."""
+        is_own = manifest.min_sequence_number == manifest.sequence_number
         return structs.replace(
             manifest,
             sequence_number=self._sequence_number,
-            min_sequence_number=self._sequence_number if own else manifest.min_sequence_number,
+            min_sequence_number=self._sequence_number if is_own else manifest.min_sequence_number,
             first_row_id=None,
         )
 
@@ -486,7 +492,7 @@ class _Rebase:
         self, parent: Snapshot, manifest_list: str, summary: dict[str, str], added_rows: int
     ) -> tuple[Update, ...]:
         snapshot = self._commit.snapshot
-        # If the branch was rolled back, the last entry of the snapshot log is later than the head.
+        # After a rollback of the branch, the last entry of the snapshot log is later than the head.
         logged_ms = [entry.timestamp_ms for entry in self._base.snapshot_log[-1:]]
         rebased = structs.replace(
             snapshot,
@@ -498,7 +504,7 @@ class _Rebase:
         )
         if self._base.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION:
             rebased = structs.replace(rebased, first_row_id=self._base.next_row_id, added_rows=added_rows)
-        # The branch keeps its current retention. The client only repeats the retention that it read earlier.
+        # Keep the current retention of the branch. The client has sent the retention that it read earlier.
         ref = structs.replace(self._ref, snapshot_id=snapshot.snapshot_id)
         return AddSnapshot(rebased), SetSnapshotRef.to_ref(self._commit.branch, ref)
 
@@ -525,8 +531,8 @@ def _mark_added(entry: ManifestEntry, snapshot_id: int) -> ManifestEntry:
 
 def _get_row_id(entry: ManifestEntry) -> int | None:
     """Return the explicit row id of an entry, or None if the entry inherits its row id."""
-    own = entry.file.first_row_id
-    return None if own is None or own < 0 else own
+    row_id = entry.file.first_row_id
+    return None if row_id is None or row_id < 0 else row_id
 
 
 def _map_row_ids(entries: Iterable[ManifestEntry]) -> dict[str, int | None]:
@@ -534,7 +540,7 @@ def _map_row_ids(entries: Iterable[ManifestEntry]) -> dict[str, int | None]:
 
 
 def _count_identities(entries: Iterable[ManifestEntry]) -> Counter[tuple[Any, ...]]:
-    """Count the entries by the fields that a merge must not change. Row ids are not among these fields."""
+    """Count the entries by all fields that a merge must not change, except row ids."""
     return Counter(
         (
             entry.file.file_path,

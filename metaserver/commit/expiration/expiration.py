@@ -1,13 +1,13 @@
 """Expires snapshots: commits their removal, and then deletes the files that no other snapshot needs.
 
 The commit moves the table's pointer like any other commit, and is computed again after a lost race. So no writer waits,
-and a reference that is created meanwhile keeps its snapshot. The transaction records an instant in flight that names
-the metadata file before the commit. The deletion of the files completes the instant. If the server stops before that,
-housekeeping finds the instant, computes the files again from both metadata files, and continues. Ages are measured by
-`PassedTime`, so a clock that jumps ahead does not make a snapshot old.
+and a reference that is created meanwhile keeps its snapshot. The transaction records an instant in flight with the
+location of the earlier metadata file. The instant is completed when the files are deleted. If the server stops before
+this, housekeeping finds the instant, computes the files again from both metadata files, and continues. Ages are
+measured in passed time (`PassedTime`), so a clock that jumps ahead does not make a snapshot old.
 
 Files are deleted only in the table's own locations. If several names share the table's UUID, for example after a second
-registration, no file is deleted, because the snapshots of the other name may need it.
+registration, no files are deleted, because the snapshots of the other name may need them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from seamark.metaserver.store.port import InstantFilter, PointerStore
 
 ACTION = "expiration"
 SNAPSHOTS_MAX = 1000
-"""The maximum number of snapshots that an expiration removes. Another expiration removes further snapshots."""
+"""The maximum number of snapshots that an expiration removes. The next expiration removes further snapshots."""
 _MEMORY_DIVISOR = 8
 """The divisor of `commit_memory_bytes` for the memory of the manifests that an expiration reads."""
 _DELETED_FILES_PER_BATCH = 100
@@ -50,13 +50,14 @@ _EXPIRATIONS_CONCURRENT_MAX = 2
 """The maximum number of concurrent expirations. It is limited because each expiration has many file names in memory."""
 _DELETES_CONCURRENT_MAX = 16
 _LOCKED_FROM, _LOCKED_S = 2, 2.0
-"""The first attempt that takes the lock of the table's commits, and the maximum time for which it holds the lock."""
+"""The number of the first attempt that takes the table's commit lock, and the maximum seconds for which it has it."""
 _RESUMED_AFTER_MS = 3_600_000
 """The age at which housekeeping continues an instant in flight.
 
-Before that age, the server that began the expiration may still be working on it.
+The server that began a younger expiration may still be working on it.
 """
 _GIVEN_UP_AFTER_MS = 24 * _RESUMED_AFTER_MS
+"""The age after which housekeeping no longer tries to delete files that the storage does not delete."""
 METADATA_BEFORE, _REMOVED, _IDS = "metadata-location-before", "removed-snapshots", "removed-snapshot-ids"
 _log = structlog.get_logger("seamark.expiration")
 
@@ -65,25 +66,25 @@ class ExpireSnapshotsRequest(msgspec.Struct, frozen=True, rename="kebab", forbid
     older_than_ms: Annotated[
         Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] | None,
         msgspec.Meta(
-            description="Expire snapshots that were replaced before this time (ms since the epoch). Default: the table "
-            "property history.expire.max-snapshot-age-ms, or 5 days."
+            description="Expire snapshots that were replaced before this time (ms since the epoch). By default, the "
+            "table property history.expire.max-snapshot-age-ms determines the time, or 5 days before now."
         ),
     ] = None
     retain_last: Annotated[
         Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)] | None,
         msgspec.Meta(
-            description="Minimum number of snapshots to keep in each branch. Default: the table property "
+            description="Minimum number of snapshots to keep in each branch. The default is the table property "
             "history.expire.min-snapshots-to-keep, or 1."
         ),
     ] = None
-    dry_run: Annotated[bool, msgspec.Meta(description="Only report what would be removed.")] = False
+    dry_run: Annotated[bool, msgspec.Meta(description="Report what would be removed, without removing it.")] = False
 
 
 class ExpirationReport(msgspec.Struct, frozen=True, rename="kebab"):
-    """The result of an expiration, or of a dry run the result that an expiration would have.
+    """The result of an expiration. The report of a dry run has the result that the expiration would have.
 
     Attributes:
-        snapshots_left: The number of expired snapshots that another expiration would remove.
+        snapshots_left: The number of expired snapshots that remain for the next expiration.
         files_failed: The number of files that the storage did not delete. Housekeeping tries to delete them again.
     """
 
@@ -98,7 +99,11 @@ class ExpirationReport(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class _Removal(msgspec.Struct, frozen=True):
-    """One attempt of an expiration: the metadata before and after the commit, and the files that it makes unused."""
+    """One attempt of an expiration: the metadata before and after the commit, and the files that become unused.
+
+    Attributes:
+        left: The number of expired snapshots that remain for the next expiration.
+    """
 
     entry: Entry
     before: TableMetadata
@@ -109,9 +114,9 @@ class _Removal(msgspec.Struct, frozen=True):
 
 
 async def list_pending_expirations(store: PointerStore, uuid: str | None = None) -> list[Instant]:
-    """Return the expirations whose deletion is not complete, of one table or of all tables."""
-    where = InstantFilter(uuid=uuid, action=ACTION, state=InstantState.INFLIGHT, archived=False)
-    return await store.list_instants(where, _DELETED_FILES_PER_BATCH)
+    """Return the expirations of one table, or of all tables, whose files are not all deleted yet."""
+    instant_filter = InstantFilter(uuid=uuid, action=ACTION, state=InstantState.INFLIGHT, archived=False)
+    return await store.list_instants(instant_filter, _DELETED_FILES_PER_BATCH)
 
 
 class Expiration:
@@ -122,13 +127,13 @@ class Expiration:
         self._publisher = publisher
         self._planner = planner
         self._slots = asyncio.Semaphore(_EXPIRATIONS_CONCURRENT_MAX)
-        # The caches of commits are not used, because reading all manifests would evict the manifests that writers need.
+        # Do not use the caches of commits: reading all manifests would evict the manifests that writers need.
         self._manifests = Manifests.of(self._context.objects, self._context.settings, _MEMORY_DIVISOR)
 
     async def expire(
         self, caller: Caller, namespace: NamespacePath, name: str, request: ExpireSnapshotsRequest
     ) -> ExpirationReport:
-        """Remove the expired snapshots of a table. If the method raises, nothing was removed.
+        """Remove the expired snapshots of a table. If the method raises an error, it has removed nothing.
 
         Raises:
             NoSuchTable: The table does not exist.
@@ -165,15 +170,15 @@ class Expiration:
         """Try to commit an expiration once.
 
         Returns:
-            The removal and its instant. The instant is None if there is nothing to commit.
+            The removal and its instant. The instant is None for a dry run, or if nothing has expired.
         """
         if number < _LOCKED_FROM:
             removal = await self._plan(namespace, name, request)
             if request.dry_run or removal.after is removal.before:
                 return removal, None
             return removal, await self._commit(caller, removal)
-        # A writer that commits all the time would win every race. From this attempt on, the lock is taken, and only the
-        # files that were added since the last attempt have to be read.
+        # A writer that commits continuously would win every race. Take the lock from this attempt on: only the files
+        # that were added since the last attempt must be read under it.
         async with self._publisher.lock(namespace, name):
             try:
                 async with asyncio.timeout(_LOCKED_S):
@@ -187,22 +192,22 @@ class Expiration:
             return removal, await self._publish(caller, removal)
 
     async def resume(self) -> int:
-        """Continue the deletions of files that a stopped server did not complete. Housekeeping calls this method.
+        """Continue deletions that a stopped server did not complete. Housekeeping calls this method periodically.
 
         Returns:
             The number of continued deletions.
         """
         pending = await list_pending_expirations(self._context.store)
-        old = [
+        old_expirations = [
             instant for instant in pending if self._context.clock.now_ms() - instant.requested_ms > _RESUMED_AFTER_MS
         ]
-        for instant in old:
+        for instant in old_expirations:
             try:
                 await self._resume(instant)
             except SeamarkError as error:
                 if self._is_given_up(instant):
                     await self._end(instant, {"error": error.message[:1000]})
-        return len(old)
+        return len(old_expirations)
 
     def _is_given_up(self, instant: Instant) -> bool:
         return self._context.clock.now_ms() - instant.requested_ms > _GIVEN_UP_AFTER_MS
@@ -210,9 +215,9 @@ class Expiration:
     async def _plan(self, namespace: NamespacePath, name: str, request: ExpireSnapshotsRequest) -> _Removal:
         context = self._context
         entry = await context.require_entry(EntryKind.TABLE, namespace, name)
-        before = await context.documents.table(entry.metadata_location)
-        check_uuid(entry, before)
-        if not is_collectable(before):
+        former_metadata = await context.documents.table(entry.metadata_location)
+        check_uuid(entry, former_metadata)
+        if not is_collectable(former_metadata):
             raise BadRequest(
                 f"Cannot expire snapshots of {show(namespace, name)}: its gc.enabled is false, so others may use its "
                 "files"
@@ -221,7 +226,7 @@ class Expiration:
         now_ms = passed.now_ms
         policies = await load_policies(context.store, namespace)
         policy = ExpirationPolicy.of(
-            with_policies(before, policies),
+            with_policies(former_metadata, policies),
             now_ms,
             older_than_ms=request.older_than_ms,
             retain_last=request.retain_last,
@@ -229,17 +234,19 @@ class Expiration:
         )
         in_use = await context.store.list_planned_snapshots(entry.uuid, now_ms)
         # A table may have tens of thousands of branches.
-        expired = await asyncio.to_thread(find_expired, before, policy, now_ms, in_use, passed)
+        expired = await asyncio.to_thread(find_expired, former_metadata, policy, now_ms, in_use, passed)
         count = min(len(expired.snapshot_ids), SNAPSHOTS_MAX)
         while True:
-            chosen = Expired(expired.refs, expired.snapshot_ids[:count])
-            after = self._remove_expired(before, chosen)
+            chosen_snapshots = Expired(expired.refs, expired.snapshot_ids[:count])
+            new_metadata = self._remove_expired(former_metadata, chosen_snapshots)
             try:
-                unused = await self._find_unused_files(entry.uuid, before, after)
+                unused = await self._find_unused_files(entry.uuid, former_metadata, new_metadata)
             except TooManyEntries:
                 count //= 2
                 continue
-            return _Removal(entry, before, after, chosen, len(expired.snapshot_ids) - count, unused)
+            return _Removal(
+                entry, former_metadata, new_metadata, chosen_snapshots, len(expired.snapshot_ids) - count, unused
+            )
 
     def _remove_expired(self, base: TableMetadata, expired: Expired) -> TableMetadata:
         updates: list[Update] = [RemoveSnapshotRef(name) for name in expired.refs]
@@ -253,20 +260,23 @@ class Expiration:
     async def _find_unused_files(
         self, uuid: str, before: TableMetadata, after: TableMetadata, *, repeated: Collection[int] | None = None
     ) -> UnusedFiles:
-        """Return the unused files of the table. The result is empty if the files of the table must stay.
+        """Return the files of the table that become unused, or no files if other names share them.
 
-        The method reads and returns no files of other tables.
+        The method neither reads nor returns files of other tables.
+
+        Args:
+            repeated: The removed snapshots of an earlier attempt to delete the files, or None in the first attempt.
         """
         if before is after or not is_collectable(after) or await self._is_shared(uuid):
             return UnusedFiles((), (), (), 0)
-        allowed = await make_deletable_check(self._context, uuid, after)
+        may_delete = await make_deletable_check(self._context, uuid, after)
 
         check = partial(self._planner.check_paths, before, uuid)
         manifests = self._manifests.with_checks(lambda paths: check(list(paths)), None)
-        return await find_unused(manifests, before, after, allowed, repeated=repeated)
+        return await find_unused(manifests, before, after, may_delete, repeated=repeated)
 
     async def _is_shared(self, uuid: str) -> bool:
-        """Return whether several names, of live or dropped tables, refer to the table. Such names share its files."""
+        """Return whether several names of live or dropped tables refer to the table, and share its files."""
         return await self._context.store.count_names(uuid) != 1
 
     async def _commit(self, caller: Caller, removal: _Removal) -> Instant:
@@ -297,10 +307,12 @@ class Expiration:
         return instant
 
     async def _resume(self, instant: Instant) -> None:
-        before = await self._context.documents.table(str(instant.summary[METADATA_BEFORE]))
+        metadata_before = await self._context.documents.table(str(instant.summary[METADATA_BEFORE]))
         entry = await self._load_current(instant)
-        after = await self._context.documents.table(entry.metadata_location)
-        unused = await self._find_unused_files(instant.uuid, before, after, repeated=set(instant.summary.get(_IDS, ())))
+        metadata_after = await self._context.documents.table(entry.metadata_location)
+        unused = await self._find_unused_files(
+            instant.uuid, metadata_before, metadata_after, repeated=set(instant.summary.get(_IDS, ()))
+        )
         await self._delete(instant, unused)
 
     async def _load_current(self, instant: Instant) -> Entry:
@@ -318,7 +330,7 @@ class Expiration:
     async def _delete(self, instant: Instant, unused: UnusedFiles) -> int:
         """Delete the unused files, and return the number of files that could not be deleted.
 
-        If a file could not be deleted, the files that refer to it also stay, and the instant remains in flight.
+        If a file cannot be deleted, the files that refer to it are kept, and the instant remains in flight.
         Housekeeping repeats the deletion for one day.
         """
         failed = deleted = 0

@@ -1,22 +1,22 @@
-"""Removes orphan files: files in a table's folders that no snapshot names, left by failed or killed writers.
+"""Removes orphan files: files in a table's folders that no snapshot names, because their writers failed or were killed.
 
-The folders are listed, and compared with the files that the metadata and all its snapshots name. Names are compared
-without their folders: a file with the same name as a needed file stays. Therefore other spellings of a location,
-symbolic links and mount points cannot make a live file look unused. Writers put a UUID into file names, so an orphan
-file rarely has the name of another file.
+The server lists the folders, and compares the files with those that the metadata and all its snapshots name. It
+compares only file names, and keeps every file with the name of a needed file. Therefore different spellings of a
+location, symbolic links and mount points cannot make a live file look unused. Writers put a UUID into file names, so an
+orphan file rarely has the name of a needed file.
 
 A file that a writer has not committed yet looks like an orphan file. Therefore only files of a minimum age are removed,
-and only files with the names of data files, delete files, manifests, statistics and metadata files. Before each batch,
-under the lock of the table's commits, the server reads the files that other commits have added meanwhile.
+and only files whose names look like those of data files, delete files, manifests, statistics or metadata files. Before
+each batch, under the table's commit lock, the server reads the files that commits have added meanwhile.
 
-A wrong clock can make every file look old. Therefore the clocks of the server and of the storage are compared, and time
-that the catalog has not seen pass does not count (`PassedTime`). Before the catalog has first read the clock, only the
-time between a file and the newest file in the table's folders counts, because a live writer's files are among the
+A wrong clock can make every file look old. Therefore the clocks of the server and of the storage are compared, and only
+time that the catalog has seen pass counts (`PassedTime`). For the time before the catalog first read the clock, the age
+of a file is its distance from the newest file in the table's folders, because a live writer's files are among the
 newest.
 
 A writer that is killed while it writes to S3 leaves an unfinished multipart upload. Its parts take space, and no
-listing of files shows them. Uploads of the minimum age, of files with such names, are aborted, because no commit can
-name an unfinished file.
+listing of files shows them. Uploads of the minimum age whose file names match are aborted, because no commit can name
+an unfinished file.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ ACTION = "orphan-files"
 AGE_MIN_MS = 24 * 3_600_000
 """The minimum age of an orphan file.
 
-A writer may commit its files hours after it wrote them, and the clock of the storage may differ.
+A writer may commit its files hours after it has written them, and the clock of the storage may be wrong.
 """
 UPLOADS_MAX = 1000
 """The maximum number of unfinished uploads that one request aborts."""
 FILES_MAX = 100_000
-"""The maximum number of files that one request removes. Another request removes further files."""
+"""The maximum number of files that one request removes. The next request removes further files."""
 LOCATIONS_MAX = 1000
 NAMES_MAX = 50_000_000
 _SUFFIXES = (
@@ -77,7 +77,7 @@ _SUFFIXES = (
     ".metadata.json",
     ".metadata.json.gz",
 )
-"""The suffixes of files that Iceberg writers create. Other files, such as checkpoints, belong to other programs."""
+"""The suffixes of files that Iceberg writers create. Files with other suffixes, such as checkpoints, are kept."""
 _DECODE_ROUNDS_MAX = 8
 _LISTED_OBJECTS_PER_BATCH = 1000
 _DELETED_FILES_PER_BATCH = 100
@@ -92,23 +92,24 @@ class RemoveOrphanFilesRequest(msgspec.Struct, frozen=True, rename="kebab", forb
     older_than_ms: Annotated[
         Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] | None,
         msgspec.Meta(
-            description="Remove files that were last modified before this time (ms since the epoch), at least one day "
-            "ago. Default: by the table property seamark.orphan-files.min-age-ms, or 3 days ago."
+            description="Remove files that were last modified before this time (ms since the epoch), which is at least "
+            "one day ago. By default, the table property seamark.orphan-files.min-age-ms determines the time, or 3 "
+            "days ago."
         ),
     ] = None
-    dry_run: Annotated[bool, msgspec.Meta(description="Only report what would be removed.")] = False
+    dry_run: Annotated[bool, msgspec.Meta(description="Report what would be removed, without removing it.")] = False
 
 
 class OrphanReport(msgspec.Struct, frozen=True, rename="kebab"):
-    """The result of a removal, or of a dry run the result that a removal would have.
+    """The result of a removal. The report of a dry run has the result that the removal would have.
 
     Attributes:
-        files_left: Whether another request would find more files.
+        files_left: Whether orphan files remain for another request.
         locations: The locations of the first files.
         files_failed: The number of files that the storage did not delete. Another request tries to delete them again.
         uploads: The number of unfinished multipart uploads that were aborted.
-        files_unconfirmed: The number of files that are old by the clock only. They stay until the catalog has seen
-            enough time pass.
+        files_unconfirmed: The number of files that look old, but only by the clock. They are kept until the catalog has
+            seen enough time pass.
     """
 
     files: int = 0
@@ -125,7 +126,10 @@ class _Listing(NamedTuple):
     """The files in the folders of a table.
 
     Attributes:
+        orphans: The orphan files.
+        listed: The number of listed files.
         newest_ms: The time at which the newest file was modified.
+        is_complete: Whether the listing is complete. It stops after `FILES_MAX` orphan files.
     """
 
     orphans: list[ObjectInfo]
@@ -135,7 +139,7 @@ class _Listing(NamedTuple):
 
 
 def read_minimum_age_ms(metadata: TableMetadata) -> int:
-    """Return the minimum age of orphan files that the table's property sets.
+    """Return the minimum age of orphan files from the table's property, or its default.
 
     Raises:
         BadRequest: The value is invalid, or below `AGE_MIN_MS`.
@@ -159,7 +163,7 @@ class OrphanRemoval:
     async def remove(
         self, caller: Caller, namespace: NamespacePath, name: str, request: RemoveOrphanFilesRequest
     ) -> OrphanReport:
-        """Remove the orphan files of a table. If a manifest cannot be read, nothing is removed.
+        """Remove the orphan files of a table. If a manifest cannot be read, remove no files.
 
         Raises:
             NoSuchTable: The table does not exist.
@@ -172,11 +176,11 @@ class OrphanRemoval:
             passed = await look_at_clock(self._context.store, self._context.clock)
             policies = await load_policies(self._context.store, namespace)
             older_than_ms = self._check_age(with_policies(metadata, policies), request, passed)
-            needed = _NeededNames(self._open_checked_manifests(metadata, entry.uuid))
-            await needed.add(entry, metadata)
-            listing = await self._find(entry, metadata, needed, older_than_ms)
-            # For the time before the clock was first read, the newest file is the only evidence. A longer time may be a
-            # jump of the clock.
+            needed_names = _NeededNames(self._open_checked_manifests(metadata, entry.uuid))
+            await needed_names.add(entry, metadata)
+            listing = await self._find(entry, metadata, needed_names, older_than_ms)
+            # For the time before the clock was first read, the newest file is the only proof that time has passed. The
+            # clock may have jumped.
             confirmed_ms = older_than_ms - max(0, passed.since_ms - listing.newest_ms)
             confirmed = [info for info in listing.orphans if info.modified_ms < confirmed_ms]
             uploads = await self._find_uploads(entry, metadata, confirmed_ms)
@@ -190,7 +194,7 @@ class OrphanRemoval:
             report = msgspec.structs.replace(report, uploads=await self._context.objects.abort_uploads(uploads))
             if not confirmed and not report.uploads:
                 return report
-            return await self._remove(caller, entry, needed, confirmed, report, passed.now_ms)
+            return await self._remove(caller, entry, needed_names, confirmed, report, passed.now_ms)
 
     async def _load(self, namespace: NamespacePath, name: str) -> tuple[Entry, TableMetadata]:
         context = self._context
@@ -221,11 +225,11 @@ class OrphanRemoval:
         return self._manifests.with_checks(lambda paths: check(list(paths)), None)
 
     async def _find(self, entry: Entry, metadata: TableMetadata, needed: _NeededNames, older_than_ms: int) -> _Listing:
-        """Return the files that look like orphan files by the time of the clock."""
+        """Return the files that are orphan files according to the clock."""
         await self._add_pending(entry, needed)
         folders = _drop_nested_folders(list_own_folders(self._context, metadata))
-        allowed = await make_deletable_check(self._context, entry.uuid, metadata, exclusive=True)
-        former = (
+        may_delete = await make_deletable_check(self._context, entry.uuid, metadata, exclusive=True)
+        former_folders = (
             f"{parse_location(metadata.location)}/{FORMER_INDEX_FOLDER}/",
             f"{parse_location(get_metadata_folder(metadata.location, metadata.properties))}/{FORMER_PLANS_FOLDER}/",
         )
@@ -235,10 +239,10 @@ class OrphanRemoval:
                 info.modified_ms < older_than_ms
                 and info.location.startswith(f"{folder}/")
                 and info.location.endswith(_SUFFIXES)
-                and not info.location.startswith(former)
+                and not info.location.startswith(former_folders)
                 and not _is_hidden(info.location[len(folder) + 1 :])
                 and info.location not in needed
-                and allowed(info.location)
+                and may_delete(info.location)
             )
 
         def orphans(folder: str, batch: list[ObjectInfo]) -> list[ObjectInfo]:
@@ -256,11 +260,11 @@ class OrphanRemoval:
         return _Listing(orphan_files, listed, newest_ms, is_complete=True)
 
     async def _find_uploads(self, entry: Entry, metadata: TableMetadata, older_than_ms: int) -> list[Upload]:
-        """Return the unfinished uploads of such files that began before a time.
+        """Return the unfinished uploads of files of the table that began before a time.
 
-        The result is empty if the storage does not list uploads.
+        The result is empty if the storage cannot list uploads.
         """
-        allowed = await make_deletable_check(self._context, entry.uuid, metadata, exclusive=True)
+        may_delete = await make_deletable_check(self._context, entry.uuid, metadata, exclusive=True)
         uploads: list[Upload] = []
         for folder in _drop_nested_folders(list_own_folders(self._context, metadata)):
             try:
@@ -268,11 +272,11 @@ class OrphanRemoval:
                     path = upload.location
                     name = path[len(folder) + 1 :]
                     is_file = path.startswith(f"{folder}/") and path.endswith(_SUFFIXES) and not _is_hidden(name)
-                    if is_file and upload.begun_ms < older_than_ms and allowed(path):
+                    if is_file and upload.begun_ms < older_than_ms and may_delete(path):
                         uploads.append(upload)
                     if len(uploads) == UPLOADS_MAX:
                         return uploads
-            except SeamarkError as error:  # Listing uploads needs another right than listing files.
+            except SeamarkError as error:  # The server may have the right to list files, but not to list uploads.
                 _log.warning("unfinished uploads not listed", location=folder, reason=error.message)
         return uploads
 
@@ -302,7 +306,7 @@ class OrphanRemoval:
             return True
 
         for start in range(0, len(orphan_files), _DELETED_FILES_PER_BATCH):
-            # The files are read before the lock is taken, so little is left to read under the lock.
+            # Read the files before taking the lock, so little remains to be read under it.
             await self._catch_up(entry, needed)
             async with self._publisher.lock(entry.namespace, entry.name):
                 await note_removal(self._context, entry.uuid)
@@ -313,7 +317,7 @@ class OrphanRemoval:
                     if info.location not in needed
                 ]
                 outcomes = await gather([partial(delete, info) for info in batch], _DELETES_CONCURRENT_MAX)
-                # The removal is noted again, for a commit that checked a file before its deletion.
+                # Write the note again after the deletion, for a commit that checked a file before it was deleted.
                 await note_removal(self._context, entry.uuid)
             deleted += [info for info, is_deleted in zip(batch, outcomes, strict=True) if is_deleted]
             failed += outcomes.count(False)
@@ -332,7 +336,7 @@ class OrphanRemoval:
         return msgspec.structs.replace(deletion, files_failed=failed, files_unconfirmed=report.files_unconfirmed)
 
     async def _catch_up(self, entry: Entry, needed: _NeededNames) -> None:
-        """Add the files that other commits have added meanwhile.
+        """Add the names of the files that other commits have added since the listing.
 
         Raises:
             NoSuchTable: The table was dropped or renamed.
@@ -345,31 +349,31 @@ class OrphanRemoval:
 
 
 class _NeededNames:
-    """The names, without folders, of all files that a table needs, as hashes of 8 bytes.
+    """The names of all files that a table needs, without folders, as hashes of 8 bytes.
 
-    If two hashes collide, a file that is not needed stays.
+    If the hash of an orphan file's name collides with another hash, the orphan file is kept.
     """
 
     def __init__(self, manifests: Manifests) -> None:
         self._manifests = manifests
         self._first: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
-        """The hashes of the names in the first call of `add`, sorted."""
+        """The sorted hashes of the names from the first call of `add`."""
         self._later: set[int] = set()
         self._read: set[str] = set()
         """The locations of the manifests and manifest lists that were read."""
 
     def __contains__(self, location: str) -> bool:
-        wanted = _hash_name(location)
-        if wanted in self._later:
+        name_hash = _hash_name(location)
+        if name_hash in self._later:
             return True
-        position = int(self._first.searchsorted(wanted))
-        return position < len(self._first) and int(self._first[position]) == wanted
+        position = int(self._first.searchsorted(name_hash))
+        return position < len(self._first) and int(self._first[position]) == name_hash
 
     def add_name(self, location: str) -> None:
         self._later.add(_hash_name(location))
 
     async def add(self, entry: Entry, metadata: TableMetadata) -> None:
-        """Add the names of the files in the manifests that no earlier call has read.
+        """Add the names of the table's files. Manifests that an earlier call has read are skipped.
 
         Raises:
             Corrupt: A manifest cannot be read.
@@ -381,7 +385,11 @@ class _NeededNames:
             if snapshot.manifest_list is None or snapshot.manifest_list not in self._read:
                 listed = await self._manifests.read_list(snapshot)
                 lists.add(snapshot.manifest_list or "")
-                manifests.update((one.manifest_path, one) for one in listed if one.manifest_path not in self._read)
+                manifests.update(
+                    (manifest.manifest_path, manifest)
+                    for manifest in listed
+                    if manifest.manifest_path not in self._read
+                )
                 if len(manifests) > MANIFESTS_MAX:
                     raise BadRequest(f"The table has more than {MANIFESTS_MAX:,} manifests; expire snapshots first")
         metadata_files = [entry.metadata_location, entry.previous_location or "", *lists, *manifests]
@@ -412,16 +420,16 @@ def _hash_names(locations: Iterable[str]) -> npt.NDArray[np.int64]:
 
 
 def _is_hidden(path: str) -> bool:
-    """Return whether Hadoop and Spark hide the path.
+    """Return whether the path is hidden in Hadoop and Spark, because a name in it begins with `_` or `.`.
 
-    Such paths are files of other programs, index files and plan files. Folders of partitions have a `=` in their names
-    and are not hidden.
+    Hidden files belong to other programs, to indexes or to plans. A partition folder, which has a `=` in its name, is
+    not hidden.
     """
     return any(part.startswith(("_", ".")) and "=" not in part for part in path.split("/"))
 
 
 def _drop_nested_folders(folders: Iterable[str]) -> list[str]:
-    """Return the folders that are not inside another folder, as listings spell them."""
+    """Return the folders that are not inside another of the folders, in the spelling of listings."""
     folders_kept: list[str] = []
     for folder in sorted({str(parse_location(folder)) for folder in folders}):
         if not any(folder.startswith(f"{other}/") for other in folders_kept):

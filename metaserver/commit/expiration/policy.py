@@ -1,9 +1,9 @@
 """Selects expired snapshots and references, without I/O.
 
 The properties are Iceberg's (`history.expire.*`, and the properties of each reference; Iceberg spec, "Snapshot
-Retention Policy"), with one difference in favour of readers: the age of a snapshot counts from the commit that replaced
-it, and not from its own commit. Therefore every snapshot that was current within this age stays. A long read of a table
-that was idle before keeps its files, and time travel works for the whole age.
+Retention Policy"). One rule differs, to protect readers: the age of a snapshot counts from the commit that replaced it,
+instead of from its own commit. Therefore every snapshot that was current within the maximum age is kept. Otherwise, the
+first commit after a long pause could expire the snapshot that a query is reading.
 """
 
 from __future__ import annotations
@@ -29,18 +29,17 @@ from seamark.metaserver.store.passed_time import PassedTime
 
 _FOREVER = (1 << 63) - 1
 READS_MAX = 2_000_000
-"""The maximum number of snapshots that are read for all branches, which takes a second or two.
-
-Branches share the snapshots that they keep.
-"""
+"""The maximum number of snapshots that are read for all branches together, which takes up to two seconds."""
 
 
 class ExpirationPolicy(msgspec.Struct, frozen=True):
-    """The ages and numbers by which snapshots expire. References may have their own values.
+    """The limits by which snapshots and references expire. A reference may have its own limits.
 
     Attributes:
         older_than_ms: A time in milliseconds since the epoch. A snapshot that was replaced before this time has
             expired, unless it is one of the `retain_last` newest snapshots of a branch.
+        retain_last: The number of newest snapshots that each branch keeps.
+        max_ref_age_ms: The age in milliseconds at which references expire.
     """
 
     older_than_ms: int
@@ -56,10 +55,10 @@ class ExpirationPolicy(msgspec.Struct, frozen=True):
         retain_last: int | None = None,
         passed: PassedTime | None = None,
     ) -> ExpirationPolicy:
-        """Return the policy from the arguments, or from the table's properties where an argument is None.
+        """Return the policy. If an argument is None, its value comes from the table's properties.
 
         Args:
-            passed: The time by which ages are measured. The default is the clock.
+            passed: The passed time in which ages are measured. If it is None, the clock is used.
 
         Raises:
             BadRequest: A value is invalid.
@@ -92,8 +91,8 @@ def find_expired(
     """Return the snapshots and references that the policy removes.
 
     Args:
-        in_use: The ids of snapshots that stay in any case, such as recently undone snapshots.
-        passed: The time by which ages are measured. The default is the clock.
+        in_use: The ids of snapshots that never expire, such as recently undone snapshots.
+        passed: The passed time in which ages are measured. If it is None, the clock is used.
     """
     passed = passed or PassedTime(now_ms, now_ms)
     kept_ids: set[int] = {*in_use, *find_recently_undone(metadata.snapshots, now_ms)}
@@ -126,7 +125,7 @@ def find_expired(
 
 
 def _find_ancestors(metadata: TableMetadata, branches: Iterable[SnapshotRef]) -> set[int]:
-    """Return the snapshots in the histories of the branches. Branches share most snapshots, and each is read once."""
+    """Return the ids of the snapshots in the histories of the branches. A snapshot that branches share is read once."""
     snapshot_ids: set[int] = set()
     for ref in branches:
         for id_, _ in _walk_history(metadata, ref.snapshot_id):
@@ -139,7 +138,7 @@ def _find_ancestors(metadata: TableMetadata, branches: Iterable[SnapshotRef]) ->
 def _find_retained(
     metadata: TableMetadata, branches: Iterable[SnapshotRef], policy: ExpirationPolicy, passed: PassedTime
 ) -> set[int]:
-    """Return the snapshots that are young enough for a branch, or are among its newest snapshots.
+    """Return the ids of the snapshots that a branch keeps, because they are young or among its newest.
 
     Raises:
         BadRequest: More than `READS_MAX` snapshots would have to be read.
@@ -151,8 +150,9 @@ def _find_retained(
         terms.add((older_than_ms, policy.retain_last if min_snapshots is None else min_snapshots, ref.snapshot_id))
     kept_ids: set[int] = set()
     young: set[int] = set()
-    """The snapshots that are kept for their age. The longest age is first, so the ancestors of a snapshot in this set
-    need not be read again.
+    """The snapshots that are kept because of their age.
+
+    The branch with the longest age is read first, so the ancestors of a snapshot in this set need not be read again.
     """
     reads = 0
     for older_than_ms, min_snapshots, head in sorted(terms):
@@ -180,7 +180,7 @@ def _walk_history(metadata: TableMetadata, head: int) -> Iterator[tuple[int, int
     visited_ids: set[int] = set()
     while (
         snapshot is not None and snapshot.snapshot_id not in visited_ids
-    ):  # Writers set the parents, so they may be wrong.
+    ):  # Writers set the parents, which may therefore form a cycle.
         visited_ids.add(snapshot.snapshot_id)
         yield snapshot.snapshot_id, replaced_ms
         replaced_ms = snapshot.timestamp_ms
@@ -189,9 +189,9 @@ def _walk_history(metadata: TableMetadata, head: int) -> Iterator[tuple[int, int
 
 
 def _find_replacement_times(metadata: TableMetadata) -> dict[int, int]:
-    """Return the time at which each formerly current snapshot was replaced, according to the snapshot log.
+    """Return the time in ms at which each earlier current snapshot was replaced, according to the snapshot log.
 
-    After a rollback, such snapshots are not ancestors of any branch.
+    After a rollback, an earlier current snapshot need not be an ancestor of any branch.
     """
     log = metadata.snapshot_log
     times_ms: dict[int, int] = {}

@@ -1,11 +1,11 @@
 """Finds the files that only removed snapshots need.
 
 A file is unused if a removed snapshot names it and no remaining snapshot does. Therefore every remaining snapshot is
-read. If a manifest list or a manifest of a remaining snapshot cannot be read, the result is an error, and nothing is
+read. If a manifest list or a manifest of a remaining snapshot cannot be read, an error is raised, and no file is
 deleted.
 
-Writers spell locations differently (`file:/p`, `file:///p`; `s3a`, `s3n`, `s3`), so plain forms are compared. If it is
-uncertain whether two spellings mean the same file, their plain forms are equal, and the file stays.
+Writers spell locations differently (`file:/p`, `file:///p`; `s3a`, `s3n`, `s3`), so locations are compared in a plain
+form. Two spellings that may mean the same file have the same plain form, so the file is kept.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from seamark.metaserver.planner.view.view import TableView
 _MANIFESTS_PER_READ = 64
 """The number of manifests whose entries are in memory at the same time."""
 ENTRIES_MAX = 1_000_000
-"""The maximum number of manifest entries that a removal of several snapshots may make unused. It bounds the memory."""
+"""The maximum number of manifest entries that become unused when several snapshots are removed."""
 _COMPARED_MAX = 200_000
 """The maximum number of files of the remaining snapshots that are all compared.
 
-If there are more, only manifests that may list an unused file in one of the usual spellings are compared.
+If there are more, only the files in manifests that may list an unused file in one of the usual spellings are compared.
 """
 FILES_MAX, MANIFESTS_MAX = 2_000_000, 1_000_000
-"""The maximum number of unused files of one snapshot, and of manifests of a table."""
+"""The maximum number of unused files of one snapshot, and the maximum number of manifests of a table."""
 
 
 class UnusedFiles(NamedTuple):
@@ -43,7 +43,7 @@ class UnusedFiles(NamedTuple):
     Each file comes before the file that names it, so an interrupted deletion can be repeated.
 
     Attributes:
-        size_bytes: The size of the content files and manifests.
+        size_bytes: The total size of the content files and manifests.
     """
 
     content_files: tuple[str, ...]
@@ -54,10 +54,7 @@ class UnusedFiles(NamedTuple):
 
 
 class TooManyEntries(Exception):
-    """Raised if a removal makes more than `ENTRIES_MAX` entries unused.
-
-    Fewer snapshots have to be removed at a time.
-    """
+    """Raised if more than `ENTRIES_MAX` entries become unused. The caller must remove fewer snapshots at a time."""
 
 
 async def find_unused(
@@ -68,11 +65,12 @@ async def find_unused(
     *,
     repeated: Collection[int] | None = None,
 ) -> UnusedFiles:
-    """Return the files that `before` needs and `after` does not need, among the `allowed` locations.
+    """Return the files that `before` needs and `after` does not need.
 
     Args:
-        repeated: The removed snapshots of an earlier attempt, or None in a first attempt. The earlier attempt may have
-            deleted some of their files, so missing files are not an error.
+        allowed: Returns whether the file at a location may be deleted.
+        repeated: The removed snapshots of an earlier attempt, or None in the first attempt. The earlier attempt may
+            have deleted some of their files, so missing files are not an error.
 
     Raises:
         Corrupt: A file of `after` cannot be read.
@@ -165,10 +163,10 @@ def _make_too_large_error(description: str) -> BadRequest:
 async def list_content_files(
     manifests: Manifests, listed: Sequence[ManifestFile], *, skip_missing: bool = False
 ) -> AsyncIterator[Mapping[str, tuple[str, int]]]:
-    """Yield the locations and sizes of the live files in the manifests, by plain location, in parts.
+    """Yield the locations and sizes of the live files of a few manifests at a time, by plain location.
 
     Args:
-        skip_missing: Whether missing manifests are skipped.
+        skip_missing: Whether to skip missing manifests instead of raising an error.
 
     Raises:
         Corrupt: A manifest cannot be read.

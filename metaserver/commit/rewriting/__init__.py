@@ -1,1 +1,1 @@
-"""Rewrites manifests: the same files are listed in fewer manifests, and each manifest lists few partitions."""
+"""Rewrites manifests, so that fewer manifests list the same files, and each manifest lists few partitions."""

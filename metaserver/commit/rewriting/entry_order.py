@@ -23,25 +23,18 @@ Key = tuple[object, ...]
 
 
 def make_partition_key(entry: ManifestEntry) -> Key:
-    """Return a key of the entry's partition.
-
-    Entries of the same partition have equal keys in all manifests of one spec.
-    """
+    """Return a key that is equal for all entries of one partition in the manifests of one spec."""
     return partition_key(entry.file.partition)
 
 
 def count_touches(manifests: Iterable[Sequence[ManifestEntry]]) -> tuple[int, int]:
-    """Count in how many manifests the partitions are listed.
-
-    Returns:
-        The number of pairs of a partition and a manifest that lists its files. Then, the number of partitions.
-    """
+    """Return the number of pairs of a partition and a manifest that lists its files, and the number of partitions."""
     seen_keys: set[Key] = set()
     touches = 0
     for entries in manifests:
-        own = {make_partition_key(entry) for entry in entries}
-        touches += len(own)
-        seen_keys |= own
+        partition_keys = {make_partition_key(entry) for entry in entries}
+        touches += len(partition_keys)
+        seen_keys |= partition_keys
     return touches, len(seen_keys)
 
 
@@ -51,7 +44,7 @@ def divide(entries: Sequence[ManifestEntry], fitting: int, bound: Callable[[Cont
     Args:
         entries: The entries of the old manifests.
         fitting: The maximum number of entries in a manifest.
-        bound: Returns the sort key of a file in its partition.
+        bound: Returns the sort key of a file within its partition.
 
     Returns:
         The entries of each new manifest.
@@ -60,7 +53,7 @@ def divide(entries: Sequence[ManifestEntry], fitting: int, bound: Callable[[Cont
     chunks: list[list[ManifestEntry]] = [[]]
     for _, members in groupby(ordered, key=make_partition_key):
         partition = list(members)
-        # A partition that does not fit starts a new manifest, unless the last manifest would stay mostly empty.
+        # Start a new manifest if the partition does not fit, unless the last manifest would stay mostly empty.
         if len(chunks[-1]) + len(partition) > fitting and 2 * len(chunks[-1]) >= fitting:
             chunks.append([])
         for entry in partition:

@@ -1,14 +1,15 @@
 """Rewrites the manifests of a table's main branch, so that a plan reads fewer manifests.
 
-The new snapshot has the files of its parent. Each entry keeps the snapshot that added it, its sequence numbers and its
-row ids, and has the status EXISTING. Manifests of the same partition spec and content are rewritten together.
+The new snapshot has the same files as its parent. Each entry keeps the snapshot that added it, its sequence numbers and
+its row ids, and has the status EXISTING. Manifests of the same partition spec and content are rewritten together.
 
 Manifests with metrics that some readers cannot use are always rewritten, with corrected metrics
-(`repaired_metrics.py`). Commits correct the metrics now, but a table may still have wrong metrics of earlier commits.
+(`repaired_metrics.py`). New commits correct the metrics, but a table may contain wrong metrics of older commits.
 
-New manifests are written without a lock. Then they replace the manifests of the current head, under the lock of the
-table's commits. A manifest that the head still lists has the same entries. If another commit has replaced a manifest
-meanwhile, only the rewrite of its group is skipped. Therefore writers wait only while the new manifest list is written.
+The new manifests are written without a lock. Then, under the table's commit lock, they replace the manifests of the
+current head. If the head still lists an old manifest, the entries in it have not changed. If another commit has
+replaced an old manifest meanwhile, only the rewrite of its group is skipped. So writers wait only while the new
+manifest list is written.
 """
 
 from __future__ import annotations
@@ -57,26 +58,25 @@ from seamark.metaserver.runtime.gathering import gather
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 
 GROUP_BYTES_MAX, GROUP_ENTRIES_MAX = 64 << 20, 300_000
-"""The maximum size and number of entries of the manifests in a group, which bound the memory. The smallest manifests
-are rewritten first.
+"""The maximum size and the maximum number of entries of the manifests in a group, which limit the memory.
+
+The smallest manifests are rewritten first.
 """
 REWRITE_ATTEMPTS_MAX = 3
-"""The maximum number of attempts. An attempt fails if other commits have replaced all of its manifests meanwhile."""
+"""The maximum number of attempts. An attempt fails if other commits have replaced all of its manifests."""
 REMAINING_MANIFESTS_MAX_FRACTION = 0.75
-"""A rewrite is committed if it leaves at most this fraction of the manifests.
-
-`_TOUCHES` and `_FEWER` set an alternative condition.
-"""
+"""A rewrite is committed if at most this fraction of the manifests remains. `_TOUCHES` and `_FEWER` are an alternative
+condition."""
 _TOUCHES, _FEWER = 4, 0.5
-"""The condition under which a rewrite is also committed.
+"""The alternative condition under which a rewrite is committed.
 
-A partition is in at least `_TOUCHES` manifests on average, and the rewrite leaves at most the fraction `_FEWER` of
-these manifests.
+The files of a partition are in at least `_TOUCHES` manifests on average, and the rewrite reduces this average to at
+most the fraction `_FEWER`.
 """
 _REWRITES_CONCURRENT_MAX = 2
 _DECODED_BYTES_MAX = 1 << 30
 _CHECKED_BYTES_MAX = 1 << 30
-"""The maximum size of the manifests of one partition spec and content that a rewrite reads to find wrong metrics."""
+"""The maximum total size of the manifests of one spec and content that a rewrite reads to find wrong metrics."""
 _SOUND_BYTES = 4 << 20
 _SAMPLE_ENTRIES = 500
 _MEMORY_DIVISOR = 8
@@ -87,20 +87,20 @@ class RewriteManifestsRequest(msgspec.Struct, frozen=True, rename="kebab", forbi
     min_count: Annotated[
         Annotated[int, msgspec.Meta(ge=2, lt=1 << 31)] | None,
         msgspec.Meta(
-            description="Manifests of one partition spec and content from which on they are rewritten. Default: the "
-            "table property seamark.manifests.min-count, or 20."
+            description="The minimum number of manifests of one partition spec and content to rewrite. The default is "
+            "the table property seamark.manifests.min-count, or 20."
         ),
     ] = None
-    dry_run: Annotated[bool, msgspec.Meta(description="Only report what would be replaced.")] = False
+    dry_run: Annotated[bool, msgspec.Meta(description="Report what would be replaced, without replacing it.")] = False
 
 
 class ManifestReport(msgspec.Struct, frozen=True, rename="kebab"):
-    """The result of a rewrite, or of a dry run the result that a rewrite would have.
+    """The result of a rewrite. The report of a dry run has the result that the rewrite would have.
 
     Attributes:
         partition_manifests_before: The average number of manifests that list files of a partition.
         manifests: The number of manifests before the rewrite.
-        conflicts: The number of groups that other commits have changed meanwhile.
+        conflicts: The number of groups that were skipped because other commits have replaced their manifests.
         files_repaired: The number of files whose metrics were corrected.
     """
 
@@ -118,7 +118,16 @@ class ManifestReport(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class _Group(NamedTuple):
-    """Manifests of the same spec and content, with the entries that the new manifests will have."""
+    """Manifests of the same spec and content that are rewritten together.
+
+    Attributes:
+        content: The content type of the manifests: data files or delete files.
+        replaced: The old manifests.
+        chunks: The entries of each new manifest.
+        touches_before: The number of pairs of a partition and an old manifest that lists its files.
+        touches_after: The number of pairs of a partition and a new manifest that lists its files.
+        partitions: The number of partitions.
+    """
 
     spec_id: int
     content: int
@@ -136,7 +145,7 @@ class _WrittenGroup(NamedTuple):
     stored: tuple[StoredManifest, ...]
 
     def fits(self, listed: Sequence[ManifestFile]) -> bool:
-        """Return whether the head still lists all replaced manifests, and their entries inherit the same values."""
+        """Return whether the head still lists all old manifests of the group, with the same inherited values."""
         return set(map(_identify, self.group.replaced)) <= set(map(_identify, listed))
 
 
@@ -149,17 +158,17 @@ class ManifestRewrite:
         self._planner = planner
         self._slots = asyncio.Semaphore(_REWRITES_CONCURRENT_MAX)
         self._cleanup = cleanup
-        # The caches of commits are not used, because reading all manifests would evict the manifests that writers need.
+        # Do not use the caches of commits: reading all manifests would evict the manifests that writers need.
         self._manifests = Manifests.of(self._context.objects, self._context.settings, _MEMORY_DIVISOR)
         self._sound: MemoryCache[str, bool] = MemoryCache(_SOUND_BYTES, "commits")
-        """The paths of manifests whose metrics are known to be correct, so they are not read again."""
+        """The paths of manifests with correct metrics, which need not be read again."""
 
     async def rewrite(
         self, caller: Caller, namespace: NamespacePath, name: str, request: RewriteManifestsRequest
     ) -> ManifestReport:
         """Rewrite the manifests of a table.
 
-        If other commits are faster, nothing is changed, and the report counts a conflict.
+        If other commits have replaced all old manifests, nothing is changed, and the report counts the conflicts.
 
         Raises:
             NoSuchTable: The table does not exist.
@@ -198,10 +207,10 @@ class ManifestRewrite:
             async with self._publisher.lock(namespace, name):
                 try:
                     report, needed = await self._commit(caller, entry, metadata.format_version, writer, written)
-                except CommitConflict:  # A commit of another server came first.
+                except CommitConflict:  # Another server has committed first.
                     report = _report(listed, (), (), conflicts=len(groups))
         except CommitUnknown:
-            needed = frozenset(writer.written)  # If the outcome is unknown, the written files may be live.
+            needed = frozenset(writer.written)  # Keep all files until the outcome is known, because they may be live.
             raise
         finally:
             self._cleanup.remove([path for path in writer.written if path not in needed])
@@ -233,25 +242,22 @@ class ManifestRewrite:
         for (spec_id, content), members in by_kind.items():
             if not can_be_written(metadata, spec_id):
                 continue
-            chosen = _choose(members)
+            chosen_manifests = _choose(members)
             group: _Group | None = None
-            if len(chosen) >= min(min_count, _TOUCHES):
-                read = [await manifests.read_entries(manifest, metadata) for manifest in chosen]
-                group = await asyncio.to_thread(_divide_entries, spec_id, content, chosen, read, metadata)
+            if len(chosen_manifests) >= min(min_count, _TOUCHES):
+                read = [await manifests.read_entries(manifest, metadata) for manifest in chosen_manifests]
+                group = await asyncio.to_thread(_divide_entries, spec_id, content, chosen_manifests, read, metadata)
             if group is None or not _is_worth(group, min_count):
-                chosen = _choose(await self._with_wrong_metrics(members, metadata))
-                if not chosen:
+                chosen_manifests = _choose(await self._with_wrong_metrics(members, metadata))
+                if not chosen_manifests:
                     continue
-                read = [await manifests.read_entries(manifest, metadata) for manifest in chosen]
-                group = await asyncio.to_thread(_divide_entries, spec_id, content, chosen, read, metadata)
+                read = [await manifests.read_entries(manifest, metadata) for manifest in chosen_manifests]
+                group = await asyncio.to_thread(_divide_entries, spec_id, content, chosen_manifests, read, metadata)
             groups.append(group)
         return groups
 
     async def _with_wrong_metrics(self, members: Sequence[ManifestFile], metadata: TableMetadata) -> list[ManifestFile]:
-        """Return the manifests with metrics that some readers cannot use.
-
-        The number of manifests that are read is bounded by `_CHECKED_BYTES_MAX`.
-        """
+        """Return the manifests with metrics that some readers cannot use. At most `_CHECKED_BYTES_MAX` are read."""
         type_of = DeclaredTypes(metadata)
         groups, left_bytes = [], _CHECKED_BYTES_MAX
         for manifest in members:
@@ -284,11 +290,11 @@ class ManifestRewrite:
             else ()
         )
         is_same_table = entry.uuid == before.uuid and metadata.format_version == version
-        fitting = [each for each in written if is_same_table and each.fits(listed)]
+        fitting = [written_group for written_group in written if is_same_table and written_group.fits(listed)]
         if not fitting:
             return _report(listed, (), (), conflicts=len(written)), frozenset()
-        replaced = {manifest.manifest_path for each in fitting for manifest in each.group.replaced}
-        stored = [manifest for each in fitting for manifest in each.stored]
+        replaced = {manifest.manifest_path for written_group in fitting for manifest in written_group.group.replaced}
+        stored = [manifest for written_group in fitting for manifest in written_group.stored]
         unchanged = tuple(manifest for manifest in listed if manifest.manifest_path not in replaced)
         produced = await produce(
             writer,
@@ -303,7 +309,7 @@ class ManifestRewrite:
         )
         event = CommitEvent(caller, requested_ms, produced.snapshot.snapshot_id, produced.summary, MANIFESTS_REWRITTEN)
         await self._publisher.publish(caller, entry, metadata, produced.metadata, events=[event], operations=())
-        groups = [each.group for each in fitting]
+        groups = [written_group.group for written_group in fitting]
         report = _report(listed, groups, stored, conflicts=len(written) - len(fitting))
         return msgspec.structs.replace(report, snapshot_id=produced.snapshot.snapshot_id), produced.needed
 
@@ -321,12 +327,12 @@ async def open_manifest_rewrite(
 
 
 def _identify(manifest: ManifestFile) -> tuple[str, int, int | None]:
-    """Return the identity of a manifest: its path, and the values that its entries inherit."""
+    """Return the path of a manifest, and the values that its entries inherit."""
     return manifest.manifest_path, manifest.sequence_number, manifest.first_row_id
 
 
 def _choose(members: Sequence[ManifestFile]) -> list[ManifestFile]:
-    """Return the smallest manifests within the limits of a group, in the order of the manifest list."""
+    """Return the smallest manifests that fit into the limits of a group, in the order of the manifest list."""
     paths: set[str] = set()
     size_bytes = entries = 0
     for manifest in sorted(members, key=lambda manifest: manifest.manifest_length):
@@ -346,25 +352,26 @@ def _divide_entries(
     metadata: TableMetadata,
 ) -> _Group:
     type_of = DeclaredTypes(metadata)
-    former = [entry for listed in read for entry in listed]
+    former_entries = [entry for listed in read for entry in listed]
     entries = [
-        msgspec.structs.replace(entry, status=EXISTING, file=repair_file(entry.file, type_of)) for entry in former
+        msgspec.structs.replace(entry, status=EXISTING, file=repair_file(entry.file, type_of))
+        for entry in former_entries
     ]
-    repaired = sum(new.file is not old.file for new, old in zip(entries, former, strict=True))
+    repaired = sum(new.file is not old.file for new, old in zip(entries, former_entries, strict=True))
     chunks = divide(
         entries, _count_fitting_entries(entries, metadata, spec_id, content), make_clustering_bound(metadata)
     )
     before, partitions = count_touches(read)
-    after = count_touches(chunks)[0]
-    return _Group(spec_id, content, tuple(manifests), chunks, before, after, partitions, repaired)
+    touches_after = count_touches(chunks)[0]
+    return _Group(spec_id, content, tuple(manifests), chunks, before, touches_after, partitions, repaired)
 
 
 def _count_fitting_entries(
     entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int
 ) -> int:
-    """Estimate how many entries fit a manifest of the target size.
+    """Estimate the number of entries that fit into a manifest of the target size.
 
-    A sample is written for the estimate, because small manifests consist mostly of their header.
+    The function encodes a sample of entries, because the size of a small manifest is mostly its header.
     """
 
     def size(count: int) -> int:
@@ -378,6 +385,7 @@ def _count_fitting_entries(
 
 
 def _is_worth(group: _Group, min_count: int) -> bool:
+    """Return whether the rewrite of the group reduces the number of manifests enough to be worth a commit."""
     before, after = len(group.replaced), len(group.chunks)
     if before >= min_count and after <= REMAINING_MANIFESTS_MAX_FRACTION * before:
         return True
@@ -392,9 +400,9 @@ async def _write(writer: SnapshotWriter, group: _Group, metadata: TableMetadata)
 
 def _summarize(written: Sequence[_WrittenGroup], kept_count: int) -> dict[str, str]:
     """Return the summary that Iceberg's `rewrite_manifests` writes."""
-    created = sum(len(each.stored) for each in written)
-    replaced = sum(len(each.group.replaced) for each in written)
-    entries = sum(len(chunk) for each in written for chunk in each.group.chunks)
+    created = sum(len(group.stored) for group in written)
+    replaced = sum(len(group.group.replaced) for group in written)
+    entries = sum(len(chunk) for group in written for chunk in group.group.chunks)
     counts = {"created": created, "kept": kept_count, "replaced": replaced}
     name, value = REWRITTEN_BY_MARK
     return {**{f"manifests-{key}": str(count) for key, count in counts.items()}, "entries-processed": str(entries)} | {

@@ -4,11 +4,11 @@ Only manifests that list a removed file are decoded and rewritten. As in Java's 
 files get the status EXISTING, and the removed files get the status DELETED. The next commit drops manifests without
 live files from the list. The removal of a data file also removes its deletion vector.
 
-A Puffin file contains several deletion vectors. The removal of a vector is marked as DELETED only if no other vector of
+A Puffin file may contain several deletion vectors. A removed vector gets the status DELETED only if no other vector in
 the file is live. Otherwise its entry is left out. The reason is Iceberg's incremental clean-up (Java's
 `IncrementalFileCleanup`, with which Trino, Flink and programs expire snapshots): it deletes the whole file of each
-entry with this mark, including the live vectors. The removal of the last vector is marked, so the clean-up finally
-deletes the file.
+DELETED entry, including the live vectors. The entry of the last vector gets the status, so the clean-up finally deletes
+the file.
 """
 
 from __future__ import annotations
@@ -34,24 +34,29 @@ class RewrittenManifests(NamedTuple):
 
 
 def make_file_key(file: ContentFile) -> Remove:
-    """Return the key that identifies a file in a list of files to remove."""
+    """Return the key of a file in a request for removals: its path and, for a deletion vector, its offset."""
     return Remove(file.file_path, file.content_offset if file.is_deletion_vector else None)
 
 
 def drop_dead_manifests(manifests: Sequence[ManifestFile]) -> tuple[ManifestFile, ...]:
-    """Leave out the manifests that certainly list no live file."""
+    """Return the manifests without those that certainly list no live file."""
     return tuple(
         manifest for manifest in manifests if manifest.added_files_count != 0 or manifest.existing_files_count != 0
     )
 
 
 class FilesToRemove(NamedTuple):
-    """Live files to remove, and the manifests that list them, with all live entries of these manifests."""
+    """Live files to remove, and the manifests that list them.
+
+    Attributes:
+        removed: The keys of the files to remove.
+        listing: Each manifest that lists a file to remove, with all its live entries.
+    """
 
     removed: frozenset[Remove]
     listing: tuple[tuple[ManifestFile, Sequence[ManifestEntry]], ...]
     in_use: frozenset[str] = frozenset()
-    """The Puffin files of removed deletion vectors that also contain vectors which stay."""
+    """The Puffin files that contain both removed and remaining deletion vectors."""
     files: Sequence[ContentFile] = ()
     """The files to remove, in the order of `find_listing_manifests`."""
 
@@ -59,7 +64,7 @@ class FilesToRemove(NamedTuple):
 async def find_files(
     manifests: Manifests, listed: Sequence[ManifestFile], requested: Collection[Remove], metadata: TableMetadata
 ) -> FilesToRemove:
-    """Find files to remove. A data file is found together with the delete files that apply only to it.
+    """Find the requested files to remove, and also the delete files that apply only to a requested data file.
 
     Raises:
         Collision: A file is not live.
@@ -110,8 +115,8 @@ async def find_used_puffins(
     """Return the Puffin files of the removed deletion vectors that also contain other live vectors.
 
     Args:
-        listed: The manifests from which the vectors are removed.
-        known_entries: The live entries of manifests that have been read already, by manifest.
+        listed: The manifests of the snapshot from which the vectors are removed.
+        known_entries: The live entries of manifests that were already read, by the path of the manifest.
     """
     paths = await run_by_count(len(removed), partial(_list_puffin_paths, removed))
     if not paths:
@@ -129,9 +134,9 @@ async def find_used_puffins(
 async def find_referring_entries(
     manifests: Manifests, listed: Sequence[ManifestFile], paths: Collection[str], metadata: TableMetadata
 ) -> list[tuple[ManifestFile, list[ManifestEntry]]]:
-    """Return the delete manifests with a delete file that may apply to exactly one of these data files.
+    """Return the delete manifests that list a delete file which applies only to one of these data files.
 
-    Each manifest comes with its live entries.
+    Each manifest is returned with its live entries.
     """
     deletes = [manifest for manifest in drop_dead_manifests(listed) if manifest.content != DATA]
     candidates = await manifests.find_listing_manifests(deletes, paths, referenced=True)
@@ -151,7 +156,7 @@ def _copy_removes(requested: Collection[Remove]) -> tuple[set[Remove], set[str]]
 def _find_staying_paths(
     entries: Sequence[ManifestEntry], paths: Collection[str], removed: Collection[Remove]
 ) -> set[str]:
-    """Return the paths that still have an entry after the removal."""
+    """Return the paths that have an entry after the removal."""
     files = (entry.file for entry in entries)
     return {file.file_path for file in files if file.file_path in paths and make_file_key(file) not in removed}
 
@@ -185,7 +190,7 @@ class _Rewritten(NamedTuple):
 class ManifestFilter:
     """Rewrites manifests for one commit.
 
-    If a later attempt removes the same files from a manifest, the new manifest of the earlier attempt is reused.
+    If a later attempt removes the same files from a manifest, it reuses the manifest that the earlier attempt wrote.
     """
 
     def __init__(self, writer: SnapshotWriter, manifests: Manifests) -> None:
@@ -223,13 +228,13 @@ class ManifestFilter:
     ) -> _Rewritten:
         def select() -> tuple[frozenset[Remove], frozenset[Remove]]:
             keys = (make_file_key(entry.file) for entry in entries)
-            own = frozenset(key for key in keys if key in to_remove.removed)
-            return own, frozenset(
-                key for key in own if key.content_offset is not None and key.file_path in to_remove.in_use
+            removed_keys = frozenset(key for key in keys if key in to_remove.removed)
+            return removed_keys, frozenset(
+                key for key in removed_keys if key.content_offset is not None and key.file_path in to_remove.in_use
             )
 
         own, unmarked = await run_by_count(len(entries), select)
-        # The new manifest stores explicit values for the fields that its files inherited.
+        # In the new manifest, the values that the files inherited are explicit.
         key = (manifest.manifest_path, manifest.sequence_number, manifest.first_row_id)
         rewritten = self._made.get(key)
         if rewritten is None or (rewritten.removed, rewritten.unmarked) != (own, unmarked):
@@ -244,10 +249,15 @@ class ManifestFilter:
     def _divide_entries(
         self, entries: Sequence[ManifestEntry], own: Collection[Remove], unmarked: Collection[Remove]
     ) -> tuple[list[ManifestEntry], tuple[ContentFile, ...]]:
-        """Return the entries to write, and the files that are removed."""
+        """Return the entries of the new manifest, and the removed files.
+
+        Args:
+            own: The keys of the files to remove from this manifest.
+            unmarked: The keys of removed files that get no DELETED entry.
+        """
         keyed = [(entry, make_file_key(entry.file)) for entry in entries]
-        written = [self._carry_over(entry, key in own) for entry, key in keyed if key not in unmarked]
-        return written, tuple(entry.file for entry, key in keyed if key in own)
+        written_entries = [self._carry_over(entry, key in own) for entry, key in keyed if key not in unmarked]
+        return written_entries, tuple(entry.file for entry, key in keyed if key in own)
 
     def _carry_over(self, entry: ManifestEntry, is_removed: bool) -> ManifestEntry:
         return ManifestEntry(

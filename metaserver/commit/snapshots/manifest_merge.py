@@ -1,9 +1,9 @@
 """Merges small manifests, like Java's merge append (`ManifestMergeManager`, `MergingSnapshotProducer`).
 
 Manifests of the same spec and content are packed into bins of the target size, beginning with the oldest. The newest
-manifests stay unmerged until there are `commit.manifest.min-count-to-merge` of them, so only one of a hundred appends
-pays for the merge. Entries of deleted files are not copied. Therefore a manifest with files that this snapshot removes
-is not merged now. A later commit merges it.
+manifests stay unmerged until there are `commit.manifest.min-count-to-merge` of them, so only one in a hundred appends
+takes the time for a merge. A merge does not copy DELETED entries. Therefore a manifest with files that this snapshot
+removes is not merged by this commit, but by a later commit.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ManifestMerge:
     async def _merge_manifests(
         self, bin_: Sequence[ManifestFile], metadata: TableMetadata, spec_id: int, content: int
     ) -> StoredManifest:
-        # The merged manifest stores explicit values for inherited fields, except for files that this snapshot added.
+        # In the merged manifest, inherited values are explicit, except for files that this snapshot adds.
         key = tuple(
             manifest.manifest_path
             if manifest.added_snapshot_id == self._writer.snapshot_id
@@ -81,7 +81,7 @@ class ManifestMerge:
     def _carry_over(self, entry: ManifestEntry) -> ManifestEntry:
         """Return the entry for the merged manifest.
 
-        A file that this snapshot added still inherits its sequence number, so a later attempt can reuse the manifest.
+        A file that this snapshot adds inherits its sequence number, so a later attempt can reuse the manifest.
         """
         if entry.status == ADDED and entry.snapshot_id == self._writer.snapshot_id:
             return ManifestEntry(ADDED, entry.snapshot_id, None, None, entry.file)
@@ -89,26 +89,26 @@ class ManifestMerge:
 
 
 def can_be_written(metadata: TableMetadata, spec_id: int) -> bool:
-    """Return whether partition tuples of the spec can be encoded.
+    """Return whether partition values of the spec can be encoded.
 
-    They cannot if no schema has the source column of a field, because the type of its values is then unknown.
+    This is impossible if no schema has the source column of a field, because the type of the values is unknown.
     """
     spec = metadata.spec(spec_id)
     if spec is None:
-        return True  # Reading the first manifest raises the error.
+        return True  # Reading a manifest of an unknown spec raises the error.
     kinds = list_partition_types(metadata, spec)
     return all(kind != UNKNOWN or field.is_void for field, kind in zip(spec.fields, kinds, strict=True))
 
 
 def _count_rows(manifests: Sequence[ManifestFile]) -> int:
-    """Return the row count of the merged manifest. The caller keeps it within a long."""
+    """Return the total row count of the manifests. The caller merges only manifests whose total fits into 64 bits."""
     return sum((manifest.added_rows_count or 0) + (manifest.existing_rows_count or 0) for manifest in manifests)
 
 
 def _pack_bins(manifests: Sequence[ManifestFile], target_bytes: int) -> Iterator[Sequence[ManifestFile]]:
-    """Yield groups of neighbouring manifests up to the target size.
+    """Yield groups of neighbouring manifests with up to the target size.
 
-    The bins are filled from the end of the list, so the group of the newest manifests may be small.
+    The groups are filled from the end of the list, so the group of the newest manifests may be small.
     """
     bins: list[list[ManifestFile]] = []
     size = 0

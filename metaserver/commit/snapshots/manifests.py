@@ -1,9 +1,9 @@
 """Reads and caches manifests and manifest lists for commits, and finds the manifests that list a file.
 
-A commit to a table of a million files must not read all manifests. Therefore 8 bytes per file are kept in memory:
-hashes of paths, which select the manifests that may list a file. These manifests are then read and compared, so a
-decision never depends on a hash alone. Manifests that this process writes are cached at that time. Manifests are
-immutable, so the cache needs no invalidation.
+A commit to a table of a million files must not read all manifests. Therefore the cache contains an 8-byte hash of the
+path of each file. The hashes select the manifests that may list a file. These manifests are then read, and the paths
+are compared, so a decision never depends on a hash alone. Manifests that this process writes are added to the cache.
+Manifests are immutable, so entries of the cache are never invalidated.
 """
 
 from __future__ import annotations
@@ -57,23 +57,25 @@ _SEED = 0
 _TOGETHER_MAX = 20_000
 """The maximum number of hashes that are copied together for one search."""
 _CACHES_PER_BUDGET = 4
-"""The number of caches.
-
-Each gets an equal share of the budget: manifest lists, encoded manifests, decoded blocks, hashes.
-"""
+"""The number of caches: manifest lists, encoded manifests, decoded blocks and hashes. They share the budget equally."""
 _ENTRY_BYTES = 2048
 _ENTRY_FACTOR = 16
-"""Estimates for the memory of a fully decoded manifest: bytes for each entry, and bytes for each encoded byte.
+"""Estimates of the memory of a fully decoded manifest: bytes for each entry, and bytes for each encoded byte.
 
-The encoded bytes count because metrics take much memory.
+The encoded bytes are included because column metrics take much memory.
 """
 _IN_LOOP_ENTRIES_MAX = 2_000
 _IN_THREAD_BYTES = 64 << 10
-"""The size above which a manifest is decoded in a thread."""
+"""The size above which a thread decodes a manifest."""
 
 
 class PathHashes(NamedTuple):
-    """Sorted hashes of one manifest: the paths of its live files, and the data files that its delete files refer to."""
+    """The sorted hashes of the paths in one manifest.
+
+    Attributes:
+        paths: The hashes of the paths of its live files.
+        referenced: The hashes of the paths of data files to which its delete files refer.
+    """
 
     paths: Hashes
     referenced: Hashes
@@ -84,7 +86,7 @@ class PathHashes(NamedTuple):
 
 
 class ChangeMemory:
-    """Counts the memory that the decoded manifests of one change take."""
+    """Counts the memory that the decoded manifests of one change take, and enforces a limit."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -92,7 +94,7 @@ class ChangeMemory:
         self._held: set[tuple[str, str]] = set()
 
     def hold(self, key: tuple[str, str], size_bytes: int) -> None:
-        """Count an object that the change keeps in memory.
+        """Count an object that the change keeps in memory. An object with a known key is not counted again.
 
         Raises:
             BadRequest: The change exceeds the limit.
@@ -104,7 +106,7 @@ class ChangeMemory:
         self.check(0)
 
     def check(self, more_bytes: int) -> None:
-        """Check that there is room for more bytes.
+        """Check that the change may use `more_bytes` of additional memory.
 
         Raises:
             BadRequest: The change would exceed the limit.
@@ -137,24 +139,24 @@ class Manifests:
         self._reading: SingleFlight[str, bytes] = SingleFlight()
         self._unwritten_lists: dict[str, tuple[ManifestFile, ...]] = {}
         self._unwritten: dict[str, bytes] = {}
-        """The manifests that are being written, by location. A cache might drop them before the storage has them."""
+        """The manifests that are being written, by location. The caches could evict them before they are stored."""
         self._check_paths: CheckPaths | None = None
         self._memory: ChangeMemory | None = None
 
     @staticmethod
     def of(objects: ObjectReader, settings: Settings, share: int = 1) -> Manifests:
-        """Open caches with a part of `commit_memory_bytes`. The setting is divided by `share`."""
+        """Open caches with a part of `commit_memory_bytes`: the setting divided by `share`."""
         budget_bytes = settings.commit_memory_bytes // share
         return Manifests(objects, budget_bytes=budget_bytes, limit_bytes=settings.plan_manifest_limit_bytes)
 
     def with_checks(self, check_paths: CheckPaths, limit_bytes: int | None) -> Manifests:
-        """Return an accessor to the same caches for one change.
+        """Return a reader with the same caches for one change.
 
         Args:
             check_paths: Called with the location of each manifest list before it is read, and with the paths of the
                 manifests that it lists.
-            limit_bytes: The memory limit of the change for decoded manifests. Above it, the change gets a BadRequest.
-                None means that the caller has its own limit.
+            limit_bytes: The memory limit of the change for decoded manifests. A change that needs more memory gets a
+                BadRequest. None means that the caller has its own limit.
         """
         checked = copy(self)
         checked._check_paths = check_paths
@@ -166,7 +168,7 @@ class Manifests:
 
         Raises:
             Forbidden: The table may not refer to a file.
-            Corrupt: The manifest list cannot be read. The message names it.
+            Corrupt: The manifest list cannot be read. The message contains its location.
         """
         if snapshot is None:
             return ()
@@ -179,10 +181,7 @@ class Manifests:
         return await self.read_list_at(location)
 
     async def read_list_at(self, location: str) -> tuple[ManifestFile, ...]:
-        """Return the manifests that the manifest list at a location contains.
-
-        It raises the same errors as `read_list`.
-        """
+        """Return the manifests in the manifest list at a location. The errors are the same as for `read_list`."""
         if self._check_paths is not None:
             await self._check_paths([location])
         manifest_list = self._lists.get(location)
@@ -197,7 +196,7 @@ class Manifests:
         return manifest_list
 
     def hold(self, location: str, content: bytes | tuple[ManifestFile, ...]) -> None:
-        """Keep a manifest, or the manifests in a manifest list, while it is being written. `let_go` ends this."""
+        """Keep a manifest, or the manifests of a manifest list, in memory while it is being written, until `let_go`."""
         if isinstance(content, bytes):
             self._unwritten[location] = content
         else:
@@ -209,11 +208,11 @@ class Manifests:
         self._unwritten_lists.pop(location, None)
 
     def remember_list(self, location: str, manifests: tuple[ManifestFile, ...]) -> None:
-        """Cache a manifest list after it was written."""
+        """Add a manifest list to the cache after it was written."""
         self._lists.put(location, manifests, measure_object_bytes(manifests))
 
     def remember(self, location: str, data: bytes, names: PathHashes) -> None:
-        """Cache a manifest after it was written."""
+        """Add a manifest to the cache after it was written."""
         self._data.put(location, data, len(data))
         self._names.put(location, names, names.size_bytes)
 
@@ -231,7 +230,7 @@ class Manifests:
             data = await self._reading.run(location, lambda: self._read(location, "manifest"))
             self._data.put(location, data, len(data))
         if len(data) < manifest.manifest_length:
-            # An Avro file that is truncated between two blocks is decoded without an error.
+            # Decoding does not detect an Avro file that is truncated between two blocks.
             raise Corrupt(f"Manifest {location} has {len(data)} bytes; its list states {manifest.manifest_length}")
         return data
 
@@ -243,14 +242,14 @@ class Manifests:
         """
         data = await self.read_encoded(manifest)
         decoded = await _run_by_size(len(data), lambda: decode_listed(data, manifest))
-        # The memory is checked before the entries are created, because a small file may have millions of entries.
+        # Check the memory before creating the entries, because a small file may contain millions of entries.
         if self._memory is not None:
             size_bytes = decoded.rows * _ENTRY_BYTES + len(data) * _ENTRY_FACTOR
             self._memory.hold(("entries", manifest.manifest_path), size_bytes)
         return await _run_by_size(len(data), lambda: read_live_entries(decoded, manifest, metadata))
 
     async def decode(self, manifest: ManifestFile) -> DecodedManifest:
-        """Return the live entries as columns that are not packed.
+        """Return the live entries as columns, without packing them into a block.
 
         Raises:
             Corrupt: The manifest cannot be decoded. The message names it.
@@ -262,7 +261,7 @@ class Manifests:
         return decoded
 
     async def read_removals(self, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
-        """Return the entries with the status DELETED, which state that a snapshot has removed a file.
+        """Return the entries with the status DELETED: files that the snapshot of the manifest has removed.
 
         Raises:
             Corrupt: The manifest cannot be decoded. The message names it.
@@ -276,7 +275,7 @@ class Manifests:
         return await _run_by_size(len(data), lambda: list_removals(decoded, manifest, metadata))
 
     async def read_blocks(self, manifests: Sequence[ManifestFile]) -> list[Block]:
-        """Return the live entries as columns, with one block for each manifest.
+        """Return the live entries of each manifest as a block.
 
         Raises:
             Corrupt: A manifest cannot be decoded. The message names it.
@@ -291,7 +290,7 @@ class Manifests:
         """
 
         async def block(manifest: ManifestFile) -> Block:
-            # The writers of a table read mostly the same manifests.
+            # Cache the block, because the writers of a table read mostly the same manifests.
             decoded = self._blocks.get(manifest.manifest_path)
             if decoded is None:
                 data = await self.read_encoded(manifest)
@@ -299,7 +298,7 @@ class Manifests:
                 self._blocks.put(manifest.manifest_path, decoded, decoded.size_bytes)
             if decoded.spec_id != manifest.partition_spec_id or decoded.content > manifest.content:
                 raise Corrupt(
-                    f"Manifest {manifest.manifest_path} has another partition spec or content than its list states"
+                    f"The spec or the content of manifest {manifest.manifest_path} differs from its manifest list"
                 )
             if memory is not None:
                 memory.hold(("block", manifest.manifest_path), decoded.size_bytes)
@@ -312,7 +311,8 @@ class Manifests:
     ) -> list[ManifestFile]:
         """Return the manifests that may list a live file at one of the paths.
 
-        With `referenced`, return the manifests that may list a delete file which refers to one of the paths.
+        Args:
+            referenced: Whether to return the manifests that may list a delete file which refers to one of the paths.
         """
         searched = await run_by_count(len(paths), partial(hash_paths, paths))
         if not len(searched):
@@ -332,10 +332,7 @@ class Manifests:
     async def find_cached_listing(
         self, manifests: Sequence[ManifestFile], paths: Collection[str]
     ) -> list[ManifestFile]:
-        """Return the manifests that may list one of the paths.
-
-        Only manifests whose path hashes are in memory are searched.
-        """
+        """Return the manifests that may list one of the paths. Only manifests with cached path hashes are searched."""
         searched = await run_by_count(len(paths), partial(hash_paths, paths))
         hashes_by_manifest = [(manifest, self._names.get(manifest.manifest_path)) for manifest in manifests]
         return await _find_listing_manifests(
@@ -345,7 +342,9 @@ class Manifests:
     async def _read_path_hashes(self, manifest: ManifestFile) -> PathHashes:
         names = self._names.get(manifest.manifest_path)
         if names is None:
-            (block,) = await self._decode_blocks([manifest], None)  # Only the hashes of the manifest stay in memory.
+            (block,) = await self._decode_blocks(
+                [manifest], None
+            )  # The block is not counted, because only its hashes stay in memory.
             names = _list_names(manifest, block)
             self._names.put(manifest.manifest_path, names, names.size_bytes)
         return names
@@ -380,8 +379,8 @@ async def _find_listing_manifests(
     total = sum(len(hashes) for _, hashes in candidates)
 
     def work() -> list[ManifestFile]:
-        # Usually no manifest has any of the searched hashes. A search in the hashes of all manifests together takes
-        # as long as a search in the hashes of one manifest.
+        # Usually no manifest has any of the searched hashes. Searching the hashes of all manifests together takes as
+        # long as searching the hashes of one manifest.
         together = total <= _TOGETHER_MAX and len(candidates) > 1
         if together and not _has_any(np.concatenate([hashes for _, hashes in candidates]), searched):
             return []
@@ -400,7 +399,7 @@ def _intersects(left: Hashes, other: Hashes) -> bool:
 
 
 def _has_any(values: Hashes, many: Hashes) -> bool:
-    """Return whether one of the values is in `many`. `many` is sorted and not empty."""
+    """Return whether one of the values is in `many`, which is sorted and not empty."""
     return bool((many.take(many.searchsorted(values), mode="clip") == values).any())
 
 
@@ -419,10 +418,13 @@ def _list_names(manifest: ManifestFile, block: Block) -> PathHashes:
 
 
 async def run_by_count(entries: int, work: Callable[[], T]) -> T:
-    """Return the result of `work` on a number of manifest entries. The work must be pure.
+    """Run `work`, which must be pure, and return its result. For many entries, the work runs in a thread.
 
-    If the work takes more than a few milliseconds, it runs in a thread, because a change may add or remove hundreds of
-    thousands of files.
+    A change may add or remove hundreds of thousands of files, and the event loop must not be blocked for more than a
+    few milliseconds.
+
+    Args:
+        entries: The number of manifest entries that the work processes.
     """
     return work() if entries <= _IN_LOOP_ENTRIES_MAX else await asyncio.to_thread(work)
 

@@ -1,12 +1,12 @@
 """Removes the DELETED marks of files from past snapshots, before an undo restores these files.
 
 Iceberg's incremental clean-up (Java's `IncrementalFileCleanup`, with which Trino, Flink and programs expire snapshots)
-does not look at the snapshots that remain. It deletes each file that a manifest of an expired snapshot marks as DELETED
-by an expired snapshot in the history of the branch. After an undo of the removal, it would delete a live file.
-Therefore no manifest of any snapshot of the table may mark a file as DELETED that is in the table again. The server
-rewrites such manifests without these entries, and also the manifest lists that name them. The live files of each
-snapshot stay the same, with their sequence numbers and row ids. Only the location of its manifest list changes. The old
-files stay for current readers, until they are removed as orphan files.
+does not read the remaining snapshots. It deletes each file that a manifest of an expired snapshot marks as DELETED by
+an expired snapshot in the history of the branch. After an undo, such a file may be live again. Therefore no manifest of
+any snapshot may mark a restored file as DELETED. The server rewrites the manifests without these entries, and the
+manifest lists that name the manifests. The live files of each snapshot stay the same, with their sequence numbers and
+row ids. Only the location of its manifest list changes. The old files are kept for current readers, until they are
+removed as orphan files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter
 from seamark.metaserver.runtime.gathering import gather
 
 _Identity = tuple[str, int, int | None]
-"""The identity of a manifest, with the values that its entries inherit."""
+"""The path of a manifest, and the values that its entries inherit."""
 
 
 class RemovalFilter:
@@ -36,10 +36,9 @@ class RemovalFilter:
     def __init__(self, writer: SnapshotWriter) -> None:
         self._writer = writer
         self._made: dict[_Identity, ManifestFile | None] = {}
-        """For each manifest, the manifest that replaces it. It may be the same manifest, or None if no entry is left.
-        """
+        """The replacement of each manifest: the same manifest, a new manifest, or None if no entry remains."""
         self._lists: dict[str, str] = {}
-        """For each manifest list, the location of the list that replaces it."""
+        """The location of the replacement of each manifest list, by location."""
         self.written: set[str] = set()
         """The locations of the manifests and manifest lists that were written."""
 
@@ -52,10 +51,12 @@ class RemovalFilter:
         *,
         snapshots_max: int,
     ) -> TableMetadata:
-        """Return the metadata of the table after the DELETED marks of some files were removed.
+        """Remove DELETED marks, and return the new table metadata.
 
-        The marks that `removed_by` or a later snapshot has set for `paths` are removed. The paths are the same in all
-        attempts.
+        Args:
+            removed_by: The snapshot to undo. Its marks and those of later snapshots are removed.
+            paths: The files whose marks are removed. They must be the same in all attempts.
+            snapshots_max: The maximum number of snapshots to read.
 
         Raises:
             BadRequest: More than `snapshots_max` snapshots would have to be read.
@@ -108,8 +109,8 @@ class RemovalFilter:
         if not entries:
             return None
         if metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION and manifest.content == DATA_MANIFEST:
-            # A reader numbers the rows of added files without a row id one after the other. Without an entry, later row
-            # ids change.
+            # A reader assigns consecutive row ids to the rows of added files without an explicit row id. So the removal
+            # of an entry would change the row ids of later files.
             entries = await run_by_count(len(entries), partial(_are_all_existing, entries))
         if manifest.added_snapshot_id is None:
             raise Corrupt(f"{manifest.manifest_path}: its manifest list lacks added_snapshot_id")

@@ -1,10 +1,9 @@
 """Creates a snapshot from a change: manifests, manifest list and summary, and the table metadata that contains it.
 
-Manifests of added files are written before the commit lock is taken. Their sequence numbers and first row ids are
-inherited, so these manifests are valid for any parent. Files that depend on the parent are written under the lock:
-rewritten manifests, merged manifests and the manifest list. The metadata changes only by updates of the REST
-specification, as if an engine had committed the snapshot (Iceberg spec: "Snapshots", "Sequence Numbers", "Row
-Lineage").
+Manifests of added files are written before the commit lock is taken. Their entries inherit sequence numbers and row
+ids, so these manifests are valid for any parent. Files that depend on the parent are written under the lock: rewritten
+manifests, merged manifests and the manifest list. The metadata are changed by updates of the REST specification, as if
+an engine had committed the snapshot (Iceberg spec: "Snapshots", "Sequence Numbers", "Row Lineage").
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from seamark.metaserver.commit.snapshots.summary import SummaryCounts, build_sum
 
 
 class SnapshotTerms(NamedTuple):
-    """The properties of a snapshot that its commit sets.
+    """The properties that a commit sets for its snapshot.
 
     Attributes:
-        summary: Further entries of the summary.
+        summary: Additional entries of the summary.
     """
 
     operation: str
@@ -63,13 +62,20 @@ async def produce(
     merging: ManifestMerge | None,
     now_ms: int,
 ) -> ProducedSnapshot:
-    """Write the snapshot on `parent`, the head of the branch in `metadata`.
+    """Write the files of a snapshot, and return the snapshot and the metadata that contain it.
 
-    `removed.manifests` are the remaining manifests of the parent. If the storage fails, files may have been written,
-    but nothing refers to them.
+    If the storage fails, some files may have been written, but nothing refers to them.
 
     Args:
+        writer: Writes the files.
+        terms: The operation, branch, summary and producer of the snapshot.
+        added: The manifests of the added files.
+        counts: The counts of the added files, for the summary.
+        removed: The remaining manifests of the parent, and the removed files.
+        metadata: The current metadata of the table.
+        parent: The head of the branch in `metadata`, or None for an empty table.
         merging: Merges small manifests, or None to keep them unmerged.
+        now_ms: The timestamp of the snapshot.
 
     Raises:
         BadRequest: The table has too few row ids left.
@@ -114,16 +120,16 @@ async def produce(
         added_rows=added_rows,
     )
     updates: list[Update] = [AddSnapshot(snapshot), _set_branch(terms.branch, metadata, writer)]
-    after = apply_updates(metadata, updates, now_ms=now_ms)
+    new_metadata = apply_updates(metadata, updates, now_ms=now_ms)
     return ProducedSnapshot(
-        snapshot=after.snapshots_by_id[writer.snapshot_id],
+        snapshot=new_metadata.snapshots_by_id[writer.snapshot_id],
         summary=summary,
-        metadata=after,
+        metadata=new_metadata,
         needed=frozenset({location, *(manifest.manifest_path for manifest in listed)}),
     )
 
 
 def _set_branch(branch: str, metadata: TableMetadata, writer: SnapshotWriter) -> SetSnapshotRef:
-    """Return the update that points the branch to the snapshot and keeps the branch's retention properties."""
+    """Return the update that moves the branch to the snapshot, and keeps the branch's retention properties."""
     ref = metadata.refs.get(branch, SnapshotRef(writer.snapshot_id, "branch"))
     return SetSnapshotRef.to_ref(branch, structs.replace(ref, type="branch", snapshot_id=writer.snapshot_id))

@@ -1,4 +1,4 @@
-"""Writes the manifests and manifest lists of one commit, and records the written files so that they can be removed."""
+"""Writes the manifests and manifest lists of one commit, and records the written files, so that they can be deleted."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from seamark.metaserver.runtime.gathering import gather
 TARGET_SIZE = "commit.manifest.target-size-bytes"
 TARGET_BYTES_DEFAULT = 8 << 20
 _DEFERRED_BYTES_MAX = 4 << 20
-"""The maximum size of a snapshot's files that wait for their writes at the same time, which bounds their memory.
+"""The maximum total size of a snapshot's files that are written while the caller continues. It limits the memory.
 
-Further files are written before the caller continues.
+The caller waits for the writes of further files.
 """
 _SAMPLE_ENTRIES = 250
-"""The number of entries that are written first, to estimate how many entries fit a manifest."""
+"""The number of entries that are encoded first, to estimate the number of entries that fit into a manifest."""
 ENTRIES_MAX = 50_000
 """The maximum number of entries of a manifest, even if the entries are small."""
 _IN_THREAD_ENTRIES_MIN = 50
 
 
 class StoredManifest(NamedTuple):
-    """A manifest that is stored at `path`. No manifest list refers to it yet."""
+    """A manifest that was written to `path`, and that no manifest list refers to yet."""
 
     path: str
     manifest: WrittenManifest
@@ -63,7 +63,7 @@ class FileCreator(Protocol):
 
 
 class HeldFiles:
-    """Keeps files in memory, in their order, until the commit that refers to them writes them."""
+    """Keeps files in memory, in the order of their creation, until the commit that refers to them writes them."""
 
     def __init__(self) -> None:
         self.files: list[tuple[str, bytes]] = []
@@ -76,9 +76,9 @@ class SnapshotWriter:
     """Writes the manifests of one snapshot.
 
     Attributes:
-        written: The locations of all files, used or not.
-        is_deferred: Whether small files are written while the caller continues. The files of a commit then wait for the
-            disk together, and not one after the other. Nothing may refer to them before `settle`.
+        written: The locations of all written files, including files that the snapshot does not use.
+        is_deferred: Whether small files are written while the caller continues. The files of a commit are then written
+            concurrently. Nothing may refer to them before `settle`.
     """
 
     def __init__(
@@ -127,8 +127,8 @@ class SnapshotWriter:
         size = len((await asyncio.to_thread(sample)).data)
         fitting = min(max(_SAMPLE_ENTRIES, target_size(metadata) * _SAMPLE_ENTRIES // size), ENTRIES_MAX)
         parts = -(-len(entries) // fitting)
-        each = -(-len(entries) // parts)
-        chunks = [entries[at : at + each] for at in range(0, len(entries), each)]
+        entries_per_part = -(-len(entries) // parts)
+        chunks = [entries[at : at + entries_per_part] for at in range(0, len(entries), entries_per_part)]
         return await gather(
             [partial(self.write_manifest, chunk, metadata, spec_id, content) for chunk in chunks],
             MANIFESTS_CONCURRENT_MAX,
@@ -146,7 +146,7 @@ class SnapshotWriter:
         """Write the manifest list, and return its location.
 
         Args:
-            of: The past snapshot to which the list belongs, or None for the new snapshot.
+            of: The earlier snapshot to which the list belongs, or None for the new snapshot.
         """
         self._number += 1
         snapshot_id = self.snapshot_id if of is None else of
@@ -171,7 +171,7 @@ class SnapshotWriter:
                 raise outcome
 
     async def _create(self, location: str, data: bytes, content: bytes | tuple[ManifestFile, ...]) -> None:
-        # The file is recorded before the write, because a write with an unknown outcome may have created it.
+        # Record the file before the write, because a write with an unknown outcome may have created it.
         self.written.append(location)
         if not self._is_deferred or self._waiting_bytes + len(data) > _DEFERRED_BYTES_MAX:
             await self._objects.create(location, data)
@@ -179,7 +179,8 @@ class SnapshotWriter:
         self._waiting_bytes += len(data)
         self._manifests.hold(location, content)
         write = asyncio.create_task(self._write(location, data))
-        # The request may be cancelled before `settle`. asyncio warns about exceptions that are never retrieved.
+        # Retrieve the exception, because the request may be cancelled before `settle`, and asyncio warns about
+        # exceptions that are never retrieved.
         write.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._writes.append(write)
 
@@ -201,7 +202,7 @@ async def open_writer(
     """
     folder = get_metadata_folder(metadata.location, metadata.properties)
     context.warehouse.check(folder, "The folder of the table's metadata")
-    # The location is checked before the first write, because a writer may overwrite the metadata.
+    # Check the location before the first write, because a writer may have overwritten the metadata file.
     await check_own(context, uuid, folder)
     snapshot_id = int.from_bytes(context.clock.draw_bytes(8), "big") >> 1 or 1
     return SnapshotWriter(context.objects, context.clock, manifests, folder, snapshot_id, is_deferred=is_deferred)
@@ -212,10 +213,7 @@ def target_size(metadata: TableMetadata) -> int:
 
 
 async def write_added(writer: SnapshotWriter, change: Change, metadata: TableMetadata) -> tuple[StoredManifest, ...]:
-    """Write the manifests of the added files. Each partition spec and content gets its own manifests.
-
-    No manifest list refers to them yet.
-    """
+    """Write the manifests of the added files. Each partition spec and content type gets its own manifests."""
     stored: list[StoredManifest] = []
     for content, files in ((0, change.data), (1, change.deletes)):
         groups = await run_by_count(len(files), partial(_group_by_spec, files, writer.snapshot_id))

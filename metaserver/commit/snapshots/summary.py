@@ -1,8 +1,8 @@
 """The summary of a snapshot (Iceberg spec, "Snapshots", and appendix F, "Optional Snapshot Summary Fields").
 
 The rules are those of Java's `SnapshotSummary`. Zero counts are omitted. A total is the parent's total plus the count
-that this snapshot adds, minus the count that it removes. If the parent lacks a total or the result is invalid, the
-total is omitted, because every later snapshot would repeat a wrong total.
+that this snapshot adds, minus the count that it removes. If the parent has no total, or the result is invalid, the
+total is omitted, because a wrong total would be carried over to every later snapshot.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from seamark.metaserver.commit.change_requests.change_body import Producer
 
 _TOTALS = ("data-files", "delete-files", "records", "files-size", "position-deletes", "equality-deletes")
 _REMOVED_AS = {"data-files": "deleted-data-files", "records": "deleted-records"}
-"""Iceberg names these counts `deleted-` instead of `removed-`."""
+"""The names of removed counts that begin with `deleted-` instead of `removed-` in Iceberg."""
 _DIGITS_MAX = 18
 
 
 class SummaryCounts(NamedTuple):
-    """Counts over added or removed files."""
+    """The counts of added files or of removed files."""
 
     counts: dict[str, int]
     """The counts by name, without the prefix `added-` or `removed-`."""
@@ -68,7 +68,7 @@ def build_summary(
 
     Args:
         parent: The summary of the parent snapshot, or None if there is no parent.
-        properties: The properties that the client states.
+        properties: Additional entries that the client sent.
     """
     summary = {"operation": operation, **properties}
     if producer is not None:
@@ -81,9 +81,9 @@ def build_summary(
             summary[_REMOVED_AS.get(name, f"removed-{name}")] = str(count)
     summary["changed-partition-count"] = str(len(added.partitions | removed.partitions))
     for name in _TOTALS:
-        before = 0 if parent is None else _parse_number(parent.get(f"total-{name}"))
-        if before is not None:
-            total = before + added.counts.get(name, 0) - removed.counts.get(name, 0)
+        parent_total = 0 if parent is None else _parse_number(parent.get(f"total-{name}"))
+        if parent_total is not None:
+            total = parent_total + added.counts.get(name, 0) - removed.counts.get(name, 0)
             if 0 <= total <= LONG_MAX:
                 summary[f"total-{name}"] = str(total)
     return summary

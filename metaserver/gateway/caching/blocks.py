@@ -1,8 +1,9 @@
-"""Blocks of objects in memory and on disk: aligned pieces of equal size, named by the content of the object.
+"""Caches blocks of objects in memory and on disk.
 
-The memory tier admits blocks by frequency (`cache/admission.py`). The disk has two folders: one for blocks of
-pinned objects, and one with the same admission for all other blocks. A block from the disk is read completely, and
-its checksum is verified with each read. A damaged block is a miss.
+A block is an aligned piece of fixed size. Its name depends on the content of the object. The memory tier admits blocks
+by frequency (`cache/admission.py`). The disk has two folders: one for blocks of pinned objects, and one for all other
+blocks, with the same admission. A block on the disk is read as a whole, and each read verifies its checksum. A damaged
+block is a miss.
 """
 
 from __future__ import annotations
@@ -21,26 +22,34 @@ from seamark.cache.tier import TierStats
 _WRITES_MAX = 16
 """The maximum number of blocks that are written to the disk in one batch."""
 _NEVER_MAPPED_BYTES = 1 << 62
-"""Blocks are read, not mapped. Otherwise the server could return bytes that another program changed after the check."""
+"""A size above that of any block, so that the disk tier reads blocks instead of mapping them into memory.
+
+Another program could change mapped bytes after the server has verified them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The owner of a cached block. `holder` is the principal whose share of the cache the block uses."""
+    """The owner of a cached block.
+
+    Attributes:
+        holder: The principal whose share of the cache the block uses.
+        pinned: Whether the block belongs to a pinned table.
+    """
 
     holder: str
     pinned: bool
 
     @property
     def tag(self) -> str:
-        """The name of the holder in the account of a disk tier."""
+        """The name of the holder in a disk tier."""
         return hashlib.blake2b(self.holder.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def open_tier(
     tier_folder: object, budget_bytes: int, sketch: FrequencySketch, holder_bytes: int | None, block_bytes: int
 ) -> DiskTier:
-    """Return a disk tier for blocks. The function blocks."""
+    """Open a disk tier for blocks. The function blocks the thread."""
     return DiskTier(
         tier_folder,  # type: ignore[arg-type]
         budget_bytes,
@@ -53,10 +62,10 @@ def open_tier(
 
 
 class ObjectBlocks:
-    """The cached blocks, in memory and on disk.
+    """The cached blocks in memory and on disk.
 
-    An instance belongs to one event loop. `readers` and `writer` are the threads of the disk. The threads are separate,
-    so that a write never delays a read.
+    An instance belongs to one event loop. Its methods name a block by the name of the object's content, and by the
+    number of the block. Reads and writes of the disk have separate threads, so that a write never delays a read.
     """
 
     def __init__(
@@ -94,7 +103,7 @@ class ObjectBlocks:
         return self._memory.get(_make_key(name, number), counted=counted)
 
     def has_in_memory(self, name: str, number: int) -> bool:
-        """Return whether the block is in memory. The call does not count as a request."""
+        """Return whether the block is in memory, without counting a request for it."""
         return _make_key(name, number) in self._memory
 
     def may_be_on_disk(self, name: str, number: int) -> bool:
@@ -103,9 +112,9 @@ class ObjectBlocks:
     def get_without_waiting(
         self, name: str, number: int, owner: Owner, *, counted: bool
     ) -> tuple[memoryview, str] | None:
-        """Return (the block, "memory" or "disk") if the block is available without waiting, otherwise None.
+        """Return a block that is available without waiting, and its source ("memory" or "disk").
 
-        If the result is None, the call does not count as a request.
+        If the result is None, no request for the block is counted.
         """
         key = _make_key(name, number)
         if key in self._memory:
@@ -115,18 +124,19 @@ class ObjectBlocks:
         for tier in self._tiers:
             block = tier.get_resident(key)
             if block is not None:
-                # Call this only to count the request, for admission.
+                # This call only counts the request, for admission.
                 self._memory.get(key, counted=counted)
                 self._memory.put(key, block, len(block), owner.holder, pinned=owner.pinned)
                 return block, "disk"
         return None
 
     async def read_from_disk(self, name: str, numbers: Sequence[int], owner: Owner) -> tuple[memoryview | None, int]:
-        """Return (the first of the blocks, 0) if it is on the disk.
+        """Return the first of the blocks if it is on the disk, and the number of missing blocks before the next hit.
 
-        Otherwise return (None, the number of blocks at the beginning of `numbers` that are not on the disk).
+        If the first block is on the disk, the number is 0. Otherwise the block is None.
         """
-        # No thread is used. A stat of a local file takes a few microseconds, and a thread switch takes 60 or more.
+        # Call stat without a thread: it takes a few microseconds for a local file, and a thread switch takes 60 or
+        # more.
         for absent, number in enumerate(numbers):
             key = _make_key(name, number)
             tiers = [tier for tier in self._tiers if tier.may_have(key)]
@@ -144,11 +154,11 @@ class ObjectBlocks:
         self._memory.put(_make_key(name, number), block, len(block), owner.holder, pinned=owner.pinned)
 
     async def write(self, name: str, number: int, block: memoryview, owner: Owner) -> None:
-        """Write the block to the disk together with other waiting blocks. If too many bytes wait, drop the block."""
+        """Write the block to the disk, in a batch with other waiting blocks. If too many bytes are waiting, drop it."""
         tier = self._pinned if owner.pinned and self._pinned is not None else self._disk
         if tier is None:
             return
-        # Pinned blocks have a higher limit of waiting bytes, so that blocks of a scan do not displace them.
+        # The limit of waiting bytes is higher for pinned blocks, so that blocks of a scan do not displace them.
         if self.pending_bytes + len(block) > self._pending_bytes_max * (1 + owner.pinned):
             self.dropped += 1
             return
@@ -165,8 +175,8 @@ class ObjectBlocks:
     async def _write_all(self) -> None:
         while self._waiting:
             tier = self._waiting[0][0]
-            batch = [one for one in self._waiting[:_WRITES_MAX] if one[0] is tier]
-            other_writes = [one for one in self._waiting[:_WRITES_MAX] if one[0] is not tier]
+            batch = [waiting for waiting in self._waiting[:_WRITES_MAX] if waiting[0] is tier]
+            other_writes = [waiting for waiting in self._waiting[:_WRITES_MAX] if waiting[0] is not tier]
             self._waiting[:_WRITES_MAX] = other_writes
             try:
                 await asyncio.get_running_loop().run_in_executor(
@@ -178,7 +188,7 @@ class ObjectBlocks:
                         written.set_result(None)
 
     def close(self) -> None:
-        """Close the tiers after the last write. The method blocks."""
+        """Close the tiers after the last write. The method blocks the thread."""
         for tier in self._tiers:
             tier.close()
 
@@ -192,5 +202,5 @@ def _read(tiers: Sequence[DiskTier], key: str) -> memoryview | None:
 
 
 def identify(key: str) -> bytes:
-    """Return the name of a block in the account of a disk tier, so that all tiers share one count of requests."""
+    """Return the key of a block in the frequency sketch, which all tiers share."""
     return account_key(key)

@@ -1,10 +1,10 @@
 """Answers reads of immutable objects from the cache, and passes all other requests on to the store.
 
 A read is answered from the cache only if the object's name shows that it is written once (`written_once.py`), and
-if the request has only a range and conditions. All other requests go to the store: listings, versions, and reads
-with the client's own encryption keys. Reads that the store refuses also go to the store, so that clients see the
-store's errors. A write changes the version of each object that it touches, before and after the write
-(`write_versions.py`).
+if the request has only a range and conditions. The store answers all other requests, such as listings, versions, and
+reads with the client's own encryption keys. If the store refuses a read of the cache, it also answers the client's
+request, so that the client receives the store's error. A write changes the version of each object that it may change,
+before and after the write (`write_versions.py`).
 """
 
 from __future__ import annotations
@@ -52,17 +52,11 @@ _SEQUENCES_MAX = 4096
 _log = structlog.get_logger("seamark.gateway")
 _READ_AHEAD_MIN_BYTES = 1 << 20
 _BYTES_PER_TURN = 4 << 20
-"""The bytes of one answer that are sent before the event loop handles other requests.
-
-This takes about a millisecond.
-"""
+"""The bytes of one answer that are sent before the event loop handles other requests, which takes about 1 ms."""
 
 
 class CachingBackend:
-    """A `Backend` with a cache in front of the store's `Backend`.
-
-    An instance belongs to one event loop.
-    """
+    """A `Backend` with a cache in front of the store's `Backend`. An instance belongs to one event loop."""
 
     def __init__(self, inner: Backend, tiers: CacheTiers, clock: Clock) -> None:
         self._inner = inner
@@ -73,17 +67,16 @@ class CachingBackend:
         self._sending: SendBudget = tiers.sending
         self._reader = RangeReader(tiers.store, tiers.blocks, tiers.fetches)
         self._preloader = RangeReader(tiers.store, tiers.blocks, tiers.fetches)
-        """A separate reader, so that the bytes of `_reader` count only clients."""
+        """A separate reader for preloads, so that `_reader` counts only the bytes of clients."""
         self._preloaded = 0
         self._opening: SingleFlight[str, ObjectRecord] = SingleFlight()
         self._sequences: OrderedDict[str, tuple[int, int, int]] = OrderedDict()
-        """For each location, the end of the last read, the number of consecutive reads, and the end of the part that
-        was read ahead.
-        """
+        """By location: the end of the last read, the number of consecutive reads, and the end of the part that was
+        read ahead."""
 
     @property
     def served_bytes(self) -> Mapping[str, int]:
-        """The bytes that were sent, by source: memory, disk, fetch, direct."""
+        """The number of sent bytes, by source: memory, disk, fetch, or direct."""
         return self._reader.served_bytes
 
     def report(self, metrics: GatewayCacheMetrics) -> None:
@@ -123,24 +116,25 @@ class CachingBackend:
                 if answered is not None:
                     return answered
             return await self._inner.answer(call)
-        written = _list_written(call)
-        for location in written:
+        written_locations = _list_written(call)
+        for location in written_locations:
             self._records.note_write(location)
         try:
             return await self._inner.answer(call)
         finally:
-            for location in written:
+            for location in written_locations:
                 self._records.note_write(location)
 
     def begin(self, read: S3Read, transport: asyncio.Transport) -> StartedAnswer | None:
         """Send the part of the answer that is available without waiting for the store, the disk, or the client.
 
-        `transport` has no unsent bytes and no own buffer: bytes that the kernel does not accept stay in the
-        transport.
+        Args:
+            read: The request.
+            transport: The connection, which has no unsent bytes. It keeps bytes that the kernel does not accept.
 
         Returns:
-            None if nothing was sent: there is no trusted record, the first block is not available, or the read has
-                conditions.
+            The started answer. None if nothing was sent, because there is no trusted record, the first block is not
+            available, or the read has conditions.
         """
         if not _is_plain(read) or not _CONDITIONS.isdisjoint(read.headers):
             return None
@@ -187,9 +181,9 @@ class CachingBackend:
     def _take_pieces(
         self, record: ObjectRecord, start: int, end: int, owner: Owner, unsent: AnswerBudget, *, counted: bool = True
     ) -> tuple[list[memoryview], int]:
-        """Return the bytes from `start` that can be sent now, and the memory that they occupy until they are sent.
+        """Return the bytes from `start` that are available without waiting, and the memory that they occupy.
 
-        If the next block is not available without waiting, there are no bytes.
+        If the first block is not available, there are no bytes.
         """
         offer, block_bytes = unsent.offer, self._tiers.blocks.block_bytes
         pieces = self._reader.read_at_once(record, start, min(end, start + offer), owner, counted=counted)
@@ -208,7 +202,7 @@ class CachingBackend:
         writer: AbstractStreamWriter,
         unsent: AnswerBudget,
     ) -> None:
-        """Send the rest of an answer: several available blocks together, then each block as it arrives.
+        """Send the rest of an answer: available blocks together, and then each block as it arrives.
 
         Raises:
             BrokenAnswer: The answer cannot be completed.
@@ -222,13 +216,13 @@ class CachingBackend:
                     break
                 transport.writelines(pieces)
                 start += sum(map(len, pieces))
-                # From here on, only the connection references the unsent bytes.
+                # Drop the references, so that only the connection references the unsent bytes.
                 del pieces
                 if transport.get_write_buffer_size():
                     unsent.keep(size_bytes)
                 await writer.drain()
                 unsent.keep(0)
-                # If the client is fast, `drain` never yields to other tasks.
+                # Yield to other tasks, because `drain` never yields if the client is fast.
                 await asyncio.sleep(0)
             async with aclosing(self._reader.read(record, start, end, owner, unsent, started=True)) as left:
                 await _send_rest(writer, left)
@@ -237,14 +231,14 @@ class CachingBackend:
 
     @property
     def is_busy(self) -> bool:
-        """Whether reads of clients need the budget for reads in progress."""
+        """Whether reads of clients use so much of the budget that preloads must wait."""
         return self._fetches.is_half_used
 
     async def preload(self, location: str, last_bytes: int | None, holder: str) -> int:
         """Read the object, or its last bytes, into the pinned part of the cache.
 
         Returns:
-            The number of bytes; 0 if the object no longer exists or cannot be cached.
+            The number of bytes. It is 0 if the object no longer exists or cannot be cached.
 
         Raises:
             RetryLater: The object cannot be read now.
@@ -293,17 +287,17 @@ class CachingBackend:
         """
         is_conditional = call.method == "GET" and not _CONDITIONS.isdisjoint(call.headers)
         if is_conditional and await self._records.find(location, owner.holder) is None:
-            # If the object is unknown here, the store evaluates the conditions.
+            # Without a record, let the store evaluate the conditions.
             return None
         for _ in range(2):
             record = await self._opening.run(location, lambda: self._open(location, call, owner))
-            # The task may belong to an earlier read, which began before a write that has ended since.
+            # The task of an earlier read may have begun before a write that has ended since.
             if self._records.get_version(location) == record.version:
                 return record
         return None
 
     async def _open(self, location: str, call: S3Read, owner: Owner) -> ObjectRecord:
-        """Return the record, checked with the store.
+        """Read the record of an object from the store, and return it.
 
         Raises:
             RefusedRead: The store refuses the read.
@@ -340,9 +334,9 @@ class CachingBackend:
         return record
 
     def _choose_opening_span(self, range_header: str | None) -> tuple[str, int]:
-        """Return (Range header, its maximum length) for the first read of an object.
+        """Return the Range header for the first read of an object, and the maximum length of the range.
 
-        The range has whole blocks around the requested part, up to the limit of one request.
+        The range consists of the whole blocks around the requested part, up to the limit of one request.
         """
         block_bytes, request_bytes = self._tiers.blocks.block_bytes, self._fetches.request_bytes
         matched = _RANGE.fullmatch(range_header or "bytes=0-")
@@ -396,15 +390,15 @@ class CachingBackend:
         return response
 
     def _continues_last_read(self, record: ObjectRecord, start: int) -> bool:
-        """Return whether a read starts where the previous read of the object ended, within a block."""
-        before = self._sequences.get(record.location)
-        return before is not None and start == before[0] and start % self._tiers.blocks.block_bytes != 0
+        """Return whether a read starts in the middle of a block, where the previous read of the object ended."""
+        previous_read = self._sequences.get(record.location)
+        return previous_read is not None and start == previous_read[0] and start % self._tiers.blocks.block_bytes != 0
 
     def _follow(self, record: ObjectRecord, start: int, end: int, owner: Owner) -> None:
-        """Record a read, and read ahead if it continues the previous read.
+        """Record a read. If it continues the previous read, read ahead.
 
-        The part that is read ahead doubles each time. The next part is read when half of the previous part has been
-        requested.
+        Each part that is read ahead has twice the size of the previous part. The next part is read when half of the
+        previous part was requested.
         """
         ended, streak, ahead_until = self._sequences.get(record.location, (-1, 0, 0))
         follows = start == ended
@@ -421,10 +415,7 @@ class CachingBackend:
 
 
 def _make_response(record: ObjectRecord, part: tuple[int, int] | None, call: S3Call) -> web.StreamResponse:
-    """Return aiohttp's response with the part (start, length), or with the whole object.
-
-    The response is not prepared yet.
-    """
+    """Return an unprepared response of aiohttp for the part (start, length), or for the whole object."""
     start, length = part or (0, record.size)
     headers = {**record.headers, "Accept-Ranges": "bytes", "x-amz-request-id": call.request_id}
     response = PromptResponse(status=206 if part else 200, headers=headers)
@@ -435,9 +426,9 @@ def _make_response(record: ObjectRecord, part: tuple[int, int] | None, call: S3C
 
 
 def _start(request: web.BaseRequest, pieces: list[bytes | memoryview]) -> None:
-    """Pass the header and the first bytes to the connection with one call and without a copy.
+    """Pass the header and the first bytes to the connection in one call, without copying them.
 
-    aiohttp's writer would make a copy, and keep it until the client has taken it.
+    aiohttp's writer would make a copy, and keep it until the client has received it.
 
     Raises:
         ConnectionResetError: The client has closed the connection.
@@ -445,28 +436,27 @@ def _start(request: web.BaseRequest, pieces: list[bytes | memoryview]) -> None:
     transport = request.transport
     if transport is None or transport.is_closing():
         raise ConnectionResetError("The client closed the connection")
-    # aiohttp then breaks the connection if an error occurs.
+    # Make aiohttp assume that it has sent bytes. After an error, it then closes the connection without an error
+    # response.
     request.writer.output_size = 1
     transport.writelines(pieces)
 
 
 async def _send_rest(writer: AbstractStreamWriter, pieces: AsyncGenerator[memoryview]) -> None:
-    """Send the pieces after the first bytes.
-
-    The function returns when the client has received all pieces.
+    """Send the pieces after the first bytes, and return when the client has received all of them.
 
     Raises:
         BrokenAnswer: A piece cannot be read.
     """
     turn = 0
     try:
-        # Wait for the client before the next piece is read into memory.
+        # Wait for the client before reading the next piece into memory.
         await writer.drain()
         async for piece in pieces:
             turn += len(piece)
             await writer.write(piece)
             await writer.drain()  # `write` waits for the client only after 64 KiB.
-            # If the client is fast, `write` never yields to other tasks.
+            # Yield to other tasks, because `write` never yields if the client is fast.
             if turn >= _BYTES_PER_TURN:
                 turn = 0
                 await asyncio.sleep(0)
@@ -485,7 +475,7 @@ def _make_owner(read: S3Read) -> Owner:
 
 
 def _encode_head(record: ObjectRecord, part: tuple[int, int] | None, request_id: str, now_ms: int) -> bytes:
-    """Return the status line and headers of an answer with the part (start, length), or the whole object.
+    """Return the status line and the headers of an answer with the part (start, length), or with the whole object.
 
     Raises:
         ValueError: A value contains the end of a line.
@@ -535,13 +525,13 @@ def _is_plain(call: S3Read) -> bool:
 
 
 def _list_written(call: S3Call) -> list[str]:
-    """Return the objects that a request may change."""
+    """Return the locations of the objects that a request may change."""
     bucket, key = call.address.bucket, call.address.key
     if "partNumber" in call.address.query or "uploads" in call.address.query:
         return []
     keys = [key]
     if not key:
         keys = []
-        with contextlib.suppress(Exception):  # The body was checked already. A refused body changes nothing.
+        with contextlib.suppress(Exception):  # An invalid body was refused already, and changes nothing.
             keys = parse_delete_body((call.document or b"").decode())
-    return [f"s3://{bucket}/{one}" for one in keys if find_written_once_kind(one) is not None]
+    return [f"s3://{bucket}/{object_key}" for object_key in keys if find_written_once_kind(object_key) is not None]

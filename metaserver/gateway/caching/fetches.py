@@ -1,11 +1,11 @@
-"""Fetches: each reads consecutive blocks of an object with one request to the store, for all readers that need them.
+"""Fetches consecutive blocks of an object with one request to the store, for all readers that need them.
 
-Readers take bytes from a fetch while they arrive. The blocks of a fetch are in memory until all readers of the fetch
-have passed and the disk has the blocks. All fetches together have a budget of bytes, and a principal may use a share of
-it. If the budget is exhausted, no fetch starts, and the caller passes the store's answer on in pieces.
+The readers of a fetch receive bytes as they arrive. Its blocks stay in memory until all readers have received their
+bytes, and the blocks are written to the disk. All fetches together have a budget of bytes, and a principal may use a
+share of it. If the budget is exhausted, no fetch starts, and the caller passes the store's answer on in pieces.
 
-The blocks are normally written to the disk after the readers have passed, because the disk threads share the
-interpreter with the event loop. If much of the budget is used, they are written earlier.
+The blocks are normally written to the disk after the readers have received them, because the threads of the disk share
+the interpreter with the event loop. If much of the budget is used, the blocks are written earlier.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from seamark.metaserver.gateway.caching.records import ObjectRecord, has_same_co
 from seamark.metaserver.gateway.caching.store import Store, StoreAnswer
 
 _UNUSED_S = 0.2
-"""The time for which a finished fetch keeps its blocks if it has no reader."""
+"""The time for which a finished fetch without a reader keeps its blocks."""
 
 
 class ChangedObject(Exception):
-    """The object in the store is missing or differs from the record."""
+    """Raised if the object in the store is missing, or differs from the record."""
 
 
 class RefusedRead(Exception):
-    """The store refuses the read, or its answer cannot be cached. The client receives the store's answer."""
+    """Raised if the store refuses a read, or its answer cannot be cached. The client receives the store's answer."""
 
 
 class Fetch:
-    """The blocks `first` to `last` of an object.
+    """A read of the blocks `first` to `last` of an object.
 
-    `arrived` is the offset in the object up to which bytes have arrived.
+    Attributes:
+        arrived: The offset in the object up to which bytes have arrived.
     """
 
     def __init__(self, record: ObjectRecord, first: int, last: int, memory: Buffers, owner: Owner) -> None:
@@ -53,13 +54,13 @@ class Fetch:
         self.was_held = False
         self.writes = 0
         self.unwritten: list[int] = []
-        """Complete blocks that are not written yet, because readers still wait for bytes."""
+        """The complete blocks that are not written to the disk yet, because readers still wait for bytes."""
         self.charged = True
         self.done = False
         self.error: Exception | None = None
         self._buffers: dict[int, memoryview] = {}
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
-        """Readers, each with the offset beyond which it needs a byte."""
+        """The waiting readers. Each waits for a byte beyond an offset."""
 
     @property
     def size_bytes(self) -> int:
@@ -69,7 +70,7 @@ class Fetch:
         return self._buffers[number].toreadonly()
 
     def add(self, data: memoryview) -> list[int]:
-        """Return the numbers of the blocks that are complete with `data`.
+        """Add bytes that have arrived, and return the numbers of the blocks that they complete.
 
         Raises:
             ValueError: The data exceed the end of the fetch.
@@ -93,20 +94,17 @@ class Fetch:
         return complete
 
     def wake(self) -> None:
-        """Wake the readers whose bytes have arrived. At the end of the fetch, wake all readers."""
+        """Wake the readers whose bytes have arrived, or all readers at the end of the fetch."""
         if self._waiting:
-            still = [one for one in self._waiting if one[0] >= self.arrived and not self.done]
-            woken = [one for one in self._waiting if one[0] < self.arrived or self.done]
-            self._waiting = still
+            still_waiting = [waiter for waiter in self._waiting if waiter[0] >= self.arrived and not self.done]
+            woken = [waiter for waiter in self._waiting if waiter[0] < self.arrived or self.done]
+            self._waiting = still_waiting
             for _, future in woken:
                 if not future.done():
                     future.set_result(None)
 
     async def wait_until(self, offset: int) -> None:
-        """Wait until a byte beyond `offset` has arrived.
-
-        If the fetch ends before that, raise its error.
-        """
+        """Wait until a byte beyond `offset` has arrived. If the fetch ends earlier, raise its error."""
         while self.arrived <= offset:
             if self.done:
                 raise self.error or RetryLater("The read of the object ended early, try again")
@@ -117,8 +115,8 @@ class Fetch:
     async def iter_pieces(self, start: int, end: int) -> AsyncGenerator[memoryview]:
         """Yield the bytes of the object from `start` to `end`, both within the fetch, while they arrive.
 
-        The first bytes are yielded at once, and then whole blocks, because each piece costs an iteration of the event
-        loop and wakes the client.
+        The first bytes are yielded immediately. After that, whole blocks are yielded, because each piece takes an
+        iteration of the event loop and wakes the client.
         """
         is_first = True
         while start < end:
@@ -132,10 +130,7 @@ class Fetch:
 
 
 class Fetches:
-    """All fetches of a worker.
-
-    An instance belongs to one event loop.
-    """
+    """All fetches of a worker. An instance belongs to one event loop."""
 
     def __init__(
         self, store: Store, blocks: ObjectBlocks, *, budget_bytes: int, share_bytes: int, request_bytes: int
@@ -149,7 +144,7 @@ class Fetches:
         self._reads: set[asyncio.Task[None]] = set()
         self._writes: set[asyncio.Task[None]] = set()
         self._unread: dict[Fetch, asyncio.TimerHandle] = {}
-        """Fetches that ended before they had a reader."""
+        """The fetches that ended before they had a reader."""
         self.requests = 0
 
     @property
@@ -161,7 +156,7 @@ class Fetches:
         return self._budget.taken > self._budget.limit // 2
 
     def find(self, name: str, number: int) -> Fetch | None:
-        """Return the fetch that has the block or is reading it."""
+        """Return the fetch that has read the block, or is reading it, or None."""
         return self._running.get((name, number))
 
     def hold(self, fetch: Fetch) -> None:
@@ -176,13 +171,13 @@ class Fetches:
     def compute_blocks_max(self) -> int:
         """Return the maximum number of blocks of one fetch.
 
-        The number is smaller when much of the budget is used, so that many readers get a part of the budget.
+        If much of the budget is used, the number is smaller, so that more readers can start a fetch.
         """
-        free = self._budget.limit - self._budget.taken
-        return max(1, min(self.request_bytes, free // 8) // self._blocks.block_bytes)
+        free_bytes = self._budget.limit - self._budget.taken
+        return max(1, min(self.request_bytes, free_bytes // 8) // self._blocks.block_bytes)
 
     def start(self, record: ObjectRecord, first: int, last: int, owner: Owner) -> Fetch | None:
-        """Start to read the blocks. Return None if the budget is exhausted."""
+        """Start a fetch of the blocks `first` to `last`, or return None if the budget is exhausted."""
         fetch = Fetch(record, first, last, self._memory, owner)
         if not self._take(fetch.size_bytes, owner):
             return None
@@ -207,13 +202,17 @@ class Fetches:
         record_of: Callable[[StoreAnswer], ObjectRecord | None],
         owner: Owner,
     ) -> ObjectRecord | None:
-        """Read a part of an object that has no record yet.
+        """Read a part of an object that has no record yet. The method returns as soon as the store's answer begins.
 
-        `span` is the value of the Range header. The record is returned as soon as the answer begins, while its blocks
-        arrive.
+        Args:
+            location: The location of the object.
+            span: The value of the Range header.
+            expected_bytes: The number of bytes to charge to the budget.
+            record_of: Returns the record for the store's answer, or None if the object cannot be cached.
+            owner: The owner of the cached blocks.
 
         Returns:
-            None if the budget is exhausted, or if the answer gives no record.
+            The record. None if the budget is exhausted, or if the object cannot be cached.
 
         Raises:
             RefusedRead: The store refuses the read.
@@ -257,10 +256,10 @@ class Fetches:
                 opened.set_result(record)
                 skip = first * block_bytes - start
                 await self._finish(fetch, self._receive(fetch, answer, skip))
-        except Exception as error:  # noqa: BLE001  all that wait for the record get it
+        except Exception as error:  # noqa: BLE001  all waiters receive the error
             if not opened.done():
                 opened.set_exception(error)
-                # Mark the error as retrieved, because there may be no waiters.
+                # Mark the error as retrieved, because there may be no waiter.
                 opened.exception()
         finally:
             if charged:
@@ -273,7 +272,7 @@ class Fetches:
         async for piece in answer.pieces:
             data = memoryview(piece)[skip:] if skip else memoryview(piece)
             skip = max(0, skip - len(piece))
-            data = data[: fetch.end - fetch.arrived]  # The first read may end within a block.
+            data = data[: fetch.end - fetch.arrived]  # The end of the first read may be within a block.
             for number in fetch.add(data):
                 self._keep(fetch, number)
         if fetch.arrived < fetch.end:
@@ -285,7 +284,7 @@ class Fetches:
         self._write(fetch)
 
     def _write(self, fetch: Fetch) -> None:
-        """Start to write the complete blocks to the disk, unless readers still wait for the fetch."""
+        """Start writing the complete blocks to the disk, unless readers still wait for the fetch."""
         if (fetch.readers or not fetch.done) and not self.is_half_used:
             return
         numbers, fetch.unwritten = fetch.unwritten, []
@@ -309,7 +308,7 @@ class Fetches:
         self.requests += 1
         try:
             await work
-        except Exception as error:  # noqa: BLE001  all readers of the fetch get it
+        except Exception as error:  # noqa: BLE001  all readers of the fetch receive the error
             fetch.error = error
         finally:
             fetch.done = True
@@ -317,7 +316,7 @@ class Fetches:
             if fetch.was_held:
                 self._write(fetch)
             if fetch.error is not None:
-                # The fetch failed, so a later reader starts another fetch.
+                # Remove the failed fetch, so that a later reader starts a new fetch.
                 self._unregister(fetch)
             if fetch.was_held:
                 self._retire(fetch)
@@ -354,7 +353,7 @@ class Fetches:
             self._budget.release(fetch.owner.holder, fetch.size_bytes)
 
     async def close(self) -> None:
-        """End the reads, and wait for the writes to the disk."""
+        """Cancel the reads, and wait for the writes to the disk."""
         for task in self._reads:
             task.cancel()
         await asyncio.gather(*self._reads, return_exceptions=True)
@@ -364,10 +363,7 @@ class Fetches:
         await asyncio.gather(*self._writes, return_exceptions=True)
 
     def check_invariants(self) -> None:
-        """Check that no ended fetch is charged or listed.
-
-        The method is for tests, and must be called when no fetch is running.
-        """
+        """Check that no ended fetch is charged or listed. Tests call this method while no fetch is running."""
         self._budget.check_invariants()
         assert not self._reads | self._writes, f"{len(self._reads | self._writes)} tasks run"
         assert not self._running, f"{len(self._running)} blocks are listed"
@@ -375,10 +371,10 @@ class Fetches:
 
 
 def check_part(answer: StoreAnswer, record: ObjectRecord, start: int, end: int) -> None:
-    """Check that the answer has the bytes from `start` to `end` of the record's content.
+    """Check that an answer contains the bytes from `start` to `end` of the record's content.
 
     Raises:
-        ChangedObject: The store has another object.
+        ChangedObject: The object in the store differs from the record.
         RefusedRead: The store refuses the read.
     """
     if answer.status in (404, 412) or (answer.status == 206 and not has_same_content(record, answer.headers)):

@@ -1,10 +1,9 @@
-"""Reads of the store that are sent a second time if their answer does not begin soon.
+"""Hedged reads: sends a read of the store a second time if its answer does not begin soon.
 
-Of a hundred answers of a cloud store, some begin ten times later than the others, and a query waits for
-the slowest of its reads. So a read that has waited longer than 95 % of the earlier reads is sent again.
-The answer that begins first is used, and the other request is cancelled (Dean and Barroso, The Tail at
-Scale, 2013). The number of second requests is limited to a share of all reads. Otherwise a store that is
-slow as a whole would get twice the load.
+A few percent of the answers of a cloud store begin ten times later than usual, and a query waits for the slowest of
+its reads. So a read that has waited longer than 95 % of the earlier reads is sent again. The answer that begins first
+is used, and the other request is cancelled (Dean and Barroso, The Tail at Scale, 2013). The number of second requests
+is limited to a share of all reads, because otherwise a slow store would get twice the load.
 """
 
 from __future__ import annotations
@@ -18,17 +17,14 @@ from seamark.metaserver.gateway.caching.store import Store, StoreAnswer
 from seamark.metaserver.peers.latencies import Percentile
 
 _INITIAL_WAIT_S = 1.0
-"""The time that a read waits before the latencies of the store are known."""
+"""The time after which a read is repeated while the latencies of the store are unknown."""
 _WAIT_MIN_S, _WAIT_MAX_S = 0.01, 5.0
 _SAVED_REQUESTS_MAX = 10.0
-"""The maximum number of unused second requests that can be saved for later."""
+"""The maximum number of second requests that can be saved up for later."""
 
 
 class _Attempt:
-    """A request, and its answer once the answer has begun.
-
-    The task that uses an attempt must call `close`.
-    """
+    """A request to the store, and the beginning of its answer. The task that uses an attempt must call `close`."""
 
     def __init__(self, request: AbstractAsyncContextManager[StoreAnswer]) -> None:
         self._request = request
@@ -44,13 +40,13 @@ class _Attempt:
         )
 
     async def close(self, error: BaseException | None = None) -> bool:
-        """End the request, whether its answer has begun or not.
+        """End the request.
 
         Args:
-            error: The error that the reader of the answer raised.
+            error: The error that the reader of the answer raised, or None.
 
         Returns:
-            Whether the request has handled the error.
+            Whether the context manager of the request suppresses the error.
         """
         self.opening.cancel()
         await asyncio.wait((self.opening,))
@@ -63,9 +59,9 @@ class _Attempt:
 
 
 class HedgedStore:
-    """A `Store` that sends slow reads of another `Store` twice.
+    """A `Store` that passes requests on to a store, and sends slow reads twice.
 
-    An instance belongs to one event loop. At most `percent` of all reads are sent twice; 0 disables second requests.
+    An instance belongs to one event loop. At most `percent` % of all reads are sent twice. 0 disables second requests.
     """
 
     def __init__(self, store: Store, clock: Clock, *, percent: int) -> None:
@@ -98,13 +94,13 @@ class HedgedStore:
             for attempt in attempts:
                 await attempt.close()
             raise
-        # The waiting time is recorded even if the second request was faster, because the first would have taken
-        # longer.
+        # Record the waiting time even if the second request was faster. It is a lower bound of the first request's
+        # time.
         self._wait.add(self._clock.monotonic() - began_s)
         for attempt in attempts:
             if attempt is not used:
                 await attempt.close()
-        # If all attempts failed, this raises the error of the first.
+        # This raises the error of the first attempt if all attempts failed.
         answer = await used.opening
         try:
             yield answer
@@ -116,14 +112,11 @@ class HedgedStore:
 
 
 async def _await_usable(attempts: list[_Attempt]) -> _Attempt:
-    """Return the attempt whose answer began first and is not an error of the store.
-
-    If all attempts failed, return the first attempt.
-    """
+    """Return the first attempt whose answer begins without an error, or the first attempt if all attempts fail."""
     waiting = {attempt.opening for attempt in attempts}
     while waiting:
         _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        usable = [one for one in attempts if one.is_usable]
+        usable = [attempt for attempt in attempts if attempt.is_usable]
         if usable:
             return usable[0]
     return attempts[0]

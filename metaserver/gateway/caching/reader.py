@@ -1,7 +1,7 @@
-"""Reads a part of an object through all tiers: memory, a running fetch, the disk, then the store.
+"""Reads a part of an object through the tiers of the cache: memory, a running fetch, the disk, and finally the store.
 
-Adjacent missing blocks are read with one request. While a reader receives the blocks of a fetch, the next fetch has
-already been requested, so that a long read waits for the store's latency only once.
+Adjacent missing blocks are read with one request. While a reader receives the blocks of a fetch, the next fetch is
+already running, so that a long read waits for the store's latency only once.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from seamark.metaserver.gateway.caching.sending import STEP_BYTES, AnswerBudget
 from seamark.metaserver.gateway.caching.store import Store
 
 _READ_ATTEMPTS_MAX = 3
-"""The number of attempts to get the next byte from the store. Each byte that arrives resets the count."""
+"""The maximum number of attempts to read the next byte from the store. When bytes arrive, the count starts again."""
 _PAUSE_S = 0.1
 """The pause before the second attempt. The pause before the third attempt is twice as long."""
 
 
 class RangeReader:
-    """Reads ranges of objects through the cache.
+    """Reads ranges of objects through the cache. An instance belongs to one event loop.
 
-    An instance belongs to one event loop. `served_bytes` counts the bytes by source: memory, disk, fetch, or direct
-    (without the cache).
+    Attributes:
+        served_bytes: The number of bytes by source: memory, disk, fetch, or direct (without the cache).
     """
 
     def __init__(self, store: Store, blocks: ObjectBlocks, fetches: Fetches) -> None:
@@ -54,19 +54,19 @@ class RangeReader:
         counted: bool = True,
         started: bool = False,
     ) -> AsyncGenerator[memoryview]:
-        """Yield the bytes from `start` to `end`, which is at most the object's size.
+        """Yield the bytes of an object from `start` to `end`.
 
         Args:
             record: The record of the object.
-            start: The first byte.
-            end: The byte after the last byte.
-            owner: The owner of the blocks that are cached.
+            start: The offset of the first byte.
+            end: The offset after the last byte, which is at most the object's size.
+            owner: The owner of the cached blocks.
             unsent: Counts the memory that is kept while the caller sends a piece.
-            counted: Whether the first block counts as requested.
+            counted: Whether to count a request for the first block.
             started: Whether the client has received bytes of the answer.
 
         Raises:
-            ChangedObject, RefusedRead, RetryLater: The store cannot give a piece. Any piece may raise the error.
+            ChangedObject, RefusedRead, RetryLater: The store does not send the bytes. Any piece may raise the error.
         """
         block_bytes, tries = self._blocks.block_bytes, _ReadAttempts(started)
         while start < end:
@@ -74,7 +74,7 @@ class RangeReader:
             stop = min(end, (number + 1) * block_bytes)
             block, source = self._blocks.get_without_waiting(record.name, number, owner, counted=counted) or (None, "")
             if block is None:
-                # The call also counts the request.
+                # This call also counts the request.
                 block = self._blocks.find_in_memory(record.name, number, counted=counted)
             counted = True
             if block is None:
@@ -105,7 +105,7 @@ class RangeReader:
             if offer < block_bytes:
                 stop = min(stop, start + offer)
             piece, size_bytes = keep_part(block, offset, offset + stop - start, offer)
-            # Without this, the frame would reference the block while the client is slow.
+            # Drop the reference, because otherwise a slow client would keep the block in memory.
             del block
             self.served_bytes[source] += len(piece)
             start = stop
@@ -121,7 +121,7 @@ class RangeReader:
     ) -> list[memoryview]:
         """Return the bytes from `start` up to `end` that are available without waiting.
 
-        The result is empty if the first block is not available. `counted` has the same meaning as in `read`.
+        The result is empty if the first block is not available. The parameters are those of `read`.
         """
         block_bytes, pieces = self._blocks.block_bytes, []
         while start < end:
@@ -137,9 +137,9 @@ class RangeReader:
         return pieces
 
     def read_ahead(self, record: ObjectRecord, start: int, end: int, owner: Owner) -> None:
-        """Start to read blocks before a client requests them, if much of the budget is free.
+        """If much of the budget is free, start reading blocks before a client requests them.
 
-        The check of the disk is not exact. This suffices, because reading ahead only saves time.
+        The method may read blocks that are on the disk, because its check is not exact.
         """
         if start < end and not self._fetches.is_half_used:
             first, last = start // self._blocks.block_bytes, (end - 1) // self._blocks.block_bytes
@@ -148,15 +148,12 @@ class RangeReader:
     async def _load(
         self, record: ObjectRecord, number: int, last: int, owner: Owner
     ) -> tuple[memoryview | None, Fetch | None]:
-        """Return (the block from the disk, the fetch that reads it). One of them is None.
-
-        Both are None if the budget is exhausted.
-        """
+        """Return the block from the disk, or the fetch that reads it. Both are None if the budget is exhausted."""
         last = min(last, number + self._fetches.compute_blocks_max() - 1)
         block, absent = await self._blocks.read_from_disk(record.name, range(number, last + 1), owner)
         if block is not None:
             return block, None
-        # Another reader may have started a fetch meanwhile.
+        # Check again, because another reader may have started a fetch meanwhile.
         running = self._fetches.find(record.name, number)
         if running is not None:
             return None, running
@@ -170,10 +167,7 @@ class RangeReader:
         return last
 
     async def _read_pieces(self, fetch: Fetch, start: int, end: int, owner: Owner) -> AsyncGenerator[memoryview]:
-        """Yield the bytes of the fetch.
-
-        The blocks after the fetch are requested when its first bytes have arrived.
-        """
+        """Yield the bytes of the fetch. When its first bytes arrive, start the fetch of the next blocks."""
         block_bytes, is_first = self._blocks.block_bytes, True
         self._fetches.hold(fetch)
         try:
@@ -201,11 +195,11 @@ class RangeReader:
     ) -> AsyncGenerator[memoryview]:
         """Read from the store, without the cache.
 
-        If an answer of the store ends early, the missing bytes are read from the same object (If-Match).
+        If an answer of the store ends early, the missing bytes are read with If-Match, so that they belong to the same
+        object.
 
-        If answers may keep little memory, a short part is read completely, and the request to the store ends before
-        the caller receives the part. So a slow client keeps neither a connection to the store nor the buffers of the
-        connection.
+        If little memory is left for answers, a short part is read completely, and the request to the store ends before
+        the caller receives the part. So a slow client occupies neither a connection to the store nor its buffers.
 
         Args:
             started: Whether the client has received bytes of the answer.
@@ -238,7 +232,7 @@ class RangeReader:
         """Yield the bytes of one request to the store.
 
         Raises:
-            ChangedObject: The store has another object.
+            ChangedObject: The object in the store differs from the record.
             RefusedRead: The store refuses the read.
             RetryLater: The answer ends early.
         """
@@ -256,9 +250,10 @@ class RangeReader:
 
 
 def keep_part(block: memoryview, start: int, end: int, offer: int) -> tuple[memoryview, int]:
-    """Return (part of the block, memory that it keeps).
+    """Return the bytes `start` to `end` of a block, and the memory that they keep.
 
-    The part is a view of the block, which keeps the whole block. If `offer` is smaller than the block, it is a copy.
+    The result is a view of the block, which keeps the whole block in memory. If the block is larger than `offer`, the
+    result is a copy.
     """
     if offer < len(block):
         return memoryview(bytes(block[start:end])), end - start
@@ -268,8 +263,8 @@ def keep_part(block: memoryview, start: int, end: int, offer: int) -> tuple[memo
 class _ReadAttempts:
     """Counts the failed reads from the store for one answer.
 
-    `started` states whether the client has received bytes. If it has, only a repeated read can complete the answer.
-    Before that, the client may receive the store's refusal.
+    `started` says whether the client has received bytes. If so, even a read that the store refuses is repeated, because
+    only a successful read can complete the answer. Otherwise the client receives the refusal.
     """
 
     def __init__(self, started: bool) -> None:
@@ -280,7 +275,7 @@ class _ReadAttempts:
         self.started, self._failed = True, 0
 
     async def wait_after(self, error: RetryLater | RefusedRead) -> None:
-        """Wait before the next attempt, or raise the error if no attempt is left."""
+        """Wait before the next attempt. After the last attempt, raise the error."""
         self._failed += 1
         if self._failed == _READ_ATTEMPTS_MAX or (isinstance(error, RefusedRead) and not self.started):
             raise error

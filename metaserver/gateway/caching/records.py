@@ -1,8 +1,8 @@
-"""Records of objects: the ETag, size and headers of an object, and the time until which they may be used unchecked.
+"""Records of objects: the ETag, the size and the headers of an object, and the time of their last check.
 
-A record is trusted for `recheck_s`, as long as no worker of this machine writes the object (`write_versions.py`).
-Afterwards, the record is read from the store again. So if another program replaces an object, the gateway notices it
-within that time. Cached objects should never be replaced anyway.
+A record is trusted for `recheck_s`, unless a worker of this machine writes the object (`write_versions.py`).
+Afterwards, the record is read from the store again. So if another program replaces an object, which should never happen
+to cached objects, the gateway notices it within this time.
 """
 
 from __future__ import annotations
@@ -37,8 +37,12 @@ _UNCACHED = ("x-amz-server-side-encryption-customer-algorithm", "x-amz-object-lo
 class ObjectRecord(msgspec.Struct, frozen=True):
     """The record of an object.
 
-    `headers` are the headers of a read, without length, range and checksum. `name` identifies the content in the names
-    of its blocks.
+    Attributes:
+        modified: The value of the header Last-Modified.
+        headers: The headers of an answer to a read, without length, range and checksum.
+        version: The version of the object before the request that read the record (`write_versions.py`).
+        checked_ms: The time at which the record was read from the store.
+        name: The name of the content, which is part of the names of its blocks.
     """
 
     location: str
@@ -59,11 +63,12 @@ class ObjectRecord(msgspec.Struct, frozen=True):
 
 
 def parse_record(answer: StoreAnswer, location: str, *, version: int, now_ms: int) -> ObjectRecord | None:
-    """Return the record from an answer to HEAD or GET.
+    """Return the record in an answer to HEAD or GET, or None if the object cannot be cached.
 
-    Return None if the object cannot be cached, e.g. if the answer has no strong ETag.
+    For example, an object cannot be cached if the answer has no strong ETag.
 
-    `version` was read before the request.
+    Args:
+        version: The version of the object, which was read before the request.
     """
     headers = answer.headers
     etag, modified = headers.get("etag", ""), headers.get("last-modified", "")
@@ -85,27 +90,29 @@ def parse_record(answer: StoreAnswer, location: str, *, version: int, now_ms: in
 
 
 def parse_content_range(answer: StoreAnswer) -> tuple[int, int, int] | None:
-    """Return (first byte, byte after the last byte, size of the object) from an answer with status 206."""
+    """Return the start, the end and the size of the object from an answer with status 206, or None.
+
+    The end is the offset after the last byte.
+    """
     return read_content_range(answer.headers.get("content-range", ""))
 
 
 def read_content_range(text: str) -> tuple[int, int, int] | None:
-    """Return (first byte, byte after the last byte, size of the object) from the value of a Content-Range header."""
+    """Parse a Content-Range header. Return the start, the end (exclusive) and the size of the object, or None."""
     matched = _CONTENT_RANGE.fullmatch(text)
     return None if matched is None else (int(matched[1]), int(matched[2]) + 1, int(matched[3]))
 
 
 def has_same_content(record: ObjectRecord, headers: Mapping[str, str]) -> bool:
-    """Return whether an answer for a part of an object has the record's content."""
+    """Return whether an answer with these headers has the same content as the record."""
     return headers.get("etag") == record.etag and headers.get("last-modified", record.modified) == record.modified
 
 
 class Records:
-    """Records in memory, and on disk so that they survive a restart.
+    """The records in memory, and on disk, where they survive a restart. An instance belongs to one event loop.
 
-    An instance belongs to one event loop. `holder_bytes` is the memory limit of one principal. Without this limit, a
-    principal that reads many objects would evict the records of others, which would then cost a request to the store
-    each.
+    Each principal may use at most `holder_bytes` of memory. Otherwise, a principal that reads many objects would evict
+    the records of other principals, and each evicted record would cost a request to the store.
     """
 
     def __init__(
@@ -130,7 +137,7 @@ class Records:
         return self._versions.get_version(location)
 
     def get_trusted(self, location: str) -> ObjectRecord | None:
-        """Return the record if it needs no check."""
+        """Return the record if it is in memory and trusted, otherwise None."""
         record = self._memory.get(location)
         return record if record is not None and self.is_trusted(record) else None
 
@@ -139,9 +146,9 @@ class Records:
         return 0 <= age_ms < self._recheck_ms and record.version == self._versions.get_version(record.location)
 
     async def find(self, location: str, holder: str) -> ObjectRecord | None:
-        """Return the record from memory or disk. It may need a check.
+        """Return the record from memory or disk, or None. The record may not be trusted.
 
-        A record from the disk is kept in memory for `holder`.
+        A record from the disk is added to memory, in the share of `holder`.
         """
         record = self._memory.get(location)
         if record is not None or self._disk is None:
@@ -178,7 +185,7 @@ class Records:
         self._memory.discard(location)
 
     def forget(self, location: str) -> None:
-        """Remove a record that is known to be wrong."""
+        """Remove a wrong record."""
         self._memory.discard(location)
         self._versions.change(location)
 

@@ -1,9 +1,9 @@
-"""The memory of answers that clients have not received yet, for one worker.
+"""Limits the memory of answers that clients have not received yet, for one worker.
 
-An answer that waits for its client keeps bytes in memory: bytes that the connection has but the kernel did not accept,
-and bytes that the store has sent. All of them have one budget, and a principal may use a share of it. The rule: an
-answer gets at most an eighth of the free budget, and always `STEP_MIN_BYTES`, so that no client waits for another
-client. So 10,000 slow clients use at most the budget and `STEP_MIN_BYTES` each, for reads of any length.
+An answer that waits for its client keeps bytes in memory: bytes that the connection has but the kernel has not
+accepted, and bytes that the store has sent. All answers share a budget, and a principal may use a share of it. An
+answer gets at most an eighth of the free budget, but always `STEP_MIN_BYTES`, so that no client waits for another
+client. So 10,000 slow clients use at most the budget plus `STEP_MIN_BYTES` each, for reads of any length.
 """
 
 from __future__ import annotations
@@ -11,16 +11,14 @@ from __future__ import annotations
 from collections import Counter
 
 STEP_BYTES = 1 << 20
-"""The bytes that are passed to the kernel with one call, while the budget is free."""
+"""The maximum number of bytes that an answer may pass to the kernel in one call."""
 STEP_MIN_BYTES = 16 << 10
+"""The number of bytes that an answer may always keep, even if the budget is exhausted."""
 _SEND_BUDGET_DIVISOR = 8
 
 
 class SendBudget:
-    """The budget for unsent bytes of a worker.
-
-    An instance belongs to one event loop.
-    """
+    """The budget for the unsent bytes of a worker. An instance belongs to one event loop."""
 
     def __init__(self, limit_bytes: int, share_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -29,11 +27,11 @@ class SendBudget:
         self._held: Counter[str] = Counter()
 
     def offer(self, holder: str) -> int:
-        """Return the number of bytes that an answer to `holder` may keep next. The bytes are not charged yet."""
-        free = self._limit_bytes - self.taken_bytes
+        """Return the number of bytes that an answer to `holder` may keep next, without charging them."""
+        free_bytes = self._limit_bytes - self.taken_bytes
         if self._held:
-            free = min(free, self._share_bytes - self._held.get(holder, 0))
-        return max(STEP_MIN_BYTES, min(STEP_BYTES, free // _SEND_BUDGET_DIVISOR))
+            free_bytes = min(free_bytes, self._share_bytes - self._held.get(holder, 0))
+        return max(STEP_MIN_BYTES, min(STEP_BYTES, free_bytes // _SEND_BUDGET_DIVISOR))
 
     def take(self, holder: str, size_bytes: int) -> None:
         self.taken_bytes += size_bytes
@@ -51,7 +49,7 @@ class SendBudget:
 
 
 class AnswerBudget:
-    """The part of the budget that an answer uses."""
+    """The part of a `SendBudget` that an answer uses."""
 
     __slots__ = ("_budget", "_holder", "_size_bytes")
 
@@ -65,7 +63,7 @@ class AnswerBudget:
         return self._budget.offer(self._holder)
 
     def keep(self, size_bytes: int) -> None:
-        """Charge `size_bytes` instead of the previous amount; 0 releases everything."""
+        """Charge `size_bytes` instead of the previous amount. 0 releases all bytes."""
         if self._size_bytes:
             self._budget.release(self._holder, self._size_bytes)
         self._size_bytes = size_bytes

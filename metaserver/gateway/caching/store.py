@@ -1,4 +1,4 @@
-"""The port to the store: one request for an object, and its answer in pieces."""
+"""The port to the store, for requests that read objects in pieces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from typing import Protocol
 class StoreAnswer:
     """The answer of the store.
 
-    `headers` have lower-case names. `pieces` may be read once, and only for the answer to a GET.
+    Attributes:
+        headers: The headers. Their names are in lower case.
+        pieces: The body of the answer to a GET. It can be read only once.
     """
 
     status: int
@@ -24,7 +26,7 @@ class Store(Protocol):
     def request(
         self, method: str, bucket: str, key: str, headers: Mapping[str, str]
     ) -> AbstractAsyncContextManager[StoreAnswer]:
-        """Send a GET or HEAD request for an object.
+        """Send a GET or HEAD request for an object, and yield the answer.
 
         Raises:
             RetryLater: The store does not answer, or its answer ends early.

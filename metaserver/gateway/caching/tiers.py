@@ -26,21 +26,18 @@ from seamark.metaserver.settings.settings import Settings
 READER_THREADS = 4
 _WRITER_NICE = 10
 _RECORDS_BUDGET_DIVISOR = 16
-"""The divisor of the memory budget for records of objects, which use a sixteenth of it."""
+"""The divisor of the memory budget that gives the memory for records of objects."""
 _RECORDS_MIN_BYTES = 256 << 10
-"""The minimum memory for records. It applies even if there is no memory budget: without a record, a block on the
-disk costs two reads.
-"""
+"""The minimum memory for records, even without a memory budget. Without a record in memory, a block on the disk takes
+two reads."""
 _PENDING_BUDGET_DIVISOR = 4
-"""The divisor of the fetch budget for blocks that wait for the disk: a quarter, or half for pinned blocks."""
+"""The divisor of the fetch budget that gives the limit of blocks that wait for the disk. Pinned blocks may use twice
+this limit."""
 _SKETCH_KEYS_MIN = 1024
 
 
 class CacheTiers:
-    """The tiers of the gateway's cache, opened by `open_tiers`.
-
-    An instance belongs to one event loop.
-    """
+    """The tiers of the gateway's cache. An instance belongs to one event loop, and `open_tiers` opens it."""
 
     def __init__(
         self,
@@ -99,7 +96,7 @@ class CacheTiers:
         self._record_tasks: set[asyncio.Task[None]] = set()
 
     def write_record(self, record: ObjectRecord, owner: Owner) -> None:
-        """Write the record to the disk, in the background."""
+        """Write the record to the disk in the background."""
         task = asyncio.get_running_loop().create_task(self.records.store(record, owner.tag, self._writer))
         self._record_tasks.add(task)
         task.add_done_callback(self._record_tasks.discard)
@@ -115,7 +112,7 @@ class CacheTiers:
 
 
 def _lower_priority() -> None:
-    """Lower the priority of this thread on Linux, because on a busy machine, cache writes must not delay answers."""
+    """Lower the priority of this thread on Linux, so that writes of the cache do not delay answers."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _WRITER_NICE)
 

@@ -1,13 +1,12 @@
-"""Versions of objects, shared by the workers of a machine.
+"""Versions of objects, by which all workers of a machine notice immediately that one of them writes an object.
 
-When one worker writes an object, all workers see this at once.
+A worker changes the version of an object before it passes a write on to the store, and again after the store has
+answered. A cached record contains the version that was read before the request to the store. The record is trusted only
+while the version stays the same. So data that a worker reads during another worker's write are not trusted after the
+write.
 
-The rule: a worker changes the version of an object before it passes a write on, and again after the store has answered.
-A cached record contains the version that was read before the request to the store. The record is trusted only while the
-version stays the same. So data that a worker reads during another worker's write are not trusted after the write.
-
-The versions are random numbers in a file that all workers map. Several objects share a version. So after a write to one
-of them, each of the others costs a request to the store.
+The versions are random numbers in a file that all workers map into memory. Several objects share a version, so after a
+write of one of them, the records of the others must be read from the store again.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _BYTES = _VERSION_SLOTS * 8
 
 class WriteVersions:
     def __init__(self, path: Path, clock: Clock) -> None:
-        """Open the shared file.
+        """Open the shared file of versions.
 
         Raises:
             OSError: The file cannot be created.
@@ -55,9 +54,9 @@ def _compute_slot(location: str) -> int:
 
 
 def _create(path: Path, clock: Clock) -> None:
-    """Create the file with random versions, because records from the time of an earlier file must not be trusted.
+    """Create the file with random versions, so that records with versions of an earlier file are not trusted.
 
-    If several workers try this at the same time, one of them creates the file.
+    If several workers call the function at the same time, one of them creates the file.
     """
     with path.with_name(path.name + ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,9 +1,9 @@
 """Decides by an object's name whether it is immutable, and whether it is metadata. The module does no I/O.
 
-Iceberg never changes a file after it was written, and all known writers put a UUID into the name of each file: data
-files, delete files, manifests, manifest lists, metadata and index files. So an object is written once if its key has a
-UUID and the extension of such a file. Other objects, such as `version-hint.text` or files that were added by
-`add_files`, are not cached.
+Iceberg never changes a file after it was written. All known writers put a UUID into the names of data files, delete
+files, manifests, manifest lists, metadata files and index files. So an object counts as written once if its key
+contains a UUID, and ends with the extension of one of these files. Other objects, such as `version-hint.text` or files
+that were added by `add_files`, are not cached.
 """
 
 from __future__ import annotations

@@ -40,9 +40,9 @@ from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.passed_time import PassedTime
 
 CONDITIONAL_BYTES_MAX = 16 << 20
-"""The maximum size of an object that is written only if it does not exist. It is in memory as a whole."""
+"""The maximum size of an object that is written only if it does not exist. The whole object is in memory."""
 _FOLDER_LISTINGS_MAX = 2
-"""The maximum number of folders that are listed at the same time, because all entries of a folder are in memory."""
+"""The maximum number of folders that are listed concurrently, because all entries of a folder are in memory."""
 _RANGE = re.compile(r"bytes=([0-9]{1,18})-([0-9]{1,18})")
 _READ_CONDITIONS = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range")
 _METADATA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -50,10 +50,7 @@ _AZURE = "abfss"
 
 
 class CloudBackend:
-    """A `Backend` over the cloud that the setting `s3_backend` names.
-
-    An instance belongs to one event loop.
-    """
+    """A `Backend` for the cloud that the setting `s3_backend` names. An instance belongs to one event loop."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._backing = Backing(settings)
@@ -62,7 +59,7 @@ class CloudBackend:
         self._abandoned_s = settings.gateway_uploads_s
         self._stores: dict[str, RemoteStore] = {}
         self._listing_threads = ThreadPoolExecutor(_FOLDER_LISTINGS_MAX, "gateway-listings")
-        # Without logins, one principal makes all requests, and it may use all the memory.
+        # Without logins, all requests have the same principal, which may use all the memory.
         share = 1 if settings.auth == "none" else 2
         memory_bytes = settings.bodies_memory_bytes
         self._bodies = HolderLimit("bytes of conditional writes", memory_bytes, memory_bytes // share)
@@ -78,7 +75,7 @@ class CloudBackend:
         try:
             return await handler(call)
         except ConnectionError:
-            raise  # The client has closed the connection. obstore does not raise this error.
+            raise  # The client has closed the connection: obstore never raises this error.
         except exceptions.AlreadyExistsError:
             raise S3Error("PreconditionFailed", "An object with this key exists already") from None
         except FAILED as error:
@@ -129,7 +126,7 @@ class CloudBackend:
             or has_conditions
             or (header and (matched is None or int(matched[1]) > int(matched[2])))
         ):
-            # The range and the conditions need the size and the ETag of the object.
+            # Read the size and the ETag of the object first, because the range and the conditions need them.
             result = await obstore.get_async(store, key, options={"head": True})
             etag, modified = _quote(result.meta["e_tag"]), result.meta["last_modified"]
             check_read(call.headers, etag, int(modified.timestamp()))
@@ -149,8 +146,8 @@ class CloudBackend:
         if call.method != "HEAD":
             await response.write(first)
             try:
-                rest = read_stream(store, key, start + len(first), start + length, result.meta["e_tag"])
-                async for piece in rest:
+                remaining_pieces = read_stream(store, key, start + len(first), start + length, result.meta["e_tag"])
+                async for piece in remaining_pieces:
                     await response.write(piece)
             except (*FAILED, EOFError):
                 # The answer has started, so only an aborted connection shows the client that bytes are missing.
@@ -233,7 +230,10 @@ class CloudBackend:
             self._bodies.release(call.principal_name, size)
 
     async def _put_marker(self, call: S3Call) -> web.StreamResponse:
-        """Accept an empty object whose key ends with a slash, which some clients create as a folder, and store none."""
+        """Accept a key that ends with a slash, without storing an object.
+
+        Some clients create such empty objects as folders, which clouds do not need.
+        """
         assert call.body is not None
         if call.body.length:
             raise S3Error("NotImplemented", "A key that ends with a slash cannot have content on this store")
@@ -326,7 +326,7 @@ class CloudBackend:
         """Delete the parts of uploads that have not changed for `gateway_uploads_s` of passed time.
 
         Raises:
-            SeamarkError: The cloud does not answer, or refuses.
+            SeamarkError: The cloud does not answer, or refuses a request.
         """
         before_ms = passed.find_time_ago(int(self._abandoned_s * 1000))
         for bucket in self._buckets:
@@ -339,7 +339,7 @@ class CloudBackend:
         """Return the store and the key of the object of a call.
 
         Raises:
-            BadRequest: The cloud has no such bucket name or key.
+            BadRequest: The name of the bucket or the key is invalid on the cloud.
         """
         key = call.address.key
         place = self._check_place(call.address.bucket, key)
@@ -356,10 +356,10 @@ class CloudBackend:
         return store
 
     def _describe(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """Return the attributes of an object for the headers that a later read returns.
+        """Return the attributes with which the cloud stores an object, from the headers that a later read must return.
 
         Raises:
-            S3Error: NotImplemented if Azure has no such name of metadata.
+            S3Error: NotImplemented if a name of user metadata is invalid on Azure.
         """
         attributes = {}
         for name, value in headers.items():
@@ -375,10 +375,10 @@ class CloudBackend:
 
 
 async def _read_body(call: S3Call) -> AsyncIterator[bytes]:
-    """Yield the verified data of a body, the last piece after its checksums are compared.
+    """Yield the verified data of a body. The last piece is yielded after all checksums are verified.
 
     Raises:
-        S3Error: The body is not what the headers state.
+        S3Error: The body does not match a checksum or length in the headers.
     """
     body = call.body
     assert body is not None
@@ -398,7 +398,7 @@ async def _read_body(call: S3Call) -> AsyncIterator[bytes]:
 
 
 async def _list_keys(store: RemoteStore, listing: ListingRequest) -> list[Listed]:
-    """Return the first keys of a listing, and one more if there are more."""
+    """Return the keys of a page of a listing. If there are more keys, return one more than the limit."""
     folder = listing.prefix.rpartition("/")[0]
     entries: list[Listed] = []
     async for page in obstore.list(store, f"{folder}/", offset=listing.after or None, chunk_size=1000):
@@ -411,10 +411,11 @@ async def _list_keys(store: RemoteStore, listing: ListingRequest) -> list[Listed
 
 
 def _list_folder(store: RemoteStore, listing: ListingRequest) -> list[Listed]:
-    """Return the first keys and common prefixes of one folder, and one more if there are more.
+    """Return the keys and common prefixes of a page of one folder. If there are more, return one more than the limit.
 
-    A folder may have a million objects, so call this function in a thread. It reads the whole folder: a flat listing
-    from `listing.after` would read the subfolders too, and not all accounts of Azure list keys in the order of bytes.
+    A folder may have a million objects, so call this function in a thread. It reads the whole folder, because a flat
+    listing from `listing.after` would also read the subfolders, and some accounts of Azure do not list keys in the
+    order of their bytes.
     """
     folder = listing.prefix.rpartition("/")[0]
     result = obstore.list_with_delimiter(store, f"{folder}/")
@@ -439,7 +440,7 @@ def _describe_object(meta: obstore.ObjectMeta) -> Listed:
 
 
 async def _delete_object(store: RemoteStore, key: str) -> None:
-    """Delete an object. A missing object, or a key that ends with a slash, is not an error."""
+    """Delete an object. If the object is missing, or the key ends with a slash, do nothing."""
     if key.endswith("/"):
         return
     try:

@@ -1,8 +1,8 @@
-"""Multipart uploads on a cloud whose own uploads differ from those of S3: each part is an object until the end.
+"""Multipart uploads on a cloud whose own uploads differ from those of S3. Each part is an object until the end.
 
-The parts of an upload are in a folder at the root of the bucket, outside of every table. So all servers share them, and
-the end of a server loses no part. The name of the folder contains a hash of the object's key, so an upload id is
-useless for another key. The name of a part contains its ETag, which is random.
+The parts of an upload are in a folder at the root of the bucket, outside of all tables. All servers share them, so a
+server that stops loses no part. The name of the folder contains a hash of the object's key, so an upload id cannot be
+used for a different key. The name of a part contains its ETag, which is random.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class CloudUploads:
         self._clock = clock
 
     async def create(self, store: RemoteStore, key: str, headers: Mapping[str, str]) -> str:
-        """Return the id of a new upload. `headers` are the headers that reads of the object return."""
+        """Create an upload, and return its id. `headers` are the headers that reads of the object return."""
         upload_id = self._clock.draw_bytes(16).hex()
         document = msgspec.json.encode(dict(headers))
         await obstore.put_async(
@@ -63,7 +63,7 @@ class CloudUploads:
         return f'"{etag}"'
 
     async def list_parts(self, store: RemoteStore, key: str, upload_id: str) -> list[Part]:
-        """Return the newest part of each number, in the order of their numbers.
+        """Return the newest part with each part number, in the order of the numbers.
 
         Raises:
             S3Error: NoSuchUpload if the upload does not exist.
@@ -78,7 +78,7 @@ class CloudUploads:
     async def choose(
         self, store: RemoteStore, key: str, upload_id: str, part_etags: Sequence[tuple[int, str]]
     ) -> tuple[dict[str, str], list[Part]]:
-        """Return the headers of the object, and its parts.
+        """Return the headers of the object, and the parts that the client has listed.
 
         Raises:
             S3Error: The upload or one of its parts does not exist, or the order of the parts is wrong.
@@ -96,14 +96,14 @@ class CloudUploads:
                 yield piece
 
     async def remove(self, store: RemoteStore, key: str, upload_id: str) -> None:
-        """Delete the parts of an upload, and at the end what makes it exist."""
+        """Delete the parts of an upload, and finally the object that marks its existence."""
         folder = _get_upload_folder(key, upload_id)
         names = [meta["path"] async for page in obstore.list(store, f"{folder}/") for meta in page]
         for name in sorted(names, key=lambda name: name.endswith(f"/{_HEADERS}")):
             await _delete(store, name)
 
     async def delete_abandoned(self, store: RemoteStore, before_ms: int) -> None:
-        """Delete the objects of uploads of which no object was written since `before_ms`."""
+        """Delete the uploads to which nothing was written since `before_ms`."""
         newest_ms: dict[str, int] = {}
         names: dict[str, list[str]] = {}
         async for page in obstore.list(store, f"{UPLOADS}/", chunk_size=1000):
@@ -118,7 +118,7 @@ class CloudUploads:
                     await _delete(store, name)
 
     def describe_parts(self, parts: Sequence[Part], call: S3Call) -> str:
-        """Return the content of the answer to ListParts."""
+        """Return the page of parts that the query requests, as XML for the answer to ListParts."""
         query = call.address.query
         marker, max_parts = query.get("part-number-marker", "0"), query.get("max-parts", "1000")
         if not (f"{marker}{max_parts}".isascii() and marker.isdigit() and max_parts.isdigit()) or len(marker) > 5:

@@ -1,6 +1,6 @@
-"""Sends an object to a cloud, and reads it, in chunks.
+"""Writes and reads objects of a cloud in chunks.
 
-So only a few chunks are in memory, and each request ends within its timeout, even if the client is slow.
+Only a few chunks are in memory, and each request ends within its timeout, even if the client is slow.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from obstore import GetOptions
 
 PUT_BYTES_MAX = 8 << 20
-"""The size up to which an object is sent with one request. A larger object is sent in chunks of this size."""
+"""The maximum size of an object that is written with one request. Larger objects are written in chunks of this size."""
 READ_BYTES = 4 << 20
 """The maximum number of bytes that one request reads."""
 _CONCURRENT_CHUNKS_MAX = 2
@@ -27,14 +27,14 @@ _CONCURRENT_CHUNKS_MAX = 2
 async def put_stream(
     store: RemoteStore, key: str, pieces: AsyncIterator[bytes], length: int, attributes: dict[str, str]
 ) -> obstore.PutResult:
-    """Store an object of `length` bytes, and replace an earlier object.
+    """Store an object of `length` bytes. It replaces an existing object.
 
-    If `pieces` raises an error, no object is stored, and the error is raised.
+    If `pieces` raises an error, the function stores no object, and raises the error.
     """
     if length <= PUT_BYTES_MAX:
         data = b"".join([piece async for piece in pieces])
         return await obstore.put_async(store, key, data, attributes=attributes, use_multipart=False)
-    # obstore wraps errors of its input, so the original error is kept here.
+    # Keep the original error of `pieces`, because obstore wraps it.
     failure: list[Exception] = []
 
     async def keep_failure() -> AsyncIterator[bytes]:
@@ -61,13 +61,13 @@ async def put_stream(
 
 
 async def read_first(store: RemoteStore, key: str, start: int, end: int | None) -> tuple[obstore.GetResult, bytes]:
-    """Return the description of an object, and the first bytes from `start`, at most `READ_BYTES`.
+    """Return the description of an object, and at most `READ_BYTES` from `start`.
 
     Args:
-        end: The end of the bytes that the client wants, or None for the end of the object.
+        end: The end of the bytes that the client needs, or None for the end of the object.
 
     Raises:
-        S3Error: InvalidRange if `end` is given, and the object has no byte from `start`.
+        S3Error: InvalidRange if `end` is not None, and the object ends before `start`.
     """
     try:
         stop = start + READ_BYTES if end is None else min(end, start + READ_BYTES)
@@ -85,7 +85,7 @@ async def read_stream(store: RemoteStore, key: str, start: int, end: int, etag: 
     """Yield the bytes of an object from `start` to `end`.
 
     Args:
-        etag: The ETag that the object must have, or None for any.
+        etag: The ETag that the object must have, or None for any ETag.
 
     Raises:
         EOFError: The object has fewer bytes.

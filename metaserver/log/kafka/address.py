@@ -1,4 +1,4 @@
-"""The place of a log in Kafka, and the client's properties: from settings, without the client library."""
+"""Parses the address of a log in Kafka, and the properties of the client, without the client library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PREFIX_CHARS_MAX = 100
 _STREAM_CHARS_MAX = 100
 _NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-")
 _PROPERTIES = ("security.protocol", "sasl.", "ssl.", "socket.", "client.", "broker.address.", "compression.", "debug")
-"""The properties that a file may have, or their beginnings. The log itself sets those that its promises depend on."""
+"""The prefixes of the properties that a file may set. The log sets the properties on which its guarantees depend."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +21,9 @@ class KafkaAddress:
     """The address of a log in a Kafka cluster.
 
     Attributes:
-        servers: The addresses host:port, comma-separated.
-        prefix: The beginning of the names of all topics of the log.
-        properties: Further properties of the client, for example for TLS and SASL.
+        servers: The addresses of the servers, as host:port separated by commas.
+        prefix: The prefix of the names of all topics of the log.
+        properties: Additional properties of the client, for example for TLS and SASL.
     """
 
     servers: str
@@ -36,11 +36,11 @@ class KafkaAddress:
         return f"{self.prefix}.journal"
 
     def find_input_topic(self, stream: str) -> str:
-        """Return the topic to which other programs write the rows of a stream."""
+        """Return the name of the topic to which other programs write rows of a stream."""
         return f"{self.prefix}.in.{stream}"
 
     def make_topic_name(self, stream: str) -> str:
-        """Return the topic of a stream.
+        """Return the name of the topic of a stream.
 
         Raises:
             BadRequest: The name of the stream cannot be a part of the name of a topic.
@@ -51,10 +51,10 @@ class KafkaAddress:
 
 
 def parse_address(text: str, properties_file: str) -> KafkaAddress:
-    """Return the address of a log from the settings `stream_log` and `stream_log_client_properties`.
+    """Parse the settings `stream_log` and `stream_log_client_properties`.
 
     Raises:
-        ConfigError: A setting is invalid; the message names it.
+        ConfigError: A setting is invalid. The message names it.
     """
     servers, prefix = split_servers("stream_log", text, "kafka://host:port[,host:port]/prefix")
     if not prefix or len(prefix) > _PREFIX_CHARS_MAX or not _NAME_CHARS.issuperset(prefix):
@@ -72,7 +72,7 @@ def split_servers(setting: str, text: str, form: str) -> tuple[str, str]:
     """Return the addresses of the servers in a URL of Kafka, and its path.
 
     Raises:
-        ConfigError: The URL has another form; the message names the setting.
+        ConfigError: The URL is invalid. The message names the setting.
     """
     servers, _, path = text.removeprefix(SCHEME).partition("/")
     if not text.startswith(SCHEME) or not all(_is_address(address) for address in servers.split(",")):
@@ -86,15 +86,15 @@ def _is_address(address: str) -> bool:
 
 
 def read_properties(setting: str, path: Path, owner: str) -> dict[str, str]:
-    """Return the properties of a file with lines name=value.
+    """Return the properties in a file with lines of the form name=value.
 
     Args:
         setting: The setting that names the file, for messages.
         path: The file.
-        owner: The name of the component that sets the other properties, for messages.
+        owner: The name of the component that sets all other properties, for messages.
 
     Raises:
-        ConfigError: The file cannot be read, or has a property that the owner sets itself.
+        ConfigError: The file cannot be read, or sets a property that the owner sets itself.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""The port to Kafka: the operations of a cluster that the log needs. `client.py` and a simulation implement it."""
+"""The port to Kafka, with the operations that the log needs. `client.py` and a simulation implement it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class NewRecord(NamedTuple):
 
 
 class JournalRange(NamedTuple):
-    """The offsets of the journal's first record, and after its last record."""
+    """The offset of the journal's first record, and the offset after its last record."""
 
     start: int
     end: int
@@ -27,50 +27,48 @@ class JournalListener(Protocol):
     """Receives the records of the journal, on the event loop."""
 
     def receive(self, records: Sequence[tuple[int, bytes]]) -> None:
-        """Take the next records: Kafka's offset and the value of each."""
+        """Receive the next records, each as Kafka's offset and its value."""
 
     def restart(self, start: int) -> None:
-        """Begin again at the record `start`: records before it were deleted before they were received."""
+        """Continue at the record `start`. Earlier records were deleted before they could be received."""
 
 
 class Broker(Protocol):
-    """A Kafka cluster, with the topics of one log.
-
-    Every method may raise LogUnavailable: the cluster does not answer.
-    """
+    """A Kafka cluster with the topics of one log. Every method raises LogUnavailable if the cluster does not answer."""
 
     @property
     def identity(self) -> str:
         """The identity of the log, which depends on the cluster, the prefix and the journal."""
 
     async def create_partitions(self, shards: Iterable[Shard]) -> None:
-        """Create the missing topics and partitions of shards."""
+        """Create missing topics and partitions of the shards."""
 
     async def write(self, records: Sequence[NewRecord]) -> Sequence[int | LogUnavailable]:
-        """Write records durably; return Kafka's offset of each, or why it was not written.
+        """Write records durably. Return, for each, Kafka's offset or the error.
 
-        A record with an error may be there. No journal names it.
+        A record with an error may be stored, but the journal never refers to it.
         """
 
     def write_journal(self, value: bytes) -> Awaitable[None]:
-        """Begin to write a record to the journal; the order of the calls is the order of the records.
+        """Start writing a record to the journal. The records have the order of the calls.
 
         Returns:
-            The end of the write. It raises CommitUnknown if the record may be there or not.
+            An awaitable for the end of the write. It raises CommitUnknown if it is unknown whether the record is
+            stored.
         """
 
     async def read(self, shard: Shard, records: Sequence[int]) -> Mapping[int, bytes]:
-        """Return records of a shard by Kafka's offset.
+        """Return the records of a shard at these offsets of Kafka, by offset.
 
         Raises:
             OffsetOutOfRange: A record was deleted.
         """
 
     async def read_journal_range(self) -> JournalRange:
-        """Return the present range of the journal. All records that were written before the call are in it."""
+        """Return the current range of the journal, which includes all records that were written before the call."""
 
     async def delete_records(self, before: Mapping[Shard, int]) -> None:
-        """Delete the records of shards before Kafka's offsets."""
+        """Delete the records of each shard before an offset of Kafka."""
 
     async def delete_journal(self, before: int) -> None:
         """Delete the records of the journal before an offset."""
@@ -79,4 +77,4 @@ class Broker(Protocol):
         """Delete the topic of a stream, if it exists."""
 
     def follow_journal(self, start: int, listener: JournalListener) -> None:
-        """Give the listener all records of the journal from `start` on, until the broker is closed."""
+        """Pass all records of the journal from `start` on to the listener, until the broker is closed."""

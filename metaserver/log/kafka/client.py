@@ -1,7 +1,7 @@
-"""The port to Kafka, by confluent-kafka. No call blocks the event loop.
+"""Implements the port to Kafka with confluent-kafka. No call blocks the event loop.
 
-A thread serves the answers of the producer, and another thread reads the journal. Reads of rows have more threads. The
-producer is idempotent and waits for all in-sync replicas, and the settings of the broker say how many these are.
+A thread handles the answers to the producer, another thread reads the journal, and several threads read rows. The
+producer is idempotent and waits for all in-sync replicas, whose minimum number is a setting of Kafka.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ READER_THREADS = 4
 _TIMEOUT_S = 10.0
 """The maximum time of a request to the cluster."""
 _ANSWER_S_MAX = 2 * _TIMEOUT_S
-"""The maximum time of a wait for the client library, which itself gives up requests after `_TIMEOUT_S`."""
+"""The maximum time of a wait for the client library, which itself cancels requests after `_TIMEOUT_S`."""
 _PAUSE_S = 0.5
-"""The pause after an unexpected error, before the journal is read again."""
+"""The pause after an unexpected error before the journal is read again."""
 _POLL_S = 0.1
 _FOLLOWED_MAX = 1000
-"""The maximum number of records of the journal that are given to the event loop at a time."""
+"""The maximum number of records of the journal that are passed to the event loop at a time."""
 _READ_AHEAD_KB = 16 << 10
 _TOPIC_CONFIG = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
-"""Kafka alone must not remove rows that are in no data file: `KafkaLog.trim` says which records it may delete."""
+"""The configuration of topics. It disables Kafka's retention, because only `KafkaLog.trim` may delete rows."""
 _UNKNOWN_OFFSET = -1
-"""The offset of a record that is stored, but the cluster does not say where."""
+"""The offset of a stored record if the cluster does not return its offset."""
 _REWRITES_MAX = 2
-"""The maximum number of times that a record with an unknown offset is written again."""
+"""The maximum number of times that a record is written again because its offset is unknown."""
 _NO_TOPIC = {KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART}
 _NO_LEADER = {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
 T = TypeVar("T")
@@ -62,7 +62,7 @@ _log = structlog.get_logger("seamark.log")
 
 
 class _Writes:
-    """The answers of Kafka to some records: an offset or an error each."""
+    """The answers of Kafka to a list of records: an offset or an error for each."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, count: int) -> None:
         self._is_complete = asyncio.Event()
@@ -72,15 +72,15 @@ class _Writes:
         self._answers: list[int | KafkaError | LogUnavailable | None] = [None] * count
 
     def end(self, place: int, error: KafkaError | None, message: Message) -> None:
-        """Take an answer; in the thread of the producer.
+        """Receive the answer to the record with index `place`. The thread of the producer calls this method.
 
-        The offset is unknown if the cluster says that it stored the record at an earlier try.
+        The offset is unknown if the cluster reports that an earlier attempt stored the record.
         """
         offset = message.offset()
         self._take(place, error if error is not None else _UNKNOWN_OFFSET if offset is None else offset)
 
     def refuse(self, places: Iterable[int], error: LogUnavailable) -> None:
-        """Take the error of records that the producer has not accepted."""
+        """Set the error of records that the producer has not accepted."""
         for place in places:
             self._take(place, error)
 
@@ -97,7 +97,7 @@ class _Writes:
     async def wait(self, timeout_s: float) -> list[int | KafkaError | LogUnavailable | None]:
         """Return the answer to each record, or None if there is no answer after `timeout_s`.
 
-        The client library gives up each record in time. After a fault of it, the append still ends.
+        Normally, the client library answers each record in time. The timeout ends the append if the library fails.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -122,10 +122,10 @@ class KafkaBroker:
         }
         self._producer = self._make_producer()
         self._admin = AdminClient({**self._base})
-        # Another client: it remembers for a while that a topic did not exist, and then finds no leader for deletions.
+        # Use a separate client for deletions: after a topic did not exist, a client finds no leader for some time.
         self._deleting_admin = AdminClient({**self._base})
         self._follower = self._make_consumer(fetch_wait_ms=500)
-        # The follower is not used: its connection answers no other request while a fetch waits for records.
+        # Do not use the follower of the journal: its connection answers no other request while a fetch waits.
         self._ranges = self._make_consumer()
         self._readers: queue.LifoQueue[Consumer] = queue.LifoQueue()
         self._open_readers: list[Consumer] = []
@@ -136,7 +136,7 @@ class KafkaBroker:
         self._partitions: dict[str, int] = {}
         """The number of partitions of the topics that this process has used."""
         self._creations: SingleFlight[tuple[str, int], int] = SingleFlight()
-        """The topics that are being created, with their partitions. One of them does not delay the others."""
+        """The tasks that create topics, so that the creation of one topic does not delay other topics."""
         self.identity = ""
 
     def _make_producer(self) -> Producer:
@@ -155,13 +155,13 @@ class KafkaBroker:
         """Return a consumer.
 
         Args:
-            fetch_wait_ms: The time for which the cluster keeps a fetch that finds no records. The next assignment waits
-                for this fetch.
+            fetch_wait_ms: The time for which the cluster delays the answer to a fetch that finds no records. The next
+                assignment waits for this answer.
         """
         return Consumer(
             {
                 **self._base,
-                "group.id": self._address.prefix,  # Required, and not used: partitions are assigned by hand.
+                "group.id": self._address.prefix,  # The library requires a group, which is not used.
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
                 "auto.offset.reset": "error",
@@ -181,7 +181,7 @@ class KafkaBroker:
             LogUnavailable: The cluster does not answer, or refuses this client.
         """
         self._serving.start()
-        # Not `list_topics`, which may create a missing topic with the retention of the broker.
+        # Do not use `list_topics`, which may create a missing topic with the default retention.
         cluster = await self._await_answer(self._admin.describe_cluster(request_timeout=_TIMEOUT_S))
         assert cluster is not None
         await self._create_topic(self._address.journal, 1)
@@ -190,7 +190,7 @@ class KafkaBroker:
         self.identity = f"kafka/{cluster.cluster_id}/{self._address.prefix}/{description.topic_id}"
 
     def close(self) -> None:
-        """End all threads; blocks."""
+        """End all threads. The method blocks."""
         self._is_closing.set()
         self._serving.join()
         if self._following is not None:
@@ -209,7 +209,7 @@ class KafkaBroker:
                 _log.exception("an answer of Kafka to a record was not taken")
 
     async def _run(self, work: Callable[[], T]) -> T:
-        """Run a blocking call in a thread. It may wait for a thread, and for the cluster."""
+        """Run a blocking call in a thread."""
         try:
             async with asyncio.timeout(_ANSWER_S_MAX):
                 return await self._loop.run_in_executor(self._threads, work)
@@ -240,10 +240,10 @@ class KafkaBroker:
                 )
 
     async def _create_topic(self, topic: str, count: int) -> int:
-        """Create a topic with at least so many partitions, or add partitions to it; return their number."""
+        """Create a topic with `count` partitions, or add missing partitions. Return the number of its partitions."""
         present = (await self._describe([topic])).get(topic)
         if present is None:
-            # The broker's settings say how many replicas a topic has.
+            # The settings of Kafka determine the number of replicas.
             created = self._admin.create_topics([NewTopic(topic, count, config=_TOPIC_CONFIG)])
             await self._await_answer(created[topic], KafkaError.TOPIC_ALREADY_EXISTS)
         else:
@@ -255,7 +255,7 @@ class KafkaBroker:
         while True:
             metadata = await self._run(partial(self._producer.list_topics, topic, timeout=_TIMEOUT_S))
             partitions = metadata.topics[topic].partitions.values()
-            if len(partitions) >= count and all(each.leader >= 0 for each in partitions):
+            if len(partitions) >= count and all(partition.leader >= 0 for partition in partitions):
                 return len(partitions)
             if self._clock.monotonic() > deadline_s:
                 raise LogUnavailable(
@@ -283,7 +283,7 @@ class KafkaBroker:
                 )
 
     async def _describe(self, topics: Sequence[str]) -> dict[str, Any]:
-        """Return the descriptions of the topics that exist."""
+        """Return the descriptions of the existing topics among `topics`, by name."""
         described = self._admin.describe_topics(TopicCollection(list(topics)))
         answers = {
             topic: await self._await_answer(each, KafkaError.UNKNOWN_TOPIC_OR_PART) for topic, each in described.items()
@@ -291,7 +291,7 @@ class KafkaBroker:
         return {topic: answer for topic, answer in answers.items() if answer is not None}
 
     async def _await_answer(self, future: Future[T], *expected: int) -> T | None:
-        """Return the answer to an administrative request; None after an expected error."""
+        """Return the answer to an administrative request, or None after one of the expected errors."""
         try:
             async with asyncio.timeout(_ANSWER_S_MAX):
                 return await asyncio.wrap_future(future)
@@ -327,7 +327,7 @@ class KafkaBroker:
 
     async def write(self, records: Sequence[NewRecord]) -> Sequence[int | LogUnavailable]:
         answers = await self._write_once(records)
-        # Records without a known offset are written again. No journal names their first copies.
+        # Write records with unknown offsets again. The journal never refers to their first copies.
         for _ in range(_REWRITES_MAX):
             places = [place for place, answer in enumerate(answers) if answer == _UNKNOWN_OFFSET]
             if not places:
@@ -338,7 +338,7 @@ class KafkaBroker:
         return [lost if answer == _UNKNOWN_OFFSET else answer for answer in answers]
 
     async def _write_once(self, records: Sequence[NewRecord]) -> list[int | LogUnavailable]:
-        """Write records; return the offset of each, which may be `_UNKNOWN_OFFSET`, or why it was not written."""
+        """Write records. Return, for each, its offset, which may be `_UNKNOWN_OFFSET`, or the error."""
         writes = _Writes(self._loop, len(records))
         places: dict[Shard, list[int]] = defaultdict(list)
         for place, record in enumerate(records):
@@ -352,7 +352,7 @@ class KafkaBroker:
         answers: list[int | LogUnavailable] = []
         for record, answer in zip(records, await writes.wait(_ANSWER_S_MAX), strict=True):
             if isinstance(answer, KafkaError):
-                if answer.code() in _NO_TOPIC:  # Another process has deleted it.
+                if answer.code() in _NO_TOPIC:  # Another process has deleted the topic.
                     self._partitions.pop(self._address.make_topic_name(record.shard.stream), None)
                 answers.append(self._make_unavailable_error(KafkaException(answer)))
             elif answer is None:
@@ -362,10 +362,10 @@ class KafkaBroker:
         return answers
 
     def _produce(self, topic: str, partition: int, messages: list[dict[str, Any]]) -> None:
-        """Hand messages to the producer.
+        """Pass messages to the producer.
 
         Raises:
-            LogUnavailable: The producer does not take them.
+            LogUnavailable: The producer does not accept them.
         """
         producer = self._producer
         try:
@@ -379,7 +379,7 @@ class KafkaBroker:
         if isinstance(reason, KafkaError) and reason.code() in _NO_TOPIC:
             self._partitions.pop(topic, None)
         if isinstance(reason, KafkaError) and reason.code() == KafkaError._FATAL:
-            # The producer can no longer keep the order of its records. Another producer begins with new records.
+            # Replace a producer that can no longer preserve the order of its records.
             self._producer = self._make_producer()
             self._threads.submit(_end_producer, producer)
         raise LogUnavailable(f"The client of Kafka does not take the rows ({reason}); retry later")
@@ -425,17 +425,17 @@ class KafkaBroker:
         deadline_s = self._clock.monotonic() + _TIMEOUT_S
         while len(values) < len(wanted):
             message = consumer.poll(_POLL_S)
-            for each in [] if message is None else [message, *consumer.consume(_FOLLOWED_MAX, 0)]:
-                # A message of an earlier assignment may still arrive. An error of the client has no topic.
-                if each.topic() not in (topic, None) or each.partition() not in (partition, None):
+            for received in [] if message is None else [message, *consumer.consume(_FOLLOWED_MAX, 0)]:
+                # Ignore messages of an earlier assignment. An error of the client has no topic.
+                if received.topic() not in (topic, None) or received.partition() not in (partition, None):
                     continue
-                if (error := each.error()) is not None:
+                if (error := received.error()) is not None:
                     if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
                         raise OffsetOutOfRange(f"The topic {topic} no longer has the record {min(wanted)}")
                     if not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:
                         raise KafkaException(error)
-                elif (offset := _read_offset(each)) in wanted:
-                    values[offset] = each.value() or b""
+                elif (offset := _read_offset(received)) in wanted:
+                    values[offset] = received.value() or b""
             if self._clock.monotonic() > deadline_s or self._is_closing.is_set():
                 raise LogUnavailable(f"Kafka did not answer a read of the topic {topic} within {_TIMEOUT_S:g} s")
         return values
@@ -444,7 +444,7 @@ class KafkaBroker:
         return JournalRange(*await self._run(self._read_journal_range))
 
     def _read_journal_range(self) -> tuple[int, int]:
-        """Return the range of the journal's offsets. A partition that was created just now may have no leader yet."""
+        """Return the range of the journal's offsets. Try again if a newly created partition has no leader yet."""
         place = TopicPartition(self._address.journal, 0)
         deadline_s = self._clock.monotonic() + _TIMEOUT_S
         while True:
@@ -464,7 +464,7 @@ class KafkaBroker:
         self._following.start()
 
     def _follow(self, start: int, listener: JournalListener) -> None:
-        """Read the journal until the broker is closed. No error ends the thread: appends wait for their records."""
+        """Read the journal until the broker is closed. Errors do not end the thread, because appends wait for it."""
         position, is_assigned = start, False
         while not self._is_closing.is_set():
             try:
@@ -484,20 +484,20 @@ class KafkaBroker:
                 self._is_closing.wait(_PAUSE_S)
 
     def _give_records(self, position: int, listener: JournalListener) -> int | None:
-        """Give the next records to the listener, each once.
+        """Pass the next records to the listener, each exactly once.
 
         Returns:
-            The offset after the last of them; None if records from `position` on were deleted.
+            The offset after the last passed record, or None if the record at `position` was deleted.
         """
         message = self._follower.poll(_POLL_S)
         if message is None:
             return position
         records: list[tuple[int, bytes]] = []
-        for each in [message, *self._follower.consume(_FOLLOWED_MAX, 0)]:
-            error = each.error()
+        for received in [message, *self._follower.consume(_FOLLOWED_MAX, 0)]:
+            error = received.error()
             if error is None:
-                if (offset := _read_offset(each)) >= position:
-                    records.append((offset, each.value() or b""))
+                if (offset := _read_offset(received)) >= position:
+                    records.append((offset, received.value() or b""))
                     position = offset + 1
             elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
                 return None
@@ -518,7 +518,7 @@ class KafkaBroker:
 
 
 def _call_on_loop(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
-    """Run work on an event loop from another thread, unless the loop has ended."""
+    """Run `work` on an event loop from another thread, unless the loop has ended."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(work)
 
@@ -531,13 +531,13 @@ def _read_offset(message: Message) -> int:
 
 
 def _end_producer(producer: Producer) -> None:
-    """Give up the records of a producer; the appends that wait for them fail."""
+    """Discard the records of a producer, so that the appends that wait for them fail."""
     producer.purge()
     producer.flush(_TIMEOUT_S)
 
 
 class _Logger:
-    """Takes the messages of the client library into the server's log."""
+    """Passes the messages of the client library on to the server's log."""
 
     def log(self, level: int, message: str, *args: object) -> None:
         _log.info("kafka", message=message % args if args else message, level=level)
@@ -568,13 +568,13 @@ async def open_broker(address: KafkaAddress, clock: Clock) -> AsyncIterator[Kafk
 async def open_kafka_log(
     address: KafkaAddress, clock: Clock, limits: KafkaLimits, *, maintains: bool = True
 ) -> AsyncIterator[KafkaLog]:
-    """Open the log in a cluster. Any number of processes may have it open.
+    """Open the log in a cluster. Any number of processes may open it.
 
     Args:
-        address: The place of the log.
+        address: The address of the log.
         clock: The clock.
         limits: The limits.
-        maintains: Whether this process removes old rows and writes heads.
+        maintains: Whether this process removes old rows, and writes heads.
 
     Raises:
         LogUnavailable: The cluster does not answer.

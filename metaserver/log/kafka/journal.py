@@ -1,11 +1,11 @@
-"""The records of the journal: one partition that orders the changes of a log.
+"""The records of the journal: a topic with one partition, which orders the changes of a log.
 
-A replica first writes rows to the partitions of their shards. It then writes one record to the journal, which names
-these rows by Kafka's offsets. The rows exist from that record on. Every replica reads the whole journal and applies its
-records in the same order to the same state (`journal_state.py`). So all replicas have the same offsets of rows, the
-same producers and the same removed streams. A replica answers an append after it has read its own record again.
+A replica first writes rows to the partitions of their shards. Then it writes a record to the journal, which contains
+Kafka's offsets of these rows. With this record, the rows become part of the log. Every replica reads the whole journal,
+and applies its records in their order to its state (`journal_state.py`). So all replicas have the same offsets of rows,
+the same producers and the same removed streams. A replica answers an append after it has read its record back.
 
-A record depends on nothing but the records before it: its times and limits are values in the record.
+The effect of a record depends only on the records before it, because the record contains all times and limits.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from seamark.metaserver.log.state import StateSummary
 
 VERSION = 1
 HEAD_PIECE_BYTES = 512 << 10
-"""The maximum size of a piece of a head, below the largest record that a broker accepts by default (1 MB)."""
+"""The size of the pieces of a head. It is below the size of records that Kafka accepts by default (1 MB)."""
 
 
 class RowsEntry(msgspec.Struct, frozen=True, array_like=True):
     """One batch of an append, whose bytes are in the partition of its shard.
 
     Attributes:
-        records: Kafka's offsets of the records that have the bytes, one after the other. They need not ascend: a piece
-            may be written again after the pieces that follow it (`KafkaBroker.write`).
+        records: Kafka's offsets of the records that contain the bytes, in the order of the bytes. They need not ascend,
+            because a record may be written again after later records (`KafkaBroker.write`).
     """
 
     stream: str
@@ -45,7 +45,7 @@ class RowsEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AppendRequest(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Append all these batches or none."""
+    """Append all of these batches or none."""
 
     batches: tuple[RowsEntry, ...]
     producer: str = ""
@@ -67,17 +67,21 @@ class RemoveRequest(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class ReleaseRequest(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """Allow retention to remove rows: stream, shard number and offset of the row after the last of them."""
+    """Allow retention to remove rows.
+
+    Attributes:
+        offsets: Tuples of a stream, the number of a shard, and the offset below which rows may be removed.
+    """
 
     offsets: tuple[tuple[str, int, int], ...]
 
 
 class ShardStart(msgspec.Struct, frozen=True, array_like=True):
-    """The first row of a shard that stays.
+    """The first remaining row of a shard after a removal.
 
     Attributes:
         offset: The offset of the row.
-        record: Kafka's offset of the first record that stays.
+        record: Kafka's offset of the first remaining record.
     """
 
     stream: str
@@ -90,7 +94,7 @@ class TrimRequest(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """Remove released rows, and forget producers and removed streams.
 
     Attributes:
-        starts: The shards that lose rows.
+        starts: The first remaining rows of the shards from which rows are removed.
         keep_ms: The time for which producers and removed streams are remembered.
     """
 
@@ -105,9 +109,9 @@ class JournalGroup(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Requests of one replica, which are applied one after the other.
 
     Attributes:
-        writer: The id of the replica's log since it was opened.
+        writer: A new id for each time that a replica opens the log.
         number: The number of the group among the groups of the writer.
-        time_ms: The time of the replica.
+        time_ms: The time by the clock of the replica.
     """
 
     version: int
@@ -118,12 +122,13 @@ class JournalGroup(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class HeadPiece(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """A piece of a head: the state of the log after all records before `after`.
+    """A piece of a head, which is the state of the log after the records before `after`.
 
     Attributes:
         head: The id of the head.
-        after: The offset of the first record that the state does not contain.
-        place: The place of the piece among `count` pieces.
+        after: The offset of the first record that the state does not include.
+        place: The index of the piece.
+        count: The number of pieces.
     """
 
     version: int
@@ -138,7 +143,7 @@ JournalRecord = JournalGroup | HeadPiece
 
 
 class StoredBatch(msgspec.Struct, frozen=True, array_like=True):
-    """The position of one batch: its rows in the shard, and its records in Kafka."""
+    """The position of a batch: the offset of its first row in the shard, and Kafka's offsets of its records."""
 
     offset: int
     rows: int
@@ -163,7 +168,7 @@ class ShardBatches(msgspec.Struct, frozen=True, array_like=True):
     """The batches of a shard in a head.
 
     Attributes:
-        first_record: Kafka's offset below which records may be deleted.
+        first_record: Kafka's offset before which records may be deleted.
     """
 
     stream: str
@@ -173,7 +178,7 @@ class ShardBatches(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
-    """The state of a log after a number of records."""
+    """The state of a log after some records of the journal."""
 
     state: StateSummary
     shards: list[ShardBatches]
@@ -184,10 +189,10 @@ def encode_group(group: JournalGroup) -> bytes:
 
 
 def decode_record(data: bytes) -> JournalRecord:
-    """Return a record of the journal.
+    """Decode a record of the journal.
 
     Raises:
-        LogUnavailable: A later version of Seamark wrote the record, or another program did.
+        LogUnavailable: A later version of Seamark, or another program, wrote the record.
     """
     try:
         record: JournalRecord = convert_msgpack(data, JournalRecord)
@@ -204,7 +209,7 @@ def decode_record(data: bytes) -> JournalRecord:
 
 
 def encode_head(head: Head, head_id: str, after: int) -> list[bytes]:
-    """Return the records of a head."""
+    """Encode a head as records of the journal."""
     data = zlib.compress(msgspec.msgpack.encode(head), 1)
     pieces = [data[start : start + HEAD_PIECE_BYTES] for start in range(0, len(data), HEAD_PIECE_BYTES)]
     return [
@@ -214,5 +219,5 @@ def encode_head(head: Head, head_id: str, after: int) -> list[bytes]:
 
 
 def decode_head(pieces: list[bytes]) -> Head:
-    """Return a head from the data of its pieces."""
+    """Decode a head from the data of its pieces."""
     return convert_msgpack(zlib.decompress(b"".join(pieces)), Head)

@@ -1,4 +1,7 @@
-"""The state of a log as the journal says: pure, and the same on every replica that has applied the same records."""
+"""The state of a log that follows from the journal. It is the same on every replica that has applied the same records.
+
+The functions do no I/O.
+"""
 
 from __future__ import annotations
 
@@ -45,20 +48,20 @@ class JournalState:
     """
 
     def __init__(self) -> None:
-        # Each replica limits producers before it writes (`KafkaLog.append`): a limit here would be a setting that
-        # replicas may have different values of, and so different states.
+        # Do not limit producers here, because replicas with different limits would have different states. Each replica
+        # limits them before it writes (`KafkaLog.append`).
         self.state = LogState(_NO_LIMIT_OFFSET, _NO_LIMIT_OFFSET)
         self.applied = 0
         self.groups = 0
         self.trimmed_ms = 0
         self._batches: dict[Shard, list[StoredBatch]] = {}
-        """The batches that can be read, ascending."""
+        """The readable batches of each shard, in ascending order."""
         self._first_records: dict[Shard, int] = {}
         self._unreleased: dict[str, int] = {}
-        """The bytes of the batches that are not released, by stream."""
+        """The bytes of the unreleased batches, by stream."""
 
     def apply(self, group: JournalGroup) -> list[Outcome]:
-        """Apply the next group; return the outcome of each request."""
+        """Apply the next group, and return the outcome of each request."""
         self.groups += 1
         return [self._apply(request, group.time_ms) for request in group.requests]
 
@@ -89,13 +92,17 @@ class JournalState:
             if request.producer
             else None
         )
-        sizes = {each.shard: BatchSize(each.rows, each.payload_bytes, each.kinds_bytes) for each in request.batches}
+        sizes = {
+            row_batch.shard: BatchSize(row_batch.rows, row_batch.payload_bytes, row_batch.kinds_bytes)
+            for row_batch in request.batches
+        }
         answer = group.append_sizes(sizes, producer)
         if answer.duplicate:
             return answer
-        for each in request.batches:
-            if min(each.records) < self._first_records.get(each.shard, 0):
-                # The replica was paused between its writes, and retention has deleted the rows meanwhile.
+        for row_batch in request.batches:
+            if min(row_batch.records) < self._first_records.get(row_batch.shard, 0):
+                # Retention has deleted the rows, because the replica was paused between writing the rows and the
+                # record.
                 raise LogUnavailable("The rows were removed before they were appended; send them again")
         for entry in group.entries:
             assert isinstance(entry, AppendEntry)
@@ -116,11 +123,11 @@ class JournalState:
         return answer
 
     def _release(self, offsets: Mapping[Shard, int]) -> None:
-        before = self.state.get_released_offsets()
+        former_offsets = self.state.get_released_offsets()
         self.state.release(offsets)
-        for shard in offsets.keys() & before.keys():
+        for shard in offsets.keys() & former_offsets.keys():
             batches, released = self.list_batches(shard), self.state.shards[shard].released
-            first = bisect.bisect_right(batches, before[shard], key=lambda batch: batch.end)
+            first = bisect.bisect_right(batches, former_offsets[shard], key=lambda batch: batch.end)
             last = bisect.bisect_right(batches, released, key=lambda batch: batch.end)
             self._count_unreleased(shard.stream, -sum(batch.size_bytes for batch in batches[first:last]))
 
@@ -130,7 +137,7 @@ class JournalState:
             del self._unreleased[stream]
 
     def count_unreleased_bytes(self, stream: str) -> int:
-        """Return the bytes of the batches of a stream that are not released."""
+        """Return the bytes of the unreleased batches of a stream."""
         return self._unreleased.get(stream, 0)
 
     def _drop(self, stream: str) -> None:
@@ -150,7 +157,7 @@ class JournalState:
             summary.start = max(summary.start, start.offset)
             summary.size_bytes -= sum(batch.size_bytes for batch in batches[:count])
             del batches[:count]
-            # The replica that wrote the request did not know batches that came into the journal before the request.
+            # The writer of the request did not know some batches that precede the request in the journal.
             record = min((min(batch.records) for batch in batches), default=start.record)
             self._first_records[shard] = max(min(record, start.record), self._first_records.get(shard, 0))
         self.trimmed_ms = now_ms
@@ -158,20 +165,22 @@ class JournalState:
         self.state.forget(now_ms, now_ms)
 
     def list_batches(self, shard: Shard) -> Sequence[StoredBatch]:
-        """Return the batches of a shard that can be read, ascending."""
+        """Return the readable batches of a shard, in ascending order."""
         return self._batches.get(shard, ())
 
     def get_first_records(self) -> dict[Shard, int]:
-        """Return Kafka's offset below which the records of a shard may be deleted."""
+        """Return Kafka's offset of each shard before which records may be deleted."""
         return dict(self._first_records)
 
     def choose_starts(self, *, oldest_ms: int, batches_max: int, bytes_max: int) -> list[ShardStart]:
-        """Return what retention may remove: released batches before `oldest_ms`, and the oldest beyond the limits.
+        """Choose the released batches to remove, and return the first remaining row of each shard.
+
+        Batches before `oldest_ms` are removed, and the oldest batches beyond the limits.
 
         Args:
-            oldest_ms: The time from which batches stay.
-            batches_max: The maximum number of batches that stay, apart from those that are not released.
-            bytes_max: The maximum size of the batches that stay, apart from those that are not released.
+            oldest_ms: The time of the oldest batches to keep.
+            batches_max: The maximum number of released batches to keep.
+            bytes_max: The maximum size of released batches to keep.
         """
         released: list[list[tuple[int, Shard, int]]] = []
         for shard, batches in self._batches.items():
@@ -192,12 +201,12 @@ class JournalState:
     def _start_after(self, shard: Shard, count: int) -> ShardStart:
         batches = self._batches[shard]
         removed, remaining = batches[:count], batches[count:]
-        # Batches of several replicas are in the journal in another order than in the partition.
+        # The order of batches in the journal may differ from their order in the partition if several replicas write.
         record = min((min(batch.records) for batch in remaining), default=max(max(b.records) for b in removed) + 1)
         return ShardStart(shard.stream, shard.number, removed[-1].end, record)
 
     def summarize(self) -> Head:
-        """Return the state for storage. Later records do not change the answer."""
+        """Return a copy of the state for storage, which later records do not change."""
         summary = self.state.summarize()
         copied = structs.replace(
             summary,
@@ -212,19 +221,21 @@ class JournalState:
         return Head(copied, shards)
 
     def restore(self, head: Head, applied: int) -> None:
-        """Take over a stored state."""
+        """Replace the state by a stored state."""
         self.state.restore(head.state)
         self.applied = applied
-        self._batches = {Shard(each.stream, each.number): each.batches for each in head.shards}
+        self._batches = {Shard(shard_head.stream, shard_head.number): shard_head.batches for shard_head in head.shards}
         self._first_records = {
-            Shard(each.stream, each.number): each.first_record for each in head.shards if each.first_record
+            Shard(shard_head.stream, shard_head.number): shard_head.first_record
+            for shard_head in head.shards
+            if shard_head.first_record
         }
         for shard, batches in self._batches.items():
             released = self.state.shards[shard].released
             self._count_unreleased(shard.stream, sum(batch.size_bytes for batch in batches if batch.end > released))
 
     def check_invariants(self) -> None:
-        """Check, for tests, that the batches of each shard end at its watermark and have no gap."""
+        """Check that the batches of each shard have no gap, and end at its watermark. Only tests call this method."""
         self.state.check_invariants()
         for shard, batches in self._batches.items():
             summary = self.state.shards[shard]
@@ -236,23 +247,23 @@ class JournalState:
 
 
 class JournalReader:
-    """Applies the records of a journal from its first record on. A head replaces the records that are deleted.
+    """Applies the records of a journal from the first record on. A head replaces the deleted records.
 
     Attributes:
-        journal: The state, empty until `is_recovered`.
+        journal: The state, which is empty until `is_recovered`.
     """
 
     def __init__(self, first: int) -> None:
-        """Begin at the first record of the journal, which has Kafka's offset `first`."""
+        """Start at the first record of the journal, which has Kafka's offset `first`."""
         self.journal = JournalState()
         self.is_recovered = first == 0
         self._first = first
         self._waiting: list[tuple[int, JournalGroup]] = []
-        """The groups before the end of the first head."""
+        """The groups that were read before the first head was complete."""
         self._pieces: dict[str, list[bytes]] = {}
 
     def read(self, offset: int, record: JournalRecord) -> list[Outcome]:
-        """Apply a record; return the outcomes of the requests of a group, if it was applied."""
+        """Apply a record. Return the outcomes of its requests if it is a group that was applied."""
         if isinstance(record, HeadPiece):
             self._read_head(record)
             self._pass(offset)
@@ -273,10 +284,10 @@ class JournalReader:
             if piece.place == piece.count - 1:
                 self.journal.groups = 0
             return
-        if piece.after < self._first:  # Records that are missing here follow this head.
+        if piece.after < self._first:  # Skip this head, because records after it are missing.
             return
         pieces = self._pieces.setdefault(piece.head, [])
-        if piece.place != len(pieces):  # The writer has repeated a piece, or the first pieces are deleted.
+        if piece.place != len(pieces):  # The writer has repeated a piece, or the first pieces were deleted.
             return
         pieces.append(piece.data)
         if len(pieces) < piece.count:

@@ -1,13 +1,14 @@
-"""The log of a fleet: a `StreamLog` whose rows are in Apache Kafka, for any number of replicas at once.
+"""A `StreamLog` with rows in Apache Kafka, which any number of replicas can use concurrently.
 
-A shard is a partition. An append of any replica goes two steps: its rows go to the partitions of their shards, then its
-record goes to the journal (`journal.py`), which gives them their offsets. All appends that wait make both steps
-together. Kafka replicates and keeps both; this module has no consensus protocol.
+A shard is a partition. An append has two steps: it writes its rows to the partitions of their shards, and then a record
+to the journal (`journal.py`), which determines the offsets of the rows. All waiting appends run both steps together.
+Kafka replicates and stores the rows and the journal, so this module needs no consensus protocol.
 
-- If the rows cannot be written, the append fails and nothing of it exists: no record of the journal names it.
-- If the outcome of the record is unknown, the outcome of the append is unknown, too. The client repeats the append with
-the same sequence number.
-- A replica that was paused applies the records that it has missed, before it answers anything that depends on them.
+- If the rows cannot be written, the append fails. Its rows are not part of the log, because no record of the journal
+  refers to them.
+- If it is unknown whether the record was written, the outcome of the append is unknown. The client repeats the append
+  with the same sequence number.
+- A replica that was paused applies the records that it has missed before it answers a request that depends on them.
 """
 
 from __future__ import annotations
@@ -70,13 +71,13 @@ from seamark.metaserver.log.state import REMEMBERED_MS
 from seamark.metaserver.log.waiting import Waiters
 
 RECORD_BYTES_MAX = 900_000
-"""The maximum size of a record. Larger batches are in several records: a broker accepts 1 MB by default."""
+"""The maximum size of a record, because Kafka accepts 1 MB by default. Larger batches have several records."""
 RunInThread = Callable[[Callable[[], list[bytes]]], Awaitable[list[bytes]]]
 _NO_LIMIT_OFFSET = 1 << 62
 APPEND_SHARDS_MAX = 1000
-"""The maximum number of shards of an append, so that a group of the journal is one record."""
+"""The maximum number of shards of an append, so that a group fits into one record of the journal."""
 TRIMMED_SHARDS_MAX = 4000
-"""The maximum number of shards that lose rows at a time, for the same reason."""
+"""The maximum number of shards in a `TrimRequest`, so that it fits into one record of the journal."""
 _log = structlog.get_logger("seamark.log")
 
 
@@ -86,19 +87,20 @@ class KafkaLimits:
 
     Attributes:
         append_bytes_max: The maximum size of one append.
-        waiting_bytes_max: The maximum size of the appends that wait for the cluster.
-        group_bytes_max: The maximum size of the appends that are written together, except for a larger append.
-        groups_max: The maximum number of groups that are written at a time.
+        waiting_bytes_max: The maximum total size of the waiting appends.
+        group_bytes_max: The maximum size of a group of appends. A single append may be larger.
+        groups_max: The maximum number of groups that are written concurrently.
         retention_ms: The age at which released rows are removed.
-        retention_bytes: The size above which released rows are removed earlier.
-        batches_max: The maximum number of released batches; the oldest are removed. Their positions are in memory.
-        producers_max: The maximum number of producers that are remembered.
+        retention_bytes: The total size above which the oldest released rows are removed earlier.
+        batches_max: The maximum number of released batches, because their positions are in memory. The oldest are
+            removed.
+        producers_max: The maximum number of remembered producers.
         head_groups: The number of groups after which the state of the log is written to the journal.
-        answer_timeout_s: The maximum time for which an append waits until its record of the journal is read back, and
-            for which a reader waits until the journal is read up to its end.
-        request_timeout_s: The maximum time of an append, from its arrival.
+        answer_timeout_s: The maximum time for which an append waits until its record of the journal is read back. Also
+            the maximum time for which a reader waits until the journal is read up to its end.
+        request_timeout_s: The maximum time of an append after its arrival.
         open_timeout_s: The maximum time for opening the log.
-        trim_interval_s: The time between two runs of the retention.
+        trim_interval_s: The interval at which old rows are removed.
     """
 
     append_bytes_max: int = 64 << 20
@@ -118,14 +120,14 @@ class KafkaLimits:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A request that waits. `batches` are the rows of an append, without their positions in Kafka."""
+    """A waiting request. `batches` are the rows of an append, whose positions in Kafka are not known yet."""
 
     request: Request
     future: asyncio.Future[Outcome]
     batches: Mapping[Shard, Batch]
     size_bytes: int = 0
     is_taken: bool = False
-    """Whether the request is in a group, so that its rows may be stored."""
+    """Whether the request is in a group. If so, its rows may be stored."""
 
     @property
     def journal_bytes(self) -> int:
@@ -155,24 +157,24 @@ class KafkaLog:
         self._groups: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(limits.groups_max)
         self._answers: dict[int, list[asyncio.Future[Outcome]]] = {}
-        """The requests of the groups that were written and not read again, by the number of the group."""
+        """The requests of the groups whose records were written, but not read back yet, by the number of the group."""
         self._next_group = 0
         self._waiters = Waiters(lambda shard: self._journal.state.read_watermark(shard))
         self._appliers: list[tuple[int, asyncio.Future[None]]] = []
-        """Tasks that wait until the journal is applied up to an offset."""
+        """The tasks that wait until the journal is applied up to an offset."""
         self._asking = asyncio.Lock()
         self._asked = self._answered = self._end = 0
-        """The last question of this replica for the end of the journal, the last that was answered, and its answer."""
+        """The numbers of the last sent and of the last answered query for the end of the journal, and its result."""
         self._failed_question = 0
         self._question_error: SeamarkError | None = None
-        """The last question that failed, and its error."""
+        """The number of the last failed query, and its error."""
         self._deleted: dict[Shard, int] = {}
         """Kafka's offset of each shard up to which this replica has deleted records."""
         self._dropped: set[str] = set()
         """The streams whose topics this replica has deleted."""
         self._failure: str | None = None
         self.groups = 0
-        """The groups that were written; for metrics."""
+        """The number of written groups, which is a metric."""
 
     @property
     def identity(self) -> str:
@@ -190,7 +192,7 @@ class KafkaLog:
                 outcomes = self._reader.read(offset, record)
                 if isinstance(record, JournalGroup) and record.writer == self._writer:
                     self._answer(record.number, outcomes)
-        except Exception as error:  # noqa: BLE001  no caller may wait for a state that does not move
+        except Exception as error:  # noqa: BLE001  no caller may wait for a state that no longer changes
             self._fail(error)
             return
         if self._reader.is_recovered and self._reader.journal.applied >= self._journal.applied:
@@ -199,7 +201,7 @@ class KafkaLog:
             self._wake_appliers(self._journal.applied)
 
     def restart(self, start: int) -> None:
-        """Begin again at a later record: this replica was paused so long that records were deleted meanwhile."""
+        """Continue at a later record, because records were deleted while this replica was paused."""
         self._reader = JournalReader(start)
         for number in list(self._answers):
             self._answer(number, None)
@@ -243,14 +245,14 @@ class KafkaLog:
         self._check_open()
 
     async def _find_journal_end(self) -> int:
-        """Return the end of the journal at a time after the call.
+        """Return the end of the journal at a time after the start of the call.
 
-        Calls share the questions to Kafka. Without an answer they also share the error, so that calls that wait do not
-        ask one after another.
+        Concurrent calls share a query to Kafka. They also share its error, so that they do not send failing queries one
+        after another.
         """
         requested = self._asked
         async with self._asking:
-            if self._answered > requested:  # A question that began after this call has been answered.
+            if self._answered > requested:  # A query that began after this call was answered.
                 return self._end
             if self._question_error is not None and self._failed_question > requested:
                 raise self._question_error
@@ -264,7 +266,7 @@ class KafkaLog:
             return self._end
 
     async def _wait_applied(self, end: int) -> None:
-        """Wait until the journal is applied up to an offset, or the log has failed."""
+        """Wait until the journal is applied up to the offset `end`, or the log fails."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._appliers.append((end, future))
         self._wake_appliers(self._journal.applied)
@@ -282,13 +284,13 @@ class KafkaLog:
             if shard.stream in state.removed:
                 raise StreamRemoved(f"The stream {shard.stream} was removed with its table; load the table again")
         if producer is not None:
-            # A repetition is certain, and needs no second copy of its rows. The other facts are certain only when they
-            # are in the journal.
+            # A repeat can be answered now, without writing its rows again. Everything else is certain only after the
+            # journal contains it.
             previous = state.producers.get(producer.name)
             if previous is None:
                 state.check_producer_room(producer.name, limit=self._limits.producers_max)
             elif producer.epoch == previous.epoch and producer.sequence <= previous.sequence:
-                repeated = (each.acknowledge() for each in previous.appends if each.sequence == producer.sequence)
+                repeated = (append.acknowledge() for append in previous.appends if append.sequence == producer.sequence)
                 return next(repeated, Acknowledgement((), duplicate=True))
         await self._broker.create_partitions(batches)
         size_bytes = sum(batch.size_bytes for batch in batches.values())
@@ -297,8 +299,10 @@ class KafkaLog:
                 f"{self._waiting_bytes} bytes of rows wait for Kafka, at most {self._limits.waiting_bytes_max}; send "
                 "rows more slowly"
             )
-        named = (producer.name, producer.sequence, producer.epoch, producer.sparse) if producer is not None else ()
-        answer = await self._request(AppendRequest((), *named), dict(batches), size_bytes)
+        producer_values = (
+            (producer.name, producer.sequence, producer.epoch, producer.sparse) if producer is not None else ()
+        )
+        answer = await self._request(AppendRequest((), *producer_values), dict(batches), size_bytes)
         return cast(Acknowledgement, answer)
 
     async def fence(self, name: str) -> StreamProducerState:
@@ -359,7 +363,7 @@ class KafkaLog:
             self._wake.clear()
             while self._requests and self._failure is None:
                 await self._slots.acquire()
-                await asyncio.sleep(0)  # Every task that is ready may append to this group.
+                await asyncio.sleep(0)  # Ready tasks can add their appends to this group.
                 group = self._take_group()
                 if not group:  # All requests were cancelled.
                     self._slots.release()
@@ -381,13 +385,13 @@ class KafkaLog:
                 break
             self._requests.popleft()
             self._waiting_bytes -= first.size_bytes
-            if not first.future.done():  # The request was not cancelled.
+            if not first.future.done():  # Leave out cancelled requests.
                 first.is_taken = True
                 group.append(first)
         return group
 
     def _end_group(self, group: Sequence[_Waiting], journaled: asyncio.Event, task: asyncio.Task[None]) -> None:
-        """Let the next groups go on after a group, also after one that was cancelled before it began."""
+        """End a group, even if it was cancelled before it began, so that the next groups can continue."""
         self._groups.discard(task)
         journaled.set()
         self._slots.release()
@@ -398,8 +402,8 @@ class KafkaLog:
 
         Args:
             group: The requests.
-            previous: Set when the group before has begun to write its record, or has failed.
-            journaled: The same of this group.
+            previous: Set after the previous group has started writing its record, or has failed.
+            journaled: Set after this group has started writing its record, or has failed.
         """
         futures = [waiting.future for waiting in group]
         try:
@@ -416,7 +420,7 @@ class KafkaLog:
             try:
                 async with asyncio.timeout(self._limits.answer_timeout_s):
                     await written
-                    await asyncio.wait(futures)  # Unlike `gather`, it does not cancel the futures after the time.
+                    await asyncio.wait(futures)  # Unlike `gather`, it does not cancel the futures at the timeout.
                 self.groups += 1
             finally:
                 self._answer(number, None)
@@ -430,10 +434,10 @@ class KafkaLog:
     async def _write_rows(self, group: list[_Waiting]) -> tuple[list[Request], list[asyncio.Future[Outcome]]]:
         """Write the rows of a group.
 
-        An append whose rows are not written is refused. It does not concern the others.
+        An append whose rows cannot be written is refused, without affecting the other requests.
 
         Returns:
-            The other requests, with their positions in Kafka, and their futures.
+            The remaining requests with their positions in Kafka, and the futures of these requests.
         """
         records = [
             NewRecord(shard, piece)
@@ -451,8 +455,8 @@ class KafkaLog:
                 errors: list[LogUnavailable] = []
                 for shard, batch in waiting.batches.items():
                     outcomes = list(islice(written, _count_pieces(batch)))
-                    errors += [each for each in outcomes if isinstance(each, LogUnavailable)]
-                    offsets = tuple(each for each in outcomes if isinstance(each, int))
+                    errors += [outcome for outcome in outcomes if isinstance(outcome, LogUnavailable)]
+                    offsets = tuple(outcome for outcome in outcomes if isinstance(outcome, int))
                     sizes = batch.rows, len(batch.payload), len(batch.kinds)
                     entries.append(RowsEntry(shard.stream, shard.number, *sizes, offsets))
                 if errors:
@@ -481,24 +485,24 @@ class KafkaLog:
     async def read(self, shard: Shard, offset: int, *, limit_bytes: int, end: int | None = None) -> Sequence[Record]:
         self._check_open()
         self._journal.state.check_readable(shard, offset)
-        chosen: list[StoredBatch] = []
+        chosen_batches: list[StoredBatch] = []
         size_bytes = 0
         batches = self._journal.list_batches(shard)
         for place in range(_find_batch_place(batches, offset), len(batches)):
             batch = batches[place]
             size_bytes += batch.size_bytes
-            if (end is not None and batch.offset >= end) or (chosen and size_bytes > limit_bytes):
+            if (end is not None and batch.offset >= end) or (chosen_batches and size_bytes > limit_bytes):
                 break
-            chosen.append(batch)
-        if not chosen:
+            chosen_batches.append(batch)
+        if not chosen_batches:
             return []
         try:
-            values = await self._broker.read(shard, [record for batch in chosen for record in batch.records])
+            values = await self._broker.read(shard, [record for batch in chosen_batches for record in batch.records])
         except OffsetOutOfRange:
-            await self.catch_up()  # Another replica has removed rows; its record of the journal says which.
+            await self.catch_up()  # Another replica has removed rows. Apply its record of the journal.
             self._journal.state.check_readable(shard, offset)
             raise
-        return [_build_record(shard, batch, values) for batch in chosen]
+        return [_build_record(shard, batch, values) for batch in chosen_batches]
 
     async def wait(self, positions: Mapping[Shard, int], timeout_s: float) -> bool:
         self._check_open()
@@ -522,7 +526,7 @@ class KafkaLog:
     # -- retention ---------------------------------------------------------------------------------------------------
 
     async def maintain(self) -> None:
-        """Remove old rows, and write heads, until cancelled."""
+        """Remove old rows, and write heads, until the task is cancelled."""
         while True:
             await asyncio.sleep(self._limits.trim_interval_s)
             try:
@@ -535,7 +539,7 @@ class KafkaLog:
                 _log.exception("log maintenance failed unexpectedly")
 
     async def trim(self) -> None:
-        """Remove released rows beyond the retention, forget old producers, and delete topics of removed streams."""
+        """Remove released rows after their retention, forget old producers, and delete topics of removed streams."""
         self._check_open()
         limits, now_ms = self._limits, self._clock.now_ms()
         starts = self._journal.choose_starts(
@@ -545,14 +549,14 @@ class KafkaLog:
         )
         if starts or now_ms - self._journal.trimmed_ms >= REMEMBERED_MS:
             await self._request(TrimRequest(tuple(starts[:TRIMMED_SHARDS_MAX]), limits.retention_ms))
-        before = {
+        first_records = {
             shard: record
             for shard, record in self._journal.get_first_records().items()
             if self._deleted.get(shard, 0) < record
         }
-        if before:
-            await self._broker.delete_records(before)
-            self._deleted.update(before)
+        if first_records:
+            await self._broker.delete_records(first_records)
+            self._deleted.update(first_records)
         for stream in self._journal.state.removed.keys() - self._dropped:
             await self._broker.delete_stream(stream)
             self._dropped.add(stream)
@@ -570,10 +574,10 @@ class KafkaLog:
     # -- opening and closing -----------------------------------------------------------------------------------------
 
     async def recover(self) -> None:
-        """Read the journal up to its present end.
+        """Read the journal up to its current end.
 
         Raises:
-            LogUnavailable: Kafka does not answer, or the journal has no state to begin with.
+            LogUnavailable: Kafka does not answer, or the journal contains no complete state.
         """
         start, end = await self._broker.read_journal_range()
         self._reader = JournalReader(start)
@@ -594,17 +598,17 @@ class KafkaLog:
         self._wake_appliers(_NO_LIMIT_OFFSET)
 
     def cancel_groups(self) -> list[asyncio.Task[None]]:
-        """Cancel the groups that are being written; return their tasks."""
+        """Cancel the running groups, and return their tasks."""
         for task in self._groups:
             task.cancel()
         return list(self._groups)
 
     def check_invariants(self) -> None:
-        """Check, for tests, the conditions that are true after every step."""
+        """Check the conditions that are true after every step. Only tests call this method."""
         self._journal.check_invariants()
 
     def take_snapshot(self) -> tuple[int, bytes]:
-        """Return, for tests, the number of applied records of the journal and the state after them."""
+        """Return the offset of the next record of the journal and the encoded state. Only tests call this method."""
         return self._journal.applied, msgspec.msgpack.encode(self._journal.summarize())
 
     def _check_open(self) -> None:
@@ -630,7 +634,7 @@ def _refuse(futures: Sequence[asyncio.Future[Outcome]], error: SeamarkError) -> 
 
 
 def _split_batch(batch: Batch) -> list[bytes]:
-    """Return the records of a batch: its payload, then its kinds."""
+    """Split the payload and the kinds of a batch into the values of records."""
     data = batch.payload + batch.kinds if batch.kinds else batch.payload
     if len(data) <= RECORD_BYTES_MAX:
         return [data]
@@ -667,14 +671,14 @@ async def open_log_over(
     run_in_thread: RunInThread = asyncio.to_thread,
     maintains: bool = True,
 ) -> AsyncIterator[KafkaLog]:
-    """Open a log over a cluster.
+    """Open a log in a cluster.
 
     Args:
         broker: The cluster.
         clock: The clock.
         limits: The limits.
-        run_in_thread: Runs the encoding of heads.
-        maintains: Whether this process removes old rows and writes heads.
+        run_in_thread: Runs the encoding of heads in a thread.
+        maintains: Whether this process removes old rows, and writes heads.
 
     Raises:
         LogUnavailable: Kafka does not answer.

@@ -1,4 +1,4 @@
-"""Reads the input topics of stream tables, by confluent-kafka. No call blocks the event loop."""
+"""Reads the input topics of stream tables with confluent-kafka. No call blocks the event loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _THREADS = 4
 _TIMEOUT_S = 10.0
 _READ_AHEAD_KB = 4 << 10
 _IDLE_S, _IDLE_S_MAX = 0.02, 0.25
-"""The first and the longest pause of a consumer that finds no message."""
+"""The first and the maximum pause of a consumer that finds no message."""
 _GONE = {KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART}
 _ENDED = _GONE | {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
 _CONSUMER = {
@@ -35,9 +35,9 @@ _CONSUMER = {
     "check.crcs": True,
     "queued.max.messages.kbytes": _READ_AHEAD_KB,
 }
-"""Further properties of consumers.
+"""Additional properties of consumers.
 
-The library requires a group, but it is not used: the code assigns the partitions itself.
+The library requires a group, but the group is not used, because the code assigns the partitions explicitly.
 """
 T = TypeVar("T")
 _log = structlog.get_logger("seamark.streams")
@@ -83,7 +83,7 @@ class KafkaTopics:
             await asyncio.get_running_loop().run_in_executor(None, consumer.close)
 
     async def _find(self, future: Future[T]) -> T | None:
-        """Return the description of a topic, or None if the topic is deleted or this server may not read it."""
+        """Return the description of a topic, or None if the topic was deleted or this server may not read it."""
         try:
             async with asyncio.timeout(2 * _TIMEOUT_S):
                 return await asyncio.wrap_future(future)
@@ -104,7 +104,7 @@ class KafkaTopics:
             raise self.make_unavailable_error(error.args[0]) from error
 
     def make_unavailable_error(self, reason: object) -> LogUnavailable:
-        """Return the error of a call that failed."""
+        """Return the error for a failed call."""
         text = reason.str() if isinstance(reason, KafkaError) else str(reason)
         return LogUnavailable(f"Kafka at {self._address.servers} does not serve an input topic ({text}); retry later")
 
@@ -117,12 +117,12 @@ class _Consumer:
         self._topic = topic
         self._consumer = consumer
         self._lock = threading.Lock()
-        """A thread may still read when the consumer is closed."""
+        """A lock, because a thread may still be reading when the consumer is closed."""
         self._is_closed = False
         self._idle_s = _IDLE_S
 
     def begin(self, offsets: Mapping[int, int]) -> None:
-        """Begin at these offsets, or at the first message that Kafka still has. The call blocks."""
+        """Start reading at these offsets, or at the first message that Kafka still has. The call blocks."""
         with self._lock:
             places = [self._find_start(number, offset) for number, offset in offsets.items()]
             self._consumer.assign(places)
@@ -159,14 +159,15 @@ class _Consumer:
                 if error is None:
                     messages.append(_to_message(message))
                 elif error.code() in _ENDED or not (error.retriable() or error.code() < 0):
-                    # Kafka has removed the next messages, or the topic was deleted. `begin` finds the next message.
+                    # Kafka has removed the next messages, or the topic was deleted. `begin` finds the next existing
+                    # message.
                     raise self._topics.make_unavailable_error(error)
                 else:
                     _log.info("an input topic is not read", topic=self._topic.name, error=error.str())
         return messages
 
     def close(self) -> None:
-        """Leave the cluster. The call blocks."""
+        """Close the connections to the cluster. The call blocks."""
         with self._lock:
             self._is_closed = True
             self._consumer.close()

@@ -1,4 +1,4 @@
-"""The port to the input topics of stream tables, to which other programs write. `topic_reads.py` implements it."""
+"""The port to input topics, to which other programs write rows for stream tables. `topic_reads.py` implements it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class InputTopic(NamedTuple):
     """An input topic.
 
     Attributes:
-        name: Its name.
-        id: The id that Kafka gave it. A topic that is deleted and created again has another id.
-        partitions: The number of its partitions.
+        name: The name of the topic.
+        id: Kafka's id of the topic. If a topic is deleted and created again, it gets a new id.
+        partitions: The number of partitions.
     """
 
     name: str
@@ -27,7 +27,7 @@ class TopicMessage(NamedTuple):
     Attributes:
         offset: Kafka's offset in the partition.
         value: The value, or None for a tombstone.
-        headers: The headers. If a name occurs several times, the last value counts.
+        headers: The headers. If a name occurs several times, it has the last value.
     """
 
     partition: int
@@ -45,21 +45,18 @@ class TopicConsumer(Protocol):
         Messages of aborted transactions are left out.
 
         Raises:
-            LogUnavailable: Kafka has removed the next messages, the topic is deleted, or this server may not read it.
+            LogUnavailable: Kafka has removed the next messages, the topic was deleted, or this server may not read it.
         """
 
 
 class TopicSource(Protocol):
-    """The input topics in a cluster.
-
-    Every method may raise LogUnavailable if the cluster does not answer.
-    """
+    """The input topics in a cluster. Every method raises LogUnavailable if the cluster does not answer."""
 
     def make_topic_name(self, uuid: str) -> str:
         """Return the name of the input topic of a table."""
 
     async def list_topics(self) -> dict[str, InputTopic]:
-        """Return the input topics that exist, by the UUID of the table."""
+        """Return the existing input topics, by the UUID of the table."""
 
     def open(self, topic: InputTopic, offsets: Mapping[int, int]) -> AbstractAsyncContextManager[TopicConsumer]:
-        """Read a topic from the offset of each partition, or from the first message that Kafka still has."""
+        """Open a topic for reading from an offset of each partition, or from the first message that Kafka still has."""

@@ -1,1 +1,1 @@
-"""Object stores of clouds through obstore: what they share, Azure Data Lake Storage, and Google Cloud Storage."""
+"""Object stores of Azure and Google Cloud through obstore, their shared code, and temporary keys for clients."""

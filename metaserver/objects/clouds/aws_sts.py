@@ -1,4 +1,8 @@
-"""Temporary keys of AWS for one table: the session of a role, with a policy that AWS intersects with the role's own."""
+"""Requests temporary keys of AWS for one table.
+
+The keys are those of a session of a role. The session has a policy for the table, and AWS grants only the permissions
+that are in this policy and in the role's own policies.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ else:
     aws_errors = LazyModule("botocore.exceptions")
 
 POLICY_CHARS_MAX = 2048
-"""The maximum length of a session policy, which is AWS's own limit."""
+"""The maximum length of a session policy, which AWS defines."""
 _READ = ("s3:GetObject",)
 _WRITE = ("s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
 _WILDCARDS = re.compile(r"[*?$]")
@@ -32,7 +36,7 @@ _THROTTLED = frozenset(("Throttling", "ThrottlingException", "RequestLimitExceed
 
 
 def assume_role(settings: Settings, table: Location, *, writable: bool) -> IssuedKeys:
-    """Request keys that open the objects below a table, and no others.
+    """Request keys that give access to the objects below a table, and to no others.
 
     Call this function in a thread.
 

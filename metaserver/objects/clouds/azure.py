@@ -1,7 +1,7 @@
-"""Azure Data Lake Storage as object storage, through obstore and the Blob service.
+"""An object store in Azure Data Lake Storage, which uses obstore and the Blob service.
 
-A conditional PUT is `If-None-Match: *`. Listings leave out the folders of a hierarchical namespace, which Azure lists
-as empty objects.
+A conditional PUT has the header `If-None-Match: *`. Azure lists the folders of a hierarchical namespace as empty
+objects, which the listings of this store omit.
 """
 
 from __future__ import annotations

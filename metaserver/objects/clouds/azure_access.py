@@ -1,4 +1,4 @@
-"""Return the properties of Iceberg's FileIO with which clients and jobs use Azure storage."""
+"""Builds the properties of Iceberg's FileIO with which clients and jobs use Azure storage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from seamark.metaserver.settings.settings import Settings
 
 
 def get_service_address(settings: Settings, table: Location) -> dict[str, str]:
-    """Return the account of a table and the address of its services, as properties of a FileIO."""
+    """Return the account of a table and the address of the account's services, as properties of a FileIO."""
     _, account, host = split_bucket(table.bucket)
     config = {"adls.account-name": account}
     if settings.azure_endpoint:
@@ -27,8 +27,8 @@ def get_service_address(settings: Settings, table: Location) -> dict[str, str]:
 def build_key_properties(settings: Settings) -> dict[str, str]:
     """Return the server's credentials as properties of a FileIO, for processes that the server starts.
 
-    Without credentials in the settings, the processes use Azure's environment variables or an identity, as the server
-    does.
+    Without credentials in the settings, the server and these processes use Azure's environment variables or an
+    identity.
     """
     if settings.azure_account_key:
         return {"adls.account-key": settings.azure_account_key}

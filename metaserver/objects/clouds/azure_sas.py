@@ -1,9 +1,9 @@
-"""Shared access signatures (SAS) of Azure for the folder of one table.
+"""Issues shared access signatures (SAS) of Azure for the folder of one table.
 
 A user-delegation SAS is signed with a key that Azure issues to the server's application or identity. The server
-requests that key once a day for each account, and signs a SAS without a further request. With an account key in the
-settings, the SAS is a service SAS, signed with the account key. Microsoft's libraries, of the extra `azure`, send the
-requests and sign.
+requests that key once a day for each account, and then signs each SAS without a request. With an account key in the
+settings, the SAS is a service SAS, which is signed with the account key. The requests and the signatures are made by
+Microsoft's libraries, which the extra `azure` installs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ _READER, _WRITER = "rl", "racwdl"
 _CONNECT_TIMEOUT_S = 5.0
 _BACKOFF_S = 1
 _CLOCK_DIFFERENCE_S = 300
-"""Seconds by which a SAS begins before its issue, because the clocks of the server and of Azure may differ."""
+"""The number of seconds before its issue from which a SAS is valid.
+
+The clocks of the server and of Azure may differ by this time.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class _DelegationKey:
 
 
 class SasIssuer:
-    """Issues SAS. Its methods may block, so they are called in threads."""
+    """Issues shared access signatures. Its methods may block, so call them in threads."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -121,7 +124,10 @@ class SasIssuer:
 
 
 def open_credential(settings: Settings) -> TokenCredential:
-    """Return the application of the settings, or else what Azure's environment variables and the machine offer."""
+    """Return the credential of the application in the settings, or else Azure's default credential.
+
+    Azure's default credential comes from environment variables or from the identity of the machine.
+    """
     if settings.azure_client_id:
         return identity.ClientSecretCredential(
             settings.azure_tenant_id, settings.azure_client_id, settings.azure_client_secret
@@ -130,9 +136,10 @@ def open_credential(settings: Settings) -> TokenCredential:
 
 
 def compute_expiry_ms(settings: Settings, now_ms: int) -> int:
-    """Return the end of a SAS that is issued now, which is a multiple of half of its lifetime.
+    """Return the time at which a SAS that is issued now expires.
 
-    So answers of the same half have the same end, and a SAS is valid for at least half of its lifetime.
+    This time is a multiple of half of the lifetime. So all answers of the same period have the same SAS, and a SAS is
+    valid for at least half of the lifetime.
     """
     half_ms = settings.cloud_keys_s * 500
     return (now_ms // half_ms + 2) * half_ms
@@ -144,7 +151,7 @@ def _to_time(milliseconds: int) -> datetime:
 
 @contextmanager
 def _explain_errors(account: str) -> Iterator[None]:
-    """Translate errors of Azure's libraries. Their texts may quote requests, so the messages do not have them."""
+    """Translate errors of Azure's libraries. The messages omit the errors' texts, which may quote requests."""
     try:
         yield
     except ImportError:

@@ -90,7 +90,7 @@ class AzureStorage(ServerStorage):
 
 
 def suggest_azure_fix(error: Exception) -> str:
-    """Return advice for an operator whose container fails with this error."""
+    """Return advice for an operator after the access to a container failed with this error."""
     if isinstance(error, RetryLater | TimeoutError):
         return "Check that this machine reaches the account's Blob service, and that --azure-endpoint is correct"
     return (
@@ -103,7 +103,7 @@ def check_accounts(roots: Sequence[Location], settings: Settings) -> None:
     """Check that the credentials of the settings fit the accounts of the roots.
 
     Raises:
-        ConfigError: A key or an endpoint of one account is set, and the roots are in several accounts.
+        ConfigError: The roots are in several accounts, but a key or an endpoint is set, which is for one account.
     """
     accounts = sorted({split_bucket(root.bucket)[1] for root in roots})
     name = "azure_account_key" if settings.azure_account_key else "azure_endpoint" if settings.azure_endpoint else ""

@@ -1,7 +1,8 @@
-"""A cloud as the store of `s3://` locations: a bucket is a bucket of Google Cloud Storage, or a container of Azure.
+"""Stores the objects of `s3://` locations in Google Cloud Storage or Azure.
 
-So engines read and write `s3://` tables through the objects gateway (`metaserver/gateway/`), with keys for one table,
-and need no library of the cloud.
+Each bucket of an `s3://` location is a bucket of Google Cloud Storage or a container of Azure. Engines read and write
+the tables through the objects gateway (`metaserver/gateway/`), with keys for one table. So the engines need no library
+of the cloud.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from seamark.metaserver.objects.port import ObjectInfo
 from seamark.metaserver.settings.settings import Settings
 
 UPLOADS = ".seamark-uploads"
-"""The folder of unfinished uploads, at the root of each bucket."""
+"""The folder of unfinished uploads in each bucket."""
 
 
 class Backing:
@@ -48,7 +49,7 @@ class Backing:
         return f"{bucket}@{self._host}" if self._host else bucket
 
     def place(self, location: Location) -> Location:
-        """Return the location in the cloud.
+        """Return the location in the cloud of an `s3://` location.
 
         Raises:
             BadRequest: The cloud has no such bucket name or key.
@@ -61,7 +62,7 @@ class Backing:
 
 
 def check_roots(roots: Sequence[Location]) -> None:
-    """Check that no table can have the location of unfinished uploads.
+    """Check that no warehouse contains the folder of unfinished uploads.
 
     Raises:
         ConfigError: A warehouse is a whole bucket.
@@ -74,7 +75,7 @@ def check_roots(roots: Sequence[Location]) -> None:
 
 
 class BackedObjects(ForwardingObjects):
-    """An ObjectStore for `s3://` locations, whose objects are in a cloud."""
+    """An ObjectStore for `s3://` locations that stores the objects in a cloud."""
 
     def __init__(self, stored: CloudObjects[Any], backing: Backing) -> None:
         super().__init__(stored)

@@ -1,8 +1,9 @@
-"""An object store through obstore, with the behaviour that S3, Azure and Google Cloud Storage share.
+"""The base class of the object stores that use obstore: S3, Azure and Google Cloud Storage.
 
-`create` never overwrites, and never reports its own write as a conflict. The request to the store is conditional, and
-stores an id in the object's metadata. If the reply is lost, or a retry inside obstore finds the object of its first
-attempt, the object is read back: if it has the id of this call, the write succeeded; with another id, it conflicts.
+`create` never overwrites an object, and never reports its own write as a conflict. The request to the store is
+conditional, and stores an id in the object's metadata. If the reply is lost, or a retry inside obstore finds the object
+that its first attempt created, the object's id is read. If the id is that of this call, the write has succeeded.
+Otherwise another write has created the object.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ if TYPE_CHECKING:
 
 _OBJECTS_PER_PAGE = 1000
 _BACKOFF_MAX_S = 2.0
-# obstore also raises Python's FileNotFoundError, NotImplementedError and ValueError.
+# Besides its own errors, obstore raises Python's FileNotFoundError, NotImplementedError and ValueError.
 MISSING = (FileNotFoundError, exceptions.NotFoundError)
 FAILED = (exceptions.BaseError, OSError, NotImplementedError, ValueError)
 
 _STATUS = re.compile(r"status(?: code)?:? (\d{3})\b")
 _RANGE_NOT_SATISFIABLE = 416
 _RANGE_BEHIND_END = re.compile(r"Wanted range starting at \d+, but object was only \d+ bytes long")
-"""Matches obstore's error for a service that answers a range behind the end with the object's last bytes, or none."""
+"""Matches obstore's error for a range behind the end, to which a service has answered with other bytes or no bytes."""
 _RETRYABLE_STATUS = frozenset((408, 409, 425, 429, 500, 502, 503, 504))
 
 S = TypeVar("S", bound=RemoteStore)
@@ -52,7 +53,7 @@ S = TypeVar("S", bound=RemoteStore)
 class CloudObjects(ABC, Generic[S]):
     """An ObjectStore for the locations of one scheme.
 
-    The client of a bucket is created on first use. `ping` checks the buckets of `roots`.
+    The client of a bucket is created at its first use. `ping` checks the buckets of `roots`.
 
     Attributes:
         scheme: The scheme of normalised locations.
@@ -142,7 +143,7 @@ class CloudObjects(ABC, Generic[S]):
         try:
             is_own_write = await self._has_write_id(store, at, data, write_id)
         except FAILED:
-            # If the read-back fails, the first failure is raised: a conflict, or RetryLater for an unknown outcome.
+            # If the id cannot be read, raise the first failure: a conflict, or RetryLater for an unknown outcome.
             raise failure from None
         if is_own_write is None:
             raise failure
@@ -186,7 +187,7 @@ class CloudObjects(ABC, Generic[S]):
         await obstore.put_async(store, at.path, data, mode="create", attributes=attributes, use_multipart=False)
 
     async def _has_write_id(self, store: S, at: Location, data: bytes, write_id: str) -> bool | None:
-        """Return whether the stored object is from this write, or None if no object is stored."""
+        """Return whether this write has created the stored object, or None if no object is stored."""
         try:
             result = await obstore.get_async(store, at.path)
         except MISSING:
@@ -194,8 +195,8 @@ class CloudObjects(ABC, Generic[S]):
         stored_id = result.attributes.get(self.write_id)
         if stored_id is not None:
             return stored_id == write_id
-        # If a store drops metadata, the bytes are compared. The bytes contain a UUID, so no other writer writes the
-        # same bytes.
+        # Some stores discard metadata, so compare the bytes. They contain a UUID, so no other writer writes the same
+        # bytes.
         return result.meta["size"] == len(data) and bytes(await result.bytes_async()) == data
 
     def _open(self, location: str, *, whole_bucket: bool = False) -> tuple[S, Location]:
@@ -210,8 +211,8 @@ class CloudObjects(ABC, Generic[S]):
         return store, at
 
     def explain(self, error: Exception, location: str) -> SeamarkError:
-        """Return the error of the port for an error of obstore."""
-        # The first line is the cause; the rest is the service's XML and Rust debug output.
+        """Return the error that the port documents for an error of obstore."""
+        # The first line is the cause. The other lines are the service's XML and Rust debug output.
         reason = str(error).partition("\n")[0].partition(": <?xml")[0].partition(": \ufeff<?xml")[0]
         if self.missing_bucket in str(error):
             return StorageError(f"The {self.bucket_noun} of {location!r} does not exist; create it")

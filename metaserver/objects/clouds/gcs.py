@@ -1,6 +1,6 @@
-"""Google Cloud Storage as object storage, through obstore.
+"""An object store in Google Cloud Storage, which uses obstore.
 
-A conditional PUT is `x-goog-if-generation-match: 0`.
+A conditional PUT has the header `x-goog-if-generation-match: 0`.
 """
 
 from __future__ import annotations

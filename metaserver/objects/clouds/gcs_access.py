@@ -1,7 +1,7 @@
-"""Return the properties of Iceberg's FileIO with which clients and jobs use Google Cloud Storage.
+"""Builds the properties of Iceberg's FileIO with which clients and jobs use Google Cloud Storage.
 
-A client gets an access token that Google restricts to the folder of one table (Credential Access Boundary). Google's
-library google-auth, of the extra `gcs`, sends the requests.
+A client gets an access token that Google restricts to the folder of one table (Credential Access Boundary). The
+requests are sent by Google's library google-auth, which the extra `gcs` installs.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ def get_service_address(settings: Settings) -> dict[str, str]:
 
 
 def is_anonymous(settings: Settings) -> bool:
-    """Return whether the key of the settings is that of an emulator, which needs no tokens."""
+    """Return whether the key in the settings is for an emulator, which needs no tokens."""
     return bool(settings.gcs_service_account_key and _parse_key(settings).get("disable_oauth"))
 
 
 def check_key(settings: Settings) -> None:
-    """Check that the key of the settings is JSON.
+    """Check that the key in the settings is a JSON object.
 
     Raises:
-        ConfigError: The key is not a JSON object. The message does not contain it.
+        ConfigError: The key is not a JSON object. The message does not contain the key.
     """
     if settings.gcs_service_account_key:
         _parse_key(settings)
@@ -65,8 +65,8 @@ def check_key(settings: Settings) -> None:
 def build_key_properties(settings: Settings) -> dict[str, str]:
     """Return an access token of the server as properties of a FileIO, for processes that the server starts.
 
-    The function may send requests to Google, so call it in a thread. Without a key in the settings, the processes use
-    Google's application default credentials, as the server does.
+    The function may send requests to Google, so call it in a thread. Without a key in the settings, the server and
+    these processes use Google's application default credentials.
 
     Raises:
         StorageError: Google refuses the token.
@@ -94,7 +94,7 @@ def restrict_token(settings: Settings, table: Location, *, writable: bool) -> Is
             source_credentials=_open_credentials(settings),
             credential_access_boundary=_make_boundary(table, writable=writable),
         )
-        # This refreshes the server's own token too, because the restricted token ends with it.
+        # This also refreshes the server's own token, because the restricted token expires with it.
         restricted.refresh(_make_request(settings))
         return _describe(restricted)
 
@@ -103,9 +103,9 @@ def _make_boundary(table: Location, *, writable: bool) -> downscoped.CredentialA
     """Return the boundary of a token for one table.
 
     The condition covers the names of objects, and the prefix of listings. Both end with a slash, so that the token of
-    the table `t1` does not open `t10`.
+    the table `t1` gives no access to `t10`.
     """
-    # A string of Google's condition language (CEL) has the escapes of JSON.
+    # Strings of Google's condition language (CEL) are escaped in the same way as in JSON.
     objects = json.dumps(f"projects/_/buckets/{table.bucket}/objects/{table.path}/")
     prefix = json.dumps(f"{table.path}/")
     listed = "api.getAttribute('storage.googleapis.com/objectListPrefix', '')"
@@ -147,10 +147,10 @@ def _parse_key(settings: Settings) -> dict[str, Any]:
 
 
 def _describe(credentials: Credentials) -> IssuedKeys:
-    """Return a fresh token as properties of a FileIO."""
+    """Return a new token as properties of a FileIO."""
     assert credentials.token is not None
     assert credentials.expiry is not None
-    # google-auth's times have no time zone; they are in UTC.
+    # google-auth's times are in UTC, but without a time zone.
     expires_ms = int(credentials.expiry.replace(tzinfo=UTC).timestamp() * 1000)
     properties = {"gcs.oauth2.token": credentials.token, "gcs.oauth2.token-expires-at": str(expires_ms)}
     return IssuedKeys(properties, expires_ms)
@@ -158,7 +158,7 @@ def _describe(credentials: Credentials) -> IssuedKeys:
 
 @contextmanager
 def _explain_errors(subject: str) -> Iterator[None]:
-    """Translate errors of google-auth. Their texts may quote answers with secrets, so the messages do not have them."""
+    """Translate errors of google-auth. The messages omit the errors' texts, which may quote secrets."""
     try:
         yield
     except ImportError:

@@ -88,7 +88,7 @@ class GoogleStorage(ServerStorage):
 
 
 def suggest_google_fix(error: Exception) -> str:
-    """Return advice for an operator whose bucket fails with this error."""
+    """Return advice for an operator after the access to a bucket failed with this error."""
     if isinstance(error, RetryLater | TimeoutError):
         return "Check that this machine reaches storage.googleapis.com, or that --gcs-endpoint is correct"
     return (

@@ -1,4 +1,4 @@
-"""Keys for one table that a cloud issues, and their reuse while they live long enough."""
+"""Caches the keys that a cloud issues for one table, and returns them to clients while they are valid long enough."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from seamark.metaserver.objects.vending import VENDED
 LIFETIME_MIN_S = 900
 """The shortest remaining lifetime of keys that a client gets."""
 REUSE_MS = 60_000
-"""Milliseconds for which a client may use an earlier answer with keys, instead of a new answer (HTTP 304)."""
+"""The time for which a client may reuse an earlier answer with keys (HTTP 304)."""
 _KEYS_MAX = 4096
 _THREADS = 4
 """The maximum number of requests for keys that a cloud answers at the same time."""
@@ -35,11 +35,11 @@ class IssuedKeys:
 
 
 class KeyCache:
-    """The keys that were issued last.
+    """Caches the last keys that a cloud has issued for each table.
 
     Answers for the same table share keys, because each request to a cloud takes a tenth of a second. Concurrent answers
-    share the request. The cache has its own threads, so that a cloud that does not answer delays no other work.
-    The servers of a process share the cache, and each has an event loop.
+    share a request. The cache has its own threads, so that a cloud that does not answer delays no other work.
+    All servers of a process share the cache. Each server has its own event loop.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -52,7 +52,7 @@ class KeyCache:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Use the cache while the context is active. The end of the last context ends the threads."""
+        """Use the cache while the context is active. When the last context ends, the threads are stopped."""
         with self._lock:
             self._users += 1
         try:
@@ -66,7 +66,7 @@ class KeyCache:
                     self._threads = None
 
     async def get(self, key: tuple[object, ...], issue: Callable[[], IssuedKeys]) -> IssuedKeys:
-        """Return keys that live for at least `LIFETIME_MIN_S`.
+        """Return keys that are valid for at least `LIFETIME_MIN_S`.
 
         Args:
             key: The values that determine the keys.
@@ -100,7 +100,7 @@ class KeyCache:
 
 
 class KeyIssuer(Protocol):
-    """Issues keys for a table. It may block."""
+    """A function that issues keys for a table, and may block."""
 
     def __call__(self, table: Location, /, *, writable: bool) -> IssuedKeys: ...
 
@@ -109,8 +109,8 @@ def lends_keys(client_access: str, delegation: str | None) -> bool:
     """Return whether a client gets keys for a table.
 
     Args:
-        client_access: The setting of the storage for the access of clients; `none` for no keys.
-        delegation: The header `X-Iceberg-Access-Delegation`. A client without it wants keys.
+        client_access: The storage's setting for the access of clients, which is `none` if clients get no keys.
+        delegation: The header `X-Iceberg-Access-Delegation`. A client that does not send it gets keys.
     """
     requested = [name.strip().lower() for name in (delegation or "").split(",") if name.strip()]
     return client_access != "none" and (not requested or VENDED in requested)
@@ -126,16 +126,17 @@ async def lend_keys(
     may_write: Callable[[], bool] | None,
     refresh: tuple[str, str],
 ) -> ClientAccess:
-    """Return the configuration of a client with keys for a table, which a cloud issues.
+    """Return the configuration of a client, with keys for a table that a cloud issues.
 
     Args:
-        cache: The keys that were issued last.
+        cache: The cache of the cloud's keys.
         issue: Issues new keys.
         identity: The values that determine the keys, besides the table and the rights of the client.
         table: The location of the table.
         address: The properties with the address of the cloud.
         may_write: Returns whether the client may change the table. Without it, the client may only read.
-        refresh: The name of the property with the path for new keys, and the path. It may be empty.
+        refresh: A tuple (property, path): the name of the client's property for the path of new keys, and this path,
+            which may be empty.
     """
     writable = may_write is not None and may_write()
     issued = await cache.get((*identity, table, writable), partial(issue, table, writable=writable))

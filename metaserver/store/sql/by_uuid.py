@@ -1,6 +1,6 @@
-"""Rows that belong to a table by its UUID, under any name.
+"""Rows that belong to the UUID of a table, and not to one of its names.
 
-When such rows are added, the table must have a live name. The rows are removed with the last name, live or dropped.
+They can be added only while the table has a live name. They are removed together with its last live or dropped name.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _KEPT = (
 )
 _NAMED = ("entries", "dropped")
 UNNAMED = " AND ".join(f"NOT EXISTS (SELECT 1 FROM {table} WHERE uuid = $1)" for table in _NAMED)  # noqa: S608
-"""The SQL condition that no name refers to the table with the UUID in the first parameter."""
+"""An SQL condition: no live or dropped name refers to the UUID in the first parameter."""
 
 
 def hold_table(uuid: str) -> Steps[None]:
-    """Prevent the removal of the table's last name until this transaction ends."""
-    # A rename deletes and inserts the row. If the first statement waited for a rename, the second statement finds
-    # the row.
+    """Lock the table, so that its last name cannot be removed until this transaction ends."""
+    # A rename deletes and inserts the row. If the first statement waited for a rename, it finds no row, but the second
+    # statement finds the new row.
     for _ in range(2):
         rows = yield StoreStatement("SELECT 1 FROM entries WHERE uuid = $1", (uuid,), lock="KEY SHARE")
         if rows:
@@ -38,15 +38,15 @@ def hold_table(uuid: str) -> Steps[None]:
 
 
 def forget_unnamed(dropped_entry: DroppedEntry, *, purged: bool = False) -> Steps[None]:
-    """Delete the stored rows of the table that `dropped_entry` named, unless another name refers to the table.
+    """Delete the rows of a table after a drop, unless another name refers to the table.
 
-    The locations of the table stay claimed. If the table is purged, they are claimed until `ReleaseLocations` runs
-    after the deletion of its files. Otherwise they are claimed while the table has files (`retain`).
+    The locations of the table stay claimed. If the table is purged, they stay claimed until its files are deleted, and
+    `ReleaseLocations` runs. Otherwise they stay claimed while the table has files (`retain`).
     """
     uuid = dropped_entry.entry.uuid
     if not purged:
         yield from retain(dropped_entry)
-    # The sums of a shape have only its number.
+    # The rows of sums contain the number of a shape instead of the UUID.
     yield StoreStatement(
         f"DELETE FROM query_sums WHERE number IN (SELECT number FROM query_shapes WHERE uuid = $1) AND {UNNAMED}",  # noqa: S608
         (uuid,),
@@ -58,13 +58,13 @@ def forget_unnamed(dropped_entry: DroppedEntry, *, purged: bool = False) -> Step
 
 
 def retain(dropped_entry: DroppedEntry) -> Steps[None]:
-    """Keep the claims of an entry without a name for the namespace of its last name.
+    """Retain an entry without a name: keep its claims for the namespace of its last name.
 
-    A claim ends only when no files are left. Otherwise, a table of another namespace could get the location, and with
-    it the remaining files.
+    The claims end only when no files remain. Otherwise, a table of another namespace could get the location, and the
+    remaining files in it.
     """
     uuid = dropped_entry.entry.uuid
-    # A transaction that registers the entry again waits for this transaction.
+    # This lock makes a transaction wait that registers the entry again.
     yield StoreStatement("SELECT turn FROM claim_turns", lock="UPDATE")
     yield StoreStatement(f"DELETE FROM claims WHERE uuid = $1 AND shared = 2 AND {UNNAMED}", (uuid,))  # noqa: S608
     rows = yield StoreStatement(f"SELECT 1 FROM claims WHERE uuid = $1 AND {UNNAMED} LIMIT 1", (uuid,))  # noqa: S608

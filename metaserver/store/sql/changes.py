@@ -1,8 +1,8 @@
-"""Detects commits to the database since the last check, for less than the cost of a read.
+"""Detects commits to the database since the last check, in less time than a read takes.
 
-SQLite keeps a number per connection that changes when another connection, of any process, has committed (`PRAGMA
-data_version`, https://sqlite.org/pragma.html#pragma_data_version). While the number is unchanged, a cached read equals
-a new read at any isolation level. The number is read for each request.
+SQLite keeps a number for each connection, which changes when another connection of any process has committed (`PRAGMA
+data_version`, https://sqlite.org/pragma.html#pragma_data_version). The number is read for each request. While it does
+not change, the result of an earlier read is still correct.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 _BUSY_TIMEOUT_S = 0.1
-"""Readers wait only while another process recovers the log."""
+"""The time limit of a wait, which is necessary only while another process recovers the log."""
 
 
 class CommitCounter:
-    """Reports whether any connection has committed to a SQLite database.
+    """Detects whether any connection has committed to a SQLite database.
 
-    It owns a connection that commits nothing, and belongs to one event loop.
+    An instance has its own connection, which commits nothing, and belongs to one event loop.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,7 +32,7 @@ class CommitCounter:
         self._cursor = self._connection.cursor()
 
     def read_number(self) -> int | None:
-        """Return a number that changes when any connection has committed, or None if SQLite does not return it."""
+        """Return a number that changes when any connection commits, or None if SQLite cannot return it."""
         try:
             (number,) = self._cursor.execute("PRAGMA data_version").fetchone()
         except sqlite3.Error:
@@ -44,7 +44,7 @@ class CommitCounter:
 
 
 def watch(url: str) -> CommitCounter | None:
-    """Return a counter for the database of `open_store(url)`, or None for PostgreSQL, which has no such number."""
+    """Return a counter for the database with this URL, or None for PostgreSQL, which has no number of commits."""
     if not url.lower().startswith("sqlite:"):
         return None
     return CommitCounter(Path("/" + unquote(urlsplit(url).path).lstrip("/")))

@@ -1,9 +1,9 @@
 """Operations on claims: the folders of each table, view and function, by UUID.
 
-A claim is added together with the entry's name. The claim is removed when the last name, live or dropped, has gone and
-no file is left: an entry without a name that still has files is retained. Claims of different UUIDs do not overlap
-(are not equal, and neither contains the other), except folders that were claimed as shared. Two transactions that see
-only their own insert could break this rule, so a transaction that adds claims takes a row lock.
+A claim is added together with the entry's name. It is removed when no live or dropped name and no files remain: an
+entry without a name that still has files is retained. Claims of different UUIDs are not equal, and neither contains the
+other, except folders that were claimed as shared. Two concurrent transactions see only their own claims, and could
+break this rule, so a transaction that adds claims takes a row lock.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from seamark.metaserver.store.sql.rows import pack
 from seamark.metaserver.store.sql.statement import Row, Steps, StoreStatement
 
 _OWN, _SHARED, _ALLOWED = range(3)
-"""Values of the column `shared`. An allowed location is not claimed: a table may name files of others there."""
+"""The values of the column `shared`. An allowed location is not claimed, but a table may name files of others there."""
 _AFTER_SLASH = "0"
-"""The character after the slash. All paths below a folder sort between `folder/` and `folder0`."""
+"""The character that follows the slash in ASCII. All paths below a folder sort between `folder/` and `folder0`."""
 
 
 def claim(op: operations.ClaimLocations, now_ms: int) -> Steps[None]:
@@ -33,27 +33,27 @@ def claim(op: operations.ClaimLocations, now_ms: int) -> Steps[None]:
         yield from check_restored(op.uuid)
         yield StoreStatement("DELETE FROM retained WHERE uuid = $1", (op.uuid,))
     claimed = [str(row[0]) for row in rows]
-    missing = [each for each in op.locations if not any(_is_within(each.key, key) for key in claimed)]
+    missing = [location for location in op.locations if not any(_is_within(location.key, key) for key in claimed)]
     if not missing:
         return
     yield StoreStatement("SELECT turn FROM claim_turns", lock="UPDATE")
-    for each in missing:
+    for location in missing:
         if op.checked:
-            yield from _check(op, each)
+            yield from _check(op, location)
         yield StoreStatement(
             "INSERT INTO claims (location, uuid, shared, spelled) VALUES ($1, $2, $3, $4) "
             "ON CONFLICT (location, uuid) DO UPDATE SET shared = excluded.shared, spelled = excluded.spelled "
             "WHERE claims.shared > excluded.shared",
-            (each.key, op.uuid, int(each.shared), each.display_form),
+            (location.key, op.uuid, int(location.shared), location.display_form),
         )
 
 
 def allow(op: operations.AllowLocations, now_ms: int) -> Steps[None]:
     yield StoreStatement("DELETE FROM claims WHERE uuid = $1 AND shared = $2", (op.uuid, _ALLOWED))
-    for each in op.locations:
+    for location in op.locations:
         yield StoreStatement(
             "INSERT INTO claims (location, uuid, shared) VALUES ($1, $2, $3) ON CONFLICT (location, uuid) DO NOTHING",
-            (each.key, op.uuid, _ALLOWED),
+            (location.key, op.uuid, _ALLOWED),
         )
 
 
@@ -70,15 +70,15 @@ def check_retained(op: operations.CheckRetained, now_ms: int) -> Steps[None]:
 
 
 def find_overlapping(keys: Sequence[str], uuid: str, limit: int, *, shared: bool = True) -> Steps[list[model.Claim]]:
-    """Return claims of other UUIDs that overlap one of `keys`.
+    """Return claims of UUIDs other than `uuid` that overlap one of `keys`.
 
-    These are all claims that contain a key, and the first `limit` claims within a key.
+    The result contains all claims that contain a key, and the first `limit` claims within each key.
     """
     return (yield from _find_overlapping(keys, uuid, limit, _OWN, _SHARED if shared else _OWN))
 
 
 def find_allowed_overlaps(keys: Sequence[str], uuid: str, limit: int) -> Steps[list[model.Claim]]:
-    """Return the overlapping locations in which other UUIDs are allowed to name files."""
+    """Return the allowed locations of UUIDs other than `uuid` that overlap one of `keys`."""
     return (yield from _find_overlapping(keys, uuid, limit, _ALLOWED, _ALLOWED))
 
 
@@ -100,8 +100,7 @@ def list_claims(uuid: str) -> Steps[list[model.Claim]]:
 
 
 def _check(op: operations.ClaimLocations, location: model.ClaimedLocation) -> Steps[None]:
-    # A shared folder may be inside a shared folder of another entry, but not inside a location of another
-    # entry.
+    # A shared folder may be inside a shared folder of another entry, but not inside any other location of it.
     overlaps = yield from find_overlapping([location.key], op.uuid, 1, shared=not location.shared)
     for claim in overlaps:
         if (
@@ -114,10 +113,10 @@ def _check(op: operations.ClaimLocations, location: model.ClaimedLocation) -> St
 
 
 def is_name_released(uuid: str, namespace: model.NamespacePath, name: str) -> Steps[bool]:
-    """Return whether a new entry with that name may use the location of the UUID.
+    """Return whether a new entry with this name may use the location of the UUID.
 
-    The caller must have the right to create and write every entry of the namespace. It may write the files of the
-    dropped entry, or could write them before the drop, so the location gives it no further access.
+    The caller of the API must be allowed to create and write every entry of the namespace. So it already has, or had
+    before the drop, access to the files in the location.
     """
     rows = yield StoreStatement(
         "SELECT 1 FROM dropped WHERE uuid = $1 AND namespace = $2 AND name = $3 "
@@ -134,7 +133,7 @@ def is_name_released(uuid: str, namespace: model.NamespacePath, name: str) -> St
 
 
 def check_restored(uuid: str) -> Steps[None]:
-    """Check that no live entry has claimed the location of the entry that is restored.
+    """Check that no live entry has claimed the location of the entry to restore.
 
     Raises:
         CommitConflict: A live entry has claimed the location.
@@ -153,7 +152,7 @@ def check_restored(uuid: str) -> Steps[None]:
 
 
 def _find_above(key: str, uuid: str, first: int, last: int) -> Steps[list[model.Claim]]:
-    """Return claims on `key` and on folders that contain it, of the kinds from `first` to `last`."""
+    """Return claims on `key` and on the folders that contain it. Their values of `shared` are `first` to `last`."""
     folders, at = [key], len(key)
     while (at := key.rfind("/", 0, at)) > 0:
         folders.append(key[:at])

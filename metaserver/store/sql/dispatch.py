@@ -1,9 +1,9 @@
-"""The semantics of the port's operations: one generator for each, dispatched by type. The only SQL that writes.
+"""Applies the port's operations. A generator for each type of operation contains its SQL.
 
-The rule: no statement may raise a constraint error, because PostgreSQL then aborts the whole transaction. Every insert
-therefore has `ON CONFLICT` and reports by `RETURNING` whether it happened. Every update has its condition in its WHERE,
-and a query afterwards finds the reason why a row is missing. Under READ COMMITTED this is free of races: PostgreSQL
-waits for a concurrent writer of the row and checks the condition again on the new row.
+No statement may raise a constraint error, because PostgreSQL would then abort the whole transaction. Therefore every
+insert has `ON CONFLICT`, and `RETURNING` shows whether it has inserted a row. Every update has its condition in its
+WHERE clause. If no row matches, a later query finds the reason. Under READ COMMITTED, this is free of races: PostgreSQL
+waits for a concurrent writer of the row, and checks the condition again on the new row.
 
 The generators are in `names`, `instants`, `records`, `recorded_reads`, `index_files`, `claims`, `producers`,
 `plan_tables`, `replicas` and `streams`.
@@ -31,9 +31,9 @@ from seamark.metaserver.store.sql.statement import Steps
 
 
 def apply_operations(operations: Sequence[operations.Operation], now_ms: int) -> Steps[list[Any]]:
-    """Apply the operations in order.
+    """Apply the operations in order, and return their results.
 
-    The first operation that fails raises its error, and the driver rolls back.
+    If an operation fails, it raises its error, and the driver rolls the transaction back.
     """
     results: list[Any] = []
     for operation in operations:

@@ -1,10 +1,10 @@
-"""The pointer store port, implemented by generators that each database driver can run in three ways:
+"""Implements the pointer store's port with generators, which each database driver can run in three ways:
 
 - `_change`: in one durable transaction.
 - `_point`: a look-up by key that reads few pages.
 - `_list`: a read that may be large.
 
-Most methods combine a generator of `sql/` with one of these ways, and have the parameters of the generator.
+Most methods run a generator of `sql/` in one of these ways, and have the parameters of the generator.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ Method = Callable[Concatenate["GeneratorStore", P], Coroutine[Any, Any, T]]
 
 
 def _point_read(query: Callable[P, Steps[T]]) -> Method[P, T]:
+    """Make a method that runs the query as a look-up by key."""
+
     def method(store: GeneratorStore, /, *args: P.args, **options: P.kwargs) -> Coroutine[Any, Any, T]:
         return store._point(partial(query, *args, **options))
 
@@ -41,7 +43,7 @@ def _point_read(query: Callable[P, Steps[T]]) -> Method[P, T]:
 
 
 def _make_known_point_read(kind: str, query: Callable[P, Steps[T]]) -> Method[P, T]:
-    """Make a method that looks up a row, or returns the last result for a request that allows stale answers."""
+    """Make a method that looks up a row. If a request allows stale answers, the method may return an earlier result."""
 
     def method(store: GeneratorStore, /, *args: P.args, **options: P.kwargs) -> Coroutine[Any, Any, T]:
         make_steps = partial(query, *args, **options)
@@ -54,6 +56,8 @@ def _make_known_point_read(kind: str, query: Callable[P, Steps[T]]) -> Method[P,
 
 
 def _list_read(query: Callable[P, Steps[T]]) -> Method[P, T]:
+    """Make a method that runs the query as a read that may be large."""
+
     def method(store: GeneratorStore, /, *args: P.args, **options: P.kwargs) -> Coroutine[Any, Any, T]:
         return store._list(partial(query, *args, **options))
 
@@ -61,6 +65,8 @@ def _list_read(query: Callable[P, Steps[T]]) -> Method[P, T]:
 
 
 def _run_as_transaction(query: Callable[P, Steps[T]]) -> Method[P, T]:
+    """Make a method that runs the query in a durable transaction."""
+
     def method(store: GeneratorStore, /, *args: P.args, **options: P.kwargs) -> Coroutine[Any, Any, T]:
         return store._change(partial(query, *args, **options))
 
@@ -68,7 +74,7 @@ def _run_as_transaction(query: Callable[P, Steps[T]]) -> Method[P, T]:
 
 
 class GeneratorStore(ABC):
-    """Implements `PointerStore`, which documents each method."""
+    """Implements `PointerStore`, which documents the methods."""
 
     def __init__(self, clock: Clock, stale_reads: StaleReads | None) -> None:
         self._clock = clock
@@ -77,7 +83,7 @@ class GeneratorStore(ABC):
         self._observers: list[Callable[[Sequence[Operation]], None]] = []
 
     def observe(self, observer: Callable[[Sequence[Operation]], None]) -> None:
-        """Call `observer` after each transaction that succeeds, in the context of its caller."""
+        """Call `observer` after each successful transaction, in the context of the transaction's caller."""
         self._observers.append(observer)
 
     @property
@@ -174,12 +180,12 @@ class GeneratorStore(ABC):
         return await self._grants_of(principal)
 
     async def archive_instants(self, keep: int, limit: int) -> int:
-        # The search runs outside the transaction: it reads a whole index, and writers must not wait for that.
+        # Search outside the transaction, because the search reads a whole index, and writers must not wait for it.
         ids = await self._list(lambda: queries.list_archivable(keep, limit))
         return await self._change(lambda: instants.archive(ids)) if ids else 0
 
     async def close_reads(self) -> None:
-        """Cancel reads whose requests no longer wait for them. The driver calls this before it closes."""
+        """Cancel reads for which no request is waiting. The driver calls this method before it closes."""
         if self._stale_reads is not None:
             await self._stale_reads.close()
 
@@ -187,7 +193,7 @@ class GeneratorStore(ABC):
         """Check the store's invariants.
 
         Raises:
-            Corrupt: An invariant is violated; the message lists all violations.
+            Corrupt: An invariant is violated. The message lists all violations.
         """
         if violations := await self._list(queries.find_violations):
             raise Corrupt("The pointer store violates its invariants:\n" + "\n".join(violations))

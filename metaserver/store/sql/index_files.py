@@ -1,10 +1,9 @@
 """Operations on the registry of index files.
 
-Each operation first raises the table's index version, which serialises them.
-
-The row of the version is the lock. If two transactions change one table's index files, the second waits at this row and
-then sees the result of the first. Commits to the table do not take the lock. A version is at least the time in
-milliseconds, so if a table is removed and registered again, its version is greater than all earlier versions.
+Each operation first increases the table's index version. The row of the version is a lock: if two transactions change
+the index files of one table, the second waits at this row, and then sees the result of the first. Commits to the table
+do not take this lock. A version is at least the time in milliseconds, so if a table is removed and registered again,
+its version is greater than all its earlier versions.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from seamark.metaserver.store.sql.statement import Steps, StoreStatement, split_
 def replace(op: operations.ReplaceIndexFiles, now_ms: int) -> Steps[int]:
     yield from hold_table(op.uuid)
     version = yield from _raise_version(op.uuid, op.now_ms)
-    there = yield from _read_definitions(op.uuid, [file.location for file in op.add])
-    for location, definition in there.items():
+    definitions = yield from _read_definitions(op.uuid, [file.location for file in op.add])
+    for location, definition in definitions.items():
         if definition != op.definition:
             raise CommitConflict(f"The index file {location} is registered for another index: {definition}")
-    if op.add and len(there) == len({file.location for file in op.add}):
-        return version  # The request is a repeat. The state of the files may have changed since the first request.
+    if op.add and len(definitions) == len({file.location for file in op.add}):
+        return version  # The request is a repeat. The files may be in any state.
     removed = yield StoreStatement(
         "UPDATE index_files SET state = 'superseded', changed_ms = $2 WHERE location IN {each_of_1} AND uuid = $3 "
         "AND definition = $4 AND state = 'live' RETURNING location",

@@ -1,4 +1,4 @@
-"""Operations on the timeline: record an instant, change its state, archive it."""
+"""Operations on the timeline, which record instants, change their states, and archive them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def move_instant(op: operations.MoveInstant, now_ms: int) -> Steps[None]:
 
 
 def archive(ids: Sequence[str]) -> Steps[int]:
-    """Archive the finished instants that are not archived yet, and return their number."""
+    """Archive the finished instants with these ids, and return the number of archived instants."""
     rows = yield StoreStatement(
         "SELECT id FROM instants WHERE id IN {each_of_1} AND state IN ('completed', 'rolled_back')",
         (pack_json(list(ids)),),

@@ -1,8 +1,8 @@
 """The schema as numbered migrations, and the generator that migrates a database.
 
-The rule: a released migration is never edited; a change needs another migration. The driver runs `migrate` in one
-transaction under a lock (SQLite: BEGIN EXCLUSIVE; PostgreSQL: an advisory lock), so that replicas may start together. A
-database with a newer version is refused, because a write could violate rules of the newer version.
+A released migration is never edited. A change of the schema needs a new migration. The driver runs `migrate` in one
+transaction under a lock (SQLite: BEGIN EXCLUSIVE, PostgreSQL: an advisory lock), so that replicas may start at the same
+time. A database with a newer version is refused, because a write could violate rules of the newer version.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FIRST = (
         path {text} PRIMARY KEY, parent {text} NOT NULL, properties {text} NOT NULL, version {int} NOT NULL
     ) {table}""",
     "CREATE INDEX namespaces_by_parent ON namespaces (parent, path)",
-    # A name is unique within its `space`. Tables and views share a space, and functions have another.
+    # A name is unique within its `space`. Tables and views share one space, and functions have their own.
     "CREATE TABLE entries (space {text} NOT NULL, "
     + _ENTRY_COLUMNS
     + ", PRIMARY KEY (namespace, space, name)) {table}",
@@ -107,7 +107,7 @@ _PRODUCERS = (
 )
 
 _PLAN_TABLES = (
-    # A row without a name is retired; its files are to be deleted.
+    # A plan without a name is retired, and its files are to be deleted.
     """CREATE TABLE plan_tables (
         id {text} PRIMARY KEY, namespace {text} NOT NULL, name {text}, of_name {text} NOT NULL, uuid {text} NOT NULL,
         location {text} NOT NULL, files {text} NOT NULL, snapshot_id {int} NOT NULL, file_count {int} NOT NULL,
@@ -119,8 +119,7 @@ _PLAN_TABLES = (
 )
 
 _CLAIMS = (
-    # The catalog fills this table, because it can read the locations of older tables
-    # (`catalog/ownership/claims.py`).
+    # The catalog adds the claims of older tables, because it can read their metadata (`catalog/ownership/claims.py`).
     """CREATE TABLE claims (
         location {text} NOT NULL, uuid {text} NOT NULL, shared {int} NOT NULL, PRIMARY KEY (location, uuid)
     ) {table}""",
@@ -138,7 +137,7 @@ _PLAN_SNAPSHOTS = (
 )
 
 _NO_PLAIN_SECRETS = (
-    # Old signing keys were not encrypted, so that a copy of the database was enough to sign. New keys are encrypted.
+    # Delete the old signing keys: they were not encrypted, so anyone with a copy of the database could sign.
     "DELETE FROM secrets",
 )
 
@@ -160,7 +159,7 @@ _COLUMN_READS = (
 _LEASE_STATES = ("ALTER TABLE leases ADD COLUMN state {text}",)
 
 _RETAINED = (
-    # The entries have no name. Their claims stay, because their files still exist.
+    # Retained entries have no name, but keep their claims, because their files still exist.
     "CREATE TABLE retained (id {text} NOT NULL, "
     + _ENTRY_COLUMNS
     + ", purge {int} NOT NULL, dropped_ms {int} NOT NULL, expires_ms {int} NOT NULL, who {text} NOT NULL, "
@@ -172,7 +171,7 @@ _RETAINED = (
 )
 
 _STREAM_OFFSETS = (
-    # The rows of a shard before `flushed` are in the table's files.
+    # The rows of a shard before the offset `flushed` are in the table's files.
     """CREATE TABLE stream_offsets (
         uuid {text} NOT NULL, shard {int} NOT NULL, flushed {int} NOT NULL, log {text} NOT NULL,
         PRIMARY KEY (uuid, shard)
@@ -180,7 +179,7 @@ _STREAM_OFFSETS = (
 )
 
 _REMOVAL_FLUSHES = (
-    # The snapshot of the last flush before a commit that removes rows, until a commit has read it.
+    # A row contains the snapshot of the last flush before a commit that removes rows, until this commit reads it.
     """CREATE TABLE removal_flushes (
         uuid {text} NOT NULL, snapshot_id {int} NOT NULL,
         PRIMARY KEY (uuid)
@@ -192,7 +191,7 @@ _QUERY_HISTORY = (
         uuid {text} NOT NULL, fingerprint {text} NOT NULL, owner {text} NOT NULL, shape {text} NOT NULL,
         samples {text} NOT NULL, PRIMARY KEY (uuid, fingerprint)
     ) {table}""",
-    # A row has the sums of an hour. Housekeeping adds the hours of older days up, in the row of the day's first hour.
+    # A row contains the sums of an hour. For older days, housekeeping merges all hours into the first hour of the day.
     """CREATE TABLE query_counts (
         uuid {text} NOT NULL, fingerprint {text} NOT NULL, hour {int} NOT NULL, statements {int} NOT NULL,
         files_in {int} NOT NULL, files_left {int} NOT NULL, sized {int} NOT NULL, bytes_in {int} NOT NULL,
@@ -206,8 +205,8 @@ _QUERY_HISTORY = (
 )
 
 _QUERY_SUMS = (
-    # The texts of `query_counts` took most of the space: each row, and each row of its index, had the UUID and the
-    # fingerprint. A row of `query_sums` has the number of its shape instead. Shapes of this time get small numbers.
+    # Each row of `query_counts`, and of its index, contained the UUID and the fingerprint, which took most of the
+    # space. A row of `query_sums` contains the number of its shape instead. Existing shapes get small numbers.
     """CREATE TABLE query_sums (
         number {int} NOT NULL, hour {int} NOT NULL, statements {int} NOT NULL, files_in {int} NOT NULL,
         files_left {int} NOT NULL, sized {int} NOT NULL, bytes_in {int} NOT NULL, bytes_left {int} NOT NULL,
@@ -218,8 +217,8 @@ _QUERY_SUMS = (
     "ALTER TABLE query_shapes ADD COLUMN number {int} NOT NULL DEFAULT 0",
     "INSERT INTO query_shapes (uuid, fingerprint, owner, shape, samples) "
     "SELECT DISTINCT uuid, '', '', '', '' FROM query_counts WHERE fingerprint = ''",
-    # One sort numbers all shapes, because the migration locks the database. The time of a count of the earlier shapes
-    # for each shape would grow with the square of their number.
+    # Number all shapes by one sort, because the migration locks the database. Counting the earlier shapes for each
+    # shape would take quadratic time.
     "UPDATE query_shapes SET number = numbered.place FROM (SELECT uuid, fingerprint, row_number() OVER "
     "(ORDER BY uuid, fingerprint) AS place FROM query_shapes) AS numbered "
     "WHERE query_shapes.uuid = numbered.uuid AND query_shapes.fingerprint = numbered.fingerprint",
@@ -236,14 +235,14 @@ _WAREHOUSES = (
         settings {text} NOT NULL, credentials {bytes}, created_ms {int} NOT NULL, who {text} NOT NULL,
         version {int} NOT NULL
     ) {table}""",
-    # One row. `id` is empty in the database of a server, and names the warehouse in the database of a warehouse.
+    # The table has one row. `id` is the id of the warehouse, or empty in the database of a server.
     "CREATE TABLE catalog_state (id {text} NOT NULL, closed {int} NOT NULL)",
     "INSERT INTO catalog_state (id, closed) VALUES ('', 0)",
 )
 
 _OBJECT_GRANTS = (
-    # The primary key gets columns, so the table is copied. The rows of earlier versions are on namespaces. The defaults
-    # are for rows that a replica of an earlier version adds during a rolling update.
+    # Copy the table, because columns are added to the primary key. Existing grants are on namespaces. The defaults are
+    # for rows that a replica of an earlier version adds during a rolling update.
     "ALTER TABLE grants RENAME TO namespace_grants",
     """CREATE TABLE grants (
         principal {text} NOT NULL, role {text} NOT NULL, namespace {text} NOT NULL,
@@ -253,7 +252,7 @@ _OBJECT_GRANTS = (
     "INSERT INTO grants (principal, role, namespace) SELECT principal, role, namespace FROM namespace_grants",
     "DROP TABLE namespace_grants",
     "CREATE INDEX grants_by_entry ON grants (namespace, name) WHERE name <> ''",
-    # The grants on dropped entries, which undrop restores.
+    # This table contains the grants on dropped entries, which undrop restores.
     """CREATE TABLE dropped_grants (
         dropped_id {text} NOT NULL, principal {text} NOT NULL, role {text} NOT NULL, kind {text} NOT NULL,
         deny {int} NOT NULL, PRIMARY KEY (dropped_id, principal, role, kind, deny)
@@ -261,7 +260,7 @@ _OBJECT_GRANTS = (
 )
 
 _GRANT_COUNTS = (
-    # The drop of a namespace and the limits of grants look up grants by namespace.
+    # A drop of a namespace and the limits of grants look up grants by namespace.
     "DROP INDEX grants_by_entry",
     "CREATE INDEX grants_by_object ON grants (namespace, name)",
 )
@@ -286,14 +285,14 @@ MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"": _OBJECT_GRANTS},
     {"": _GRANT_COUNTS},
 )
-"""The migrations. Step n is MIGRATIONS[n - 1].
+"""The migrations. The statements of version n are in MIGRATIONS[n - 1].
 
-A step has statements for every database under "", and statements for one database under the name of its dialect.
+The key "" has the statements for all databases, and the name of a dialect has the statements for this database only.
 """
 
 
 def create_schema(version: int, dialect: SqlDialect) -> Steps[None]:
-    """Create the schema of a version in an empty database, as the migrations of that time did."""
+    """Create the schema of the given version in an empty database."""
     yield StoreStatement("CREATE TABLE schema_version (version {int} NOT NULL)")
     for step in MIGRATIONS[:version]:
         for sql in (*step.get("", ()), *step.get(dialect.name, ())):
@@ -302,7 +301,7 @@ def create_schema(version: int, dialect: SqlDialect) -> Steps[None]:
 
 
 def migrate(dialect: SqlDialect) -> Steps[int]:
-    """Apply missing migrations, and return the version before.
+    """Apply missing migrations, and return the version before them.
 
     Raises:
         ConfigError: The database is newer than this code, or belongs to another program.
@@ -330,16 +329,16 @@ def migrate(dialect: SqlDialect) -> Steps[int]:
 
 
 def renew_epoch() -> Steps[bool]:
-    """Start a new epoch of the timeline if its positions are ahead of the cluster (PostgreSQL only).
+    """Start a new epoch of the timeline in PostgreSQL if the stored positions are ahead of the cluster.
 
     Positions contain transaction ids. If a dump is restored into another cluster, the transaction ids of that cluster
-    may be smaller. Then new instants would sort before instants that readers have already seen.
+    may be smaller. In the old epoch, new instants would sort before instants that readers have already seen.
 
     Returns:
         Whether a new epoch started.
     """
     is_renewed = False
-    # A copy of another database may have positions of several later epochs. An epoch has four digits.
+    # A copied database may contain positions of later epochs. An epoch has four digits.
     while (
         yield StoreStatement(
             "UPDATE timeline_epoch SET epoch = epoch + 1 WHERE epoch < 65535 AND lpad(to_hex(epoch), 4, '0') "

@@ -1,7 +1,7 @@
 """Operations on names: namespaces, and the tables, views and functions in them.
 
-A transaction that adds to a namespace locks the namespace FOR KEY SHARE; a transaction that drops it locks it FOR
-UPDATE. Iceberg's tests compare the messages (CatalogTests, ViewCatalogTests).
+A transaction that adds an entry to a namespace locks the namespace FOR KEY SHARE, and a transaction that drops the
+namespace locks it FOR UPDATE. Iceberg's tests (CatalogTests, ViewCatalogTests) compare the error messages.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ DROPPED_MAX = 100_000
 """The maximum number of dropped and retained entries of a namespace."""
 
 _PRIORITY_MS_MAX = 600_000
-"""The longest time of priority. If a priority ends later than this, the clock of its holder was ahead."""
+"""The maximum remaining time of a priority. If a priority would end later, it is ignored, because a clock was wrong."""
 _TITLES = {EntryKind.TABLE: "Table", EntryKind.VIEW: "View", EntryKind.FUNCTION: "Function"}
 _MISSING = {EntryKind.TABLE: NoSuchTable, EntryKind.VIEW: NoSuchView, EntryKind.FUNCTION: NoSuchFunction}
 
@@ -60,7 +60,7 @@ _MISSING = {EntryKind.TABLE: NoSuchTable, EntryKind.VIEW: NoSuchView, EntryKind.
 
 
 def _hold_namespace(path: NamespacePath) -> Steps[None]:
-    """Prevent that the namespace is dropped until this transaction ends."""
+    """Lock the namespace, so that it cannot be dropped until this transaction ends."""
     rows = yield StoreStatement("SELECT 1 FROM namespaces WHERE path = $1", (pack(path),), lock="KEY SHARE")
     if not rows:
         raise NoSuchNamespace(f"Namespace does not exist: {show(path)}")
@@ -126,7 +126,7 @@ def _put_entry(
     """Insert the entry, or raise the error that `make_error` returns for the existing kind."""
     yield from _hold_namespace(entry.namespace)
     space = get_name_space(entry.kind)
-    # The existing entry may have been removed before its kind is read. In this case, try the insert again.
+    # If the existing entry is removed before its kind is read, try the insert again.
     for _ in range(3):
         rows = yield StoreStatement(
             f"INSERT INTO entries (space, {ENTRY}) VALUES ({format_placeholders(10)}) "  # noqa: S608
@@ -162,7 +162,7 @@ def _take_entry(
 
 
 def _require_entry(kind: EntryKind, path: NamespacePath, name: str) -> Steps[Row]:
-    """Return (uuid, metadata_location) of an existing entry."""
+    """Return the UUID and the metadata location of an existing entry, or raise the error for a missing entry."""
     rows = yield StoreStatement(
         "SELECT uuid, metadata_location FROM entries WHERE namespace = $1 AND space = $2 AND name = $3 AND kind = $4",
         (pack(path), get_name_space(kind), name, kind.value),
@@ -213,7 +213,7 @@ def rename_entry(op: operations.RenameEntry, now_ms: int) -> Steps[None]:
             f"Cannot rename {show(op.namespace, op.name)} to {show(path, name)}. {_TITLES[existing]} already exists"
         )
 
-    # Delete and insert. An UPDATE of the key could violate the primary key, which aborts the transaction.
+    # Delete and insert the row. An UPDATE could violate the primary key, which would abort the transaction.
     entry = yield from _take_entry(op.kind, op.namespace, op.name, op.uuid)
     yield from _put_entry(msgspec.structs.replace(entry, namespace=op.to_namespace, name=op.to_name), make_error)
     yield from move_grants(op.kind, op.namespace, op.name, op.to_namespace, op.to_name)
@@ -238,7 +238,7 @@ def drop_entry(op: operations.DropEntry, now_ms: int) -> Steps[None]:
 
 
 def _check_room(path: NamespacePath) -> Steps[None]:
-    """Check that the namespace has room for another dropped entry, which keeps its locations.
+    """Check that the namespace may have one more dropped entry, which keeps its locations.
 
     Raises:
         BadRequest: Too many entries of the namespace are dropped.
@@ -272,7 +272,7 @@ _NAMED = ("entries", "dropped")
 
 
 def forget_dropped(op: operations.ForgetDropped, now_ms: int) -> Steps[None]:
-    # A retained entry has only its files and claims left, so it can only be purged.
+    # A retained entry can be purged in the same way as a dropped entry.
     rows: Sequence[Row] = ()
     for table in ("dropped", "retained") if op.unshared else ("dropped",):
         rows = yield StoreStatement(f"DELETE FROM {table} WHERE id = $1 RETURNING {DROPPED}", (op.dropped_id,))  # noqa: S608
@@ -283,7 +283,7 @@ def forget_dropped(op: operations.ForgetDropped, now_ms: int) -> Steps[None]:
     dropped_entry = to_dropped(rows[0])
     yield from forget_dropped_grants(op.dropped_id)
     if op.unshared:
-        # One statement reads both: an entry that is restored between two statements would be in neither result.
+        # Read both tables in one statement, because two statements could miss an entry that is restored between them.
         name_selects = " UNION ALL ".join(f"SELECT namespace, name FROM {table} WHERE uuid = $1" for table in _NAMED)  # noqa: S608
         live_names = yield StoreStatement(f"{name_selects} LIMIT 1", (dropped_entry.entry.uuid,))
         if live_names:

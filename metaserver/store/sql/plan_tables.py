@@ -1,7 +1,7 @@
 """Operations on plan tables: the names of plans, their leases, and the files to delete.
 
-A row has its name until it is retired. After that, a plan with other files may use the name, and the row only lists the
-files that are not deleted yet, so that they are still known after a crash.
+A row has a name until the plan is retired. After that, a new plan may use the name, and the row only lists the files to
+delete, so that they are still known after a crash.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def drop(op: operations.DropPlanSnapshots, now_ms: int) -> Steps[int]:
 
 
 def retire(op: operations.RetirePlanTables, now_ms: int) -> Steps[int]:
-    # The condition occurs twice because under READ COMMITTED, a row may be renewed between subquery and update.
+    # Repeat the condition, because under READ COMMITTED, a lease may be renewed between the subquery and the update.
     rows = yield StoreStatement(
         "UPDATE plan_tables SET name = NULL WHERE expires_ms < $1 AND name IS NOT NULL AND id IN "
         "(SELECT id FROM plan_tables WHERE expires_ms < $1 AND name IS NOT NULL ORDER BY expires_ms LIMIT $2) "

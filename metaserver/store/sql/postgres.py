@@ -1,15 +1,14 @@
-"""The pointer store on PostgreSQL: an asyncpg pool, for any number of server replicas.
+"""The pointer store on PostgreSQL: a pool of asyncpg connections, for any number of replicas.
 
-The rules:
-
-- Transactions use READ COMMITTED. Every change is conditional in its statement (see `operations`), so no replica
-  relies on earlier reads. A deadlock or a serialization failure rolls the transaction back. Then the transaction
-  runs again from its generator.
-- If a connection is lost before COMMIT was sent, nothing happened, and the transaction is retried on another
-  connection. If the connection is lost after that, the result is CommitUnknown.
-- Every wait is bounded, for a connection and for a statement. The server has a limit, too, so that locks are released.
+- Transactions use READ COMMITTED. Each statement contains the condition of its change (see `operations`), so no replica
+  relies on earlier reads. After a deadlock or a serialization failure, PostgreSQL rolls the transaction back, and its
+  generator runs again.
+- If a connection is lost before COMMIT is sent, nothing has changed, and the transaction is repeated on another
+  connection. If the connection is lost later, the result is CommitUnknown.
+- Each wait for a connection or a statement is limited. PostgreSQL has its own limit of a statement, so that locks are
+  released.
 - Error messages never contain the URL, which may contain a password. Messages of a running store also contain no
-  address, and no text of PostgreSQL that may quote values, because unauthenticated clients may receive them.
+  address, and no text of PostgreSQL that may contain values, because unauthenticated clients may receive the messages.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ from seamark.metaserver.store.stale_reads import StaleReads
 T = TypeVar("T")
 
 CONNECT_ATTEMPTS_MAX = 6
-"""The maximum number of attempts of a transaction that deadlocks or loses its connection before COMMIT."""
+"""The maximum number of attempts of a transaction after deadlocks, or after connections lost before COMMIT."""
 CONNECT_TIMEOUT_S = 10.0
-"""The time limit for one connection, and for waiting until a starting server is ready."""
+"""The time limit for opening a connection, and for waiting until PostgreSQL has started."""
 ROLLBACK_TIMEOUT_S = 5.0
-"""The time limit for resetting a connection. When it is exceeded, the connection is closed."""
+"""The time limit for rolling a connection back. After it, the connection is closed."""
 INDEX_ROW_BYTES = 2704
 """The maximum size of an index row: a third of a page of PostgreSQL's B-trees, after compression."""
 MIGRATION_LOCK = 0x5EA_3A4C
@@ -63,9 +62,9 @@ LOST = (
     asyncpg.CannotConnectNowError,
     asyncpg.IdleInTransactionSessionTimeoutError,
     asyncpg.InterfaceError,
-    # The server may have shut down an idle connection that the pool still uses.
+    # PostgreSQL may have closed an idle connection of the pool.
     asyncpg.InternalClientError,
-    OSError,  # This includes TimeoutError and ConnectionError.
+    OSError,  # TimeoutError and ConnectionError are subclasses.
 )
 _REASONS: dict[type[Exception], str] = {
     ConnectionRefusedError: "connection refused",
@@ -87,17 +86,19 @@ async def open_postgres(
 ) -> AsyncIterator[PointerStore]:
     """Open the store, and migrate its schema.
 
-    `timeout_s` bounds each statement and each wait for a connection.
+    Args:
+        timeout_s: The time limit of each statement, and of each wait for a connection.
+        stale_reads: Keeps the results of reads for requests that allow stale answers, or None.
 
     Raises:
         ConfigError: The server refuses the credentials, or the database is unsuitable.
         RetryLater: The server does not answer.
     """
-    where = describe_database(dsn)
-    pool = await open_pool(dsn, where, pool_min, pool_max, timeout_s)
+    database = describe_database(dsn)
+    pool = await open_pool(dsn, database, pool_min, pool_max, timeout_s)
     try:
-        await _prepare(pool, where, dsn)
-        store = _PostgresStore(pool, clock, where, pool_max, timeout_s, stale_reads)
+        await _prepare(pool, database, dsn)
+        store = _PostgresStore(pool, clock, database, pool_max, timeout_s, stale_reads)
         try:
             yield store
         finally:
@@ -110,7 +111,7 @@ async def open_postgres(
 
 
 def describe_database(dsn: str) -> str:
-    """Return host, port and database, for messages."""
+    """Return the host, the port and the database for messages."""
     try:
         parts = urlsplit(dsn)
         return f"PostgreSQL at {parts.hostname or 'localhost'}:{parts.port or 5432}{parts.path}"
@@ -132,7 +133,7 @@ async def open_pool(dsn: str, where: str, pool_min: int, pool_max: int, timeout_
                 dsn,
                 min_size=min(pool_min, pool_max),
                 max_size=pool_max,
-                # The server's limit is shorter, because locks are released only by the server.
+                # The limit of PostgreSQL is shorter than the client's, because only PostgreSQL releases locks.
                 command_timeout=timeout_s + 5,
                 timeout=CONNECT_TIMEOUT_S,
                 reset=_skip_reset,
@@ -161,7 +162,7 @@ async def open_pool(dsn: str, where: str, pool_min: int, pool_max: int, timeout_
 
 
 async def create_search_path_schema(connection: Any, dsn: str) -> None:
-    """Create the schema that the parameter `search_path` of the URL names, if there is one."""
+    """Create the schema in the parameter `search_path` of the URL, if the URL has this parameter."""
     for schema in parse_qs(urlsplit(dsn).query).get("search_path", []):
         quoted_name = schema.replace('"', '""')
         await connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{quoted_name}"')
@@ -189,9 +190,9 @@ async def _prepare(pool: Any, where: str, dsn: str) -> None:
 
 
 def explain_lost_connection(error: Exception) -> str:
-    """Return why a connection was lost, as readable text.
+    """Return a readable reason why a connection was lost.
 
-    The error's own text may be empty, or may list each address that was tried.
+    The text of the error may be empty, or may contain all addresses of the host.
     """
     for kind, words in _REASONS.items():
         if isinstance(error, kind):
@@ -200,7 +201,7 @@ def explain_lost_connection(error: Exception) -> str:
 
 
 async def drive(connection: Any, steps: Steps[T]) -> T:
-    """Run a generator to its end on this connection."""
+    """Execute the statements that a generator yields on this connection, and return the generator's result."""
     try:
         statement = next(steps)
         while True:
@@ -241,7 +242,7 @@ class _PostgresStore(GeneratorStore):
     ) -> T:
         """Run the steps on a connection, and convert failures into errors for the caller.
 
-        The steps run again only if a repeat is certainly safe.
+        The steps run again only after failures that have certainly changed nothing.
         """
         for attempt in range(CONNECT_ATTEMPTS_MAX):
             connection = await self._acquire()
@@ -253,7 +254,7 @@ class _PostgresStore(GeneratorStore):
             except (asyncpg.PostgresError, *LOST) as error:
                 if not _is_lost(error):
                     raise self._convert_error(error) from error
-                # Otherwise the pool would reuse the connection, or wait for a server that does not answer.
+                # Close the connection, because the pool would reuse it, or wait for a server that does not answer.
                 _terminate(connection)
                 if isinstance(error, TimeoutError):
                     raise RetryLater(f"PostgreSQL took longer than {self._timeout_s:g} s") from error
@@ -272,9 +273,9 @@ class _PostgresStore(GeneratorStore):
             raise RetryLater(f"PostgreSQL does not answer ({explain_lost_connection(error)})") from None
 
     async def _release(self, connection: Any) -> None:
-        """Release a connection.
+        """Return a connection to the pool.
 
-        The method never fails, because the outcome of the transaction is known and must be returned.
+        The method never raises an error, because the outcome of the transaction is known and must be returned.
         """
         try:
             await self._pool.release(connection, timeout=ROLLBACK_TIMEOUT_S)
@@ -291,7 +292,7 @@ class _PostgresStore(GeneratorStore):
         try:
             await connection.execute("COMMIT")
         except asyncio.CancelledError:
-            # asyncpg has sent a cancel request to the server, and the outcome of the transaction is unknown.
+            # The outcome is unknown, because asyncpg has asked the server to cancel the statement.
             _terminate(connection)
             raise
         except LOST as error:
@@ -330,13 +331,13 @@ async def _drive_begun(connection: Any, make_steps: Callable[[], Steps[T]]) -> T
 def _is_lost(error: Exception) -> bool:
     """Return whether the error means that the connection was lost.
 
-    asyncpg reports an unsuitable parameter as an InterfaceError that is also a ValueError.
+    An InterfaceError that is also a ValueError does not: asyncpg raises it for an invalid parameter.
     """
     return isinstance(error, LOST) and not isinstance(error, ValueError)
 
 
 async def _roll_back(connection: Any) -> None:
-    """Close a connection whose transaction cannot be ended. This also ends the transaction."""
+    """Roll the transaction back. If this fails, close the connection, which also ends the transaction."""
     try:
         await connection.execute("ROLLBACK", timeout=ROLLBACK_TIMEOUT_S)
     except (asyncpg.PostgresError, *LOST):

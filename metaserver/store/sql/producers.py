@@ -1,7 +1,4 @@
-"""The operation on producers.
-
-It records the last sequence of a producer in a table, so that a repeat is not applied twice.
-"""
+"""The operation that records the last sequence number of a producer, so that a repeated commit is recognised."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The reads: one generator for each. Rows come from a single statement, so that every read is consistent.
+"""The reads of the port, each as a generator. A single statement reads all rows, so that every read is consistent.
 
-Limits and order are part of the statement. The driver only decides where the statement runs.
+Limits and order are part of the statement. The driver only decides where the statement runs. `PointerStore` documents
+the results.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def find_namespaces(parent: NamespacePath, names: Sequence[str]) -> Steps[list[N
 
 
 def measure_namespace(top: str) -> Steps[tuple[int, int]]:
-    # Paths below `top` continue with the separator, and no name has a character as low as the separator.
+    # The paths below `top` continue with the separator, which sorts before all characters of names.
     within = "BETWEEN $1 AND $2"
     params = (top, f"{top}{NAMESPACE_SEPARATOR}\U0010ffff")
     rows = yield StoreStatement(
@@ -257,7 +258,7 @@ def list_unclaimed(after: str, limit: int) -> Steps[list[Entry]]:
 
 
 def find_instant_by_fingerprint(uuid: str, fingerprint: str) -> Steps[Instant | None]:
-    # The literal "IS NOT NULL" lets both query planners use the partial index.
+    # With "IS NOT NULL" in the text, SQLite and PostgreSQL can use the partial index.
     where = "uuid = $1 AND fingerprint = $2 AND fingerprint IS NOT NULL AND state = 'completed'"
     sql = (
         f"SELECT {INSTANT} FROM instants WHERE {where} UNION ALL "  # noqa: S608
@@ -269,9 +270,9 @@ def find_instant_by_fingerprint(uuid: str, fingerprint: str) -> Steps[Instant | 
 def list_instants(where: InstantFilter, limit: int) -> Steps[list[Instant]]:
     """Return live and archived instants.
 
-    One statement reads both, so that a row that is archived concurrently is seen exactly once. The watermark is read
-    before, in a separate statement. Transactions that are in progress at that time are above the watermark, and
-    transactions that have ended are visible to the next statement.
+    One statement reads both tables, so that an instant that is archived concurrently is seen exactly once. An earlier
+    statement reads the watermark. Instants of transactions that are in progress at that time are above the watermark,
+    and instants of earlier transactions are visible to the next statement.
     """
     watermark = yield StoreStatement("SELECT {watermark}")
     terms, params = ["position < $1"], [watermark[0][0]]
@@ -305,7 +306,7 @@ def list_instants(where: InstantFilter, limit: int) -> Steps[list[Instant]]:
 
 
 def list_archivable(keep: int, limit: int) -> Steps[list[str]]:
-    """Return ids of finished instants except each table's newest `keep`, oldest first."""
+    """Return the ids of finished instants, except each table's newest `keep` instants, the oldest first."""
     rows = yield StoreStatement(
         "SELECT id FROM (SELECT id, position, row_number() OVER (PARTITION BY uuid ORDER BY position DESC) AS number "
         "FROM instants WHERE state IN ('completed', 'rolled_back')) AS ranked "
@@ -329,7 +330,7 @@ def list_metrics_reports(uuid: str | None, since: str | None, limit: int) -> Ste
 
 
 def find_token_by_digest(digest: str) -> Steps[AccessToken | None]:
-    """Return a token, even if it is expired or revoked; the caller checks its validity."""
+    """Return the token with this digest, even if it has expired or was revoked. The caller checks its validity."""
     return _read_first(TOKEN.decode, f"SELECT {TOKEN} FROM tokens WHERE digest = $1", digest)  # noqa: S608
 
 
@@ -349,7 +350,7 @@ def read_grants(principal: str | None) -> Steps[list[Grant]]:
 
 
 def grants_page(principal: str | None, after: Grant | None, limit: int) -> Steps[list[Grant]]:
-    """Return stored grants in the order of their primary key, with those of owners."""
+    """Return a page of grants, including those of owners, in the order of their primary key."""
     terms: list[str] = []
     params: list[Any] = []
     if principal is not None:
@@ -359,13 +360,16 @@ def grants_page(principal: str | None, after: Grant | None, limit: int) -> Steps
         numbers = format_placeholders(6, len(params) + 1)
         terms.append(f"(principal, namespace, name, kind, role, deny) > ({numbers})")
         params += [after.principal, pack(after.namespace), after.name, after.kind, after.role, int(after.deny)]
-    where = f"WHERE {' AND '.join(terms)} " if terms else ""
+    where_clause = f"WHERE {' AND '.join(terms)} " if terms else ""
     order = f"ORDER BY principal, namespace, name, kind, role, deny LIMIT ${len(params) + 1}"
-    return _read_all(GRANT.decode, f"SELECT {GRANT} FROM grants {where}{order}", *params, limit)  # noqa: S608
+    return _read_all(GRANT.decode, f"SELECT {GRANT} FROM grants {where_clause}{order}", *params, limit)  # noqa: S608
 
 
 def list_owned(principals: tuple[str, ...], namespace: NamespacePath, name: str | None) -> Steps[list[Grant]]:
-    """Return the grants that make one of the principals the owner of an entry of the namespace, or of one entry."""
+    """Return the grants that make one of the principals the owner of an entry of the namespace.
+
+    If `name` is not None, return only the grants on the entry with this name.
+    """
     names = principals[:GROUPS_MAX]
     names += names[-1:] * (GROUPS_MAX - len(names))
     condition = f"principal IN ({format_placeholders(GROUPS_MAX)}) AND role = 'owner' AND namespace = ${GROUPS_MAX + 1}"
@@ -418,7 +422,7 @@ def load_cursor(consumer: str) -> Steps[str | None]:
 
 
 def find_violations() -> Steps[list[str]]:
-    """Return the violations of the store's invariants, one text each; empty if there are none."""
+    """Return a text for each violation of the store's invariants."""
     lines = []
     for invariant, sql in _INVARIANTS:
         rows = yield StoreStatement(sql)

@@ -1,4 +1,4 @@
-"""Operations on what queries read: the reads of columns by day, the query history by hour, and applied proposals."""
+"""Operations on recorded reads of queries: column reads by day, the query history by hour, and applied advice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from seamark.metaserver.store.sql.statement import Steps, StoreStatement, split_
 
 def add(op: operations.AddColumnReads, now_ms: int) -> Steps[None]:
     yield from hold_table(op.uuid)
-    # All replicas use the same order of columns, so that two replicas do not wait for each other.
+    # Sort the columns, so that two replicas do not deadlock.
     rows = [(op.uuid, op.day, column_id, age_d, reads) for column_id, age_d, reads in sorted(op.reads)]
     for values, parameters in split_batches(rows):
         yield StoreStatement(
@@ -60,7 +60,7 @@ def add_queries(op: operations.AddQueryRecords, now_ms: int) -> Steps[None]:
     fingerprints = {model.OTHER_SHAPES, *(record.fingerprint for record in op.records)}
     stored = yield from _find_stored_shapes(op.uuid, sorted(fingerprints))
     sums: dict[int, list[int]] = {}
-    # All replicas use the same order of shapes, so that two replicas do not wait for each other.
+    # Sort the shapes, so that two replicas do not deadlock.
     for record in sorted(op.records, key=lambda record: (record.fingerprint, not record.shape)):
         fingerprint = record.fingerprint
         if fingerprint in stored:
@@ -70,7 +70,7 @@ def add_queries(op: operations.AddQueryRecords, now_ms: int) -> Steps[None]:
                     (op.uuid, fingerprint, _append_samples(stored[fingerprint].samples, record.samples)),
                 )
         elif not record.shape and fingerprint != model.OTHER_SHAPES:
-            continue  # A time of a shape that the history does not have.
+            continue  # The record has only a time, and the history does not contain its shape.
         elif (
             fingerprint == model.OTHER_SHAPES
             or sum(counts.values()) >= op.shapes_max
@@ -96,11 +96,11 @@ class _StoredShape(NamedTuple):
 
 
 def _store_shape(uuid: str, fingerprint: str, owner: str, shape: str, samples: str) -> Steps[_StoredShape]:
-    """Store a new shape and return it. If another replica has stored the shape meanwhile, return its row."""
+    """Store a new shape, and return it. If another replica has stored the shape meanwhile, return the stored row."""
     attempt = 0
     while True:
         number = _number_shape(uuid, fingerprint, attempt)
-        # A replica that stores the same shape at the same time conflicts in either of the two unique indexes.
+        # If another replica stores the same shape concurrently, the insert conflicts in one of the two unique indexes.
         rows = yield StoreStatement(
             "INSERT INTO query_shapes (uuid, fingerprint, owner, shape, samples, number) "
             "VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING RETURNING 1",
@@ -111,18 +111,18 @@ def _store_shape(uuid: str, fingerprint: str, owner: str, shape: str, samples: s
         stored = yield from _find_stored_shapes(uuid, [fingerprint])
         if fingerprint in stored:
             return stored[fingerprint]
-        attempt += 1  # Another shape has the number.
+        attempt += 1  # A different shape has this number.
 
 
 def _number_shape(uuid: str, fingerprint: str, attempt: int) -> int:
-    """Return the number of a new shape.
+    """Return the number of a new shape: a digest of 63 bits.
 
-    It is a digest of 63 bits. All replicas compute the same number, and two shapes practically never have the same.
+    All replicas compute the same number for a shape. Two shapes almost never have the same number.
 
     Args:
         uuid: The table.
         fingerprint: The fingerprint of the shape.
-        attempt: How many numbers of the shape other shapes have.
+        attempt: The number of earlier attempts, whose numbers different shapes have.
     """
     text = f"{uuid}\n{fingerprint}" + (f"\n{attempt}" if attempt else "")
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1
@@ -130,13 +130,13 @@ def _number_shape(uuid: str, fingerprint: str, attempt: int) -> int:
 
 _SUMS = tuple(field.name for field in msgspec.structs.fields(model.QuerySums))
 _SUM_MAX = 1 << 61
-"""A sum does not grow beyond this number, so that the sum of two fits a 64-bit integer."""
+"""The maximum of a sum. Larger sums are limited to it, so that the addition of two sums fits into 64 bits."""
 _ADDED = ", ".join(
     f"{name} = CASE WHEN query_sums.{name} > {_SUM_MAX} - excluded.{name} THEN {_SUM_MAX} "
     f"ELSE query_sums.{name} + excluded.{name} END"
     for name in _SUMS
 )
-# SQLite refuses a sum of integers that exceeds 64 bits.
+# Add as doubles, because SQLite raises an error if a sum of integers exceeds 64 bits.
 _TOTALS = ", ".join(f"sum(CAST({name} AS DOUBLE PRECISION)) AS {name}" for name in _SUMS)
 SAMPLES_MAX = 16
 """The maximum number of samples of one shape."""
@@ -148,7 +148,7 @@ def _limit_sums(sums: Iterable[Any]) -> list[int]:
 
 
 def _add_sums(rows: Iterable[tuple[int, int, Sequence[int]]]) -> Steps[None]:
-    """Add sums to rows. Each item is (number of the shape, hour, sums)."""
+    """Add sums to the stored sums. Each item contains the number of the shape, the hour, and the sums."""
     limited = [(number, hour, *_limit_sums(sums)) for number, hour, sums in rows]
     for values, parameters in split_batches(limited):
         yield StoreStatement(
@@ -168,7 +168,7 @@ def _find_stored_shapes(uuid: str, fingerprints: Sequence[str]) -> Steps[dict[st
 
 
 def _append_samples(old: str, new: str) -> str:
-    """Append samples to a JSON list, and drop the oldest beyond `SAMPLES_MAX`."""
+    """Append samples to a JSON list, and keep the newest `SAMPLES_MAX`."""
     samples = [*(convert_json(old, list[msgspec.Raw]) if old else ()), *convert_json(new, list[msgspec.Raw])]
     return msgspec.json.encode(samples[-SAMPLES_MAX:]).decode()
 
@@ -206,7 +206,7 @@ def query_totals(since_hour: int, within: Sequence[NamespacePath] | None, limit:
         (since_hour, limit, *parameters),
     )
     totals: dict[str, model.QueryTotals] = {}
-    for uuid, namespace, name, shapes, *sums in rows:  # A table may have several names; the first name is listed.
+    for uuid, namespace, name, shapes, *sums in rows:  # If a table has several names, use the first.
         sums_of_table = model.QuerySums(*_limit_sums(sums))
         totals.setdefault(
             str(uuid), model.QueryTotals(str(uuid), unpack(str(namespace)), str(name), int(shapes), sums_of_table)
@@ -215,11 +215,11 @@ def query_totals(since_hour: int, within: Sequence[NamespacePath] | None, limit:
 
 
 _NAMESPACE_COUNTS = (1, 8, NAMESPACES_MAX)
-"""The numbers of namespaces in a statement. They are few, so that the databases prepare few statements."""
+"""The numbers of namespaces for which there is a statement, so that the databases prepare only a few statements."""
 
 
 def _make_namespace_condition(namespaces: Sequence[NamespacePath] | None, first: int) -> tuple[str, list[str]]:
-    """Return a condition on the namespace of an entry, and its parameters, whose numbers begin with `first`."""
+    """Return a condition on the namespace of an entry, and its parameters, which are numbered from `first`."""
     if namespaces is None:
         return "1 = 1", []
     tops = [pack(namespace) for namespace in namespaces]

@@ -19,11 +19,11 @@ from seamark.metaserver.store.sql.rows import AUDIT, GRANT, IDEMPOTENCY, METRICS
 from seamark.metaserver.store.sql.statement import Row, Steps, StoreStatement, split_batches
 
 NO_OWNERSHIP = "(role <> 'owner' OR name = '')"
-"""The condition that leaves out the owners of tables, views and functions, of which a principal may have many."""
+"""A condition that excludes grants of owners of tables, views and functions, because a principal may own many."""
 _AHEAD_CLOCK_MIN_FACTOR = 4
-"""If a lease lasts this many times longer than a new lease with its name, its holder's clock was ahead."""
+"""A lease with more than this multiple of the duration of a new lease was taken with a wrong clock, and is ignored."""
 _CLOCKS_DIFFER_MS = 600_000
-"""The maximum difference between the clocks of replicas."""
+"""The maximum difference between the clocks of replicas in milliseconds."""
 
 
 def save_idempotency(op: operations.SaveIdempotency, now_ms: int) -> Steps[None]:
@@ -53,7 +53,7 @@ def save_metrics_report(op: operations.SaveMetricsReport, now_ms: int) -> Steps[
 
 def save_token(op: operations.SaveToken, now_ms: int) -> Steps[None]:
     token = op.token
-    # An expired token does not reserve its name.
+    # Free the name of an expired token.
     yield StoreStatement(
         "UPDATE tokens SET revoked_ms = expires_ms WHERE name = $1 AND revoked_ms IS NULL AND expires_ms <= $2",
         (token.name, now_ms),
@@ -86,12 +86,13 @@ def save_grant(op: operations.SaveGrant, now_ms: int) -> Steps[None]:
 
 
 def _check_grant_limits(grant: Grant, limits: GrantLimits) -> Steps[None]:
-    """Check the numbers of grants after a grant was added.
+    """Check that the numbers of grants are within their limits after a grant was added.
 
-    Each request of a principal reads its grants, and any manager of an object adds grants for any principal.
+    The numbers are limited because each request reads the grants of its principal, and any manager of an object can add
+    grants for any principal.
 
     Raises:
-        BadRequest: There are more grants than a limit.
+        BadRequest: A number of grants exceeds its limit.
     """
     path, top = pack(grant.namespace), pack(grant.namespace[:1])
     below = f"namespace BETWEEN $4 AND $5 AND {NO_OWNERSHIP}"
@@ -113,7 +114,7 @@ def _check_grant_limits(grant: Grant, limits: GrantLimits) -> Steps[None]:
         if int(count) > limit:
             raise BadRequest(
                 f"There are {limit:,} grants {description}, which is the limit; remove some, or grant the right to a "
-                "role or on a namespace above. Who manages the grants of the whole catalog has no limit"
+                "role or on a namespace above. A principal that manages the grants of the whole catalog has no limit"
             )
 
 
@@ -133,11 +134,11 @@ def remove_grants(op: operations.RemoveGrantsOf, now_ms: int) -> Steps[None]:
 
 
 def forget_grants_below(path: NamespacePath) -> Steps[None]:
-    """Remove the grants on a dropped namespace and on names in it, so that they do not count for a later namespace.
+    """Remove the grants on a dropped namespace and everything in it, so that they do not apply to a new namespace.
 
-    Its managers may have added some of them for themselves. Denials stay, as those on entries.
+    Managers of the old namespace may have granted themselves rights. Denials are kept.
     """
-    # Paths below continue with the separator, and no name has a character as low as the separator.
+    # The paths below the namespace continue with the separator, which sorts before all characters of names.
     yield StoreStatement(
         "DELETE FROM grants WHERE namespace BETWEEN $1 AND $2 AND deny = 0",
         (pack(path), f"{pack(path)}{NAMESPACE_SEPARATOR}\U0010ffff"),
@@ -147,19 +148,19 @@ def forget_grants_below(path: NamespacePath) -> Steps[None]:
 def move_grants(
     kind: EntryKind, namespace: NamespacePath, name: str, to_namespace: NamespacePath, to_name: str
 ) -> Steps[None]:
-    """Give the grants on an entry its new name, and copy the denials. Rows of the new name stay."""
+    """Move the grants on an entry to its new name, and copy the denials. Existing grants on the new name are kept."""
     for row in (yield from _take_grants(kind, namespace, name)):
         yield from _put_grant(row, to_namespace, to_name)
 
 
 def keep_grants(dropped_id: str | None, kind: EntryKind, namespace: NamespacePath, name: str) -> Steps[None]:
-    """Remove the grants on an entry that is dropped, so that they do not count for a later entry of its name.
+    """Remove the grants on a dropped entry, so that they do not apply to a new entry with the same name.
 
-    The denials stay, so they also count for a later entry of its name.
+    The denials are kept, and apply to a new entry with the same name.
 
     Args:
-        dropped_id: The id of the dropped entry, with which the grants and denials come back. None if it cannot be
-            restored.
+        dropped_id: The id of the dropped entry, by which its grants and denials can be restored. None if the entry
+            cannot be restored.
         kind: The kind of the entry.
         namespace: The namespace of the entry.
         name: The name of the entry.
@@ -175,7 +176,7 @@ def keep_grants(dropped_id: str | None, kind: EntryKind, namespace: NamespacePat
 
 
 def restore_grants(dropped_id: str, namespace: NamespacePath, name: str) -> Steps[None]:
-    """Restore the grants on an entry that is restored under this name."""
+    """Restore the grants on a restored entry under its new name."""
     rows = yield StoreStatement(
         "DELETE FROM dropped_grants WHERE dropped_id = $1 RETURNING principal, role, kind, deny", (dropped_id,)
     )
@@ -189,10 +190,10 @@ def forget_dropped_grants(dropped_id: str) -> Steps[None]:
 
 
 def _take_grants(kind: EntryKind, namespace: NamespacePath, name: str) -> Steps[Sequence[Row]]:
-    """Remove the grants on an entry, and return the principals, roles, kinds and effects of grants and denials.
+    """Remove the grants on an entry, and return its grants and denials as rows (principal, role, kind, deny).
 
-    Denials are not removed. Otherwise a principal could evade its denial if another entry takes the name, as in a
-    replacement of a table by renames, and the upstream of a federated warehouse could remove denials.
+    Denials are not removed. Otherwise a principal could evade a denial when another entry gets the name, for example
+    when renames replace a table, and the upstream catalog of a federated warehouse could remove denials.
     """
     on_entry, params = f"namespace = $1 AND name = $2 AND {_SAME_SPACE[kind]}", (pack(namespace), name)
     columns = "principal, role, kind, deny"
@@ -215,11 +216,11 @@ _SAME_SPACE = {
     EntryKind.VIEW: "kind <> 'function'",
     EntryKind.FUNCTION: "kind = 'function'",
 }
-"""The condition for grants on entries that share their names with entries of a kind."""
+"""By kind, a condition for grants on entries of all kinds that share one set of names with this kind."""
 
 
 def save_audit(op: operations.SaveAudit, now_ms: int) -> Steps[None]:
-    """Store records. A batch with an unknown outcome may be sent again, because existing ids are not changed."""
+    """Store records. A batch with an unknown outcome can be repeated, because records with existing ids are skipped."""
     for values, params in split_batches([AUDIT.encode(record) for record in op.records]):
         yield StoreStatement(f"INSERT INTO audit ({AUDIT}) VALUES {values} ON CONFLICT (id) DO NOTHING", params)  # noqa: S608
 
@@ -240,8 +241,8 @@ def save_cursor(op: operations.SaveCursor, now_ms: int) -> Steps[None]:
 
 
 def take_lease(op: operations.TakeLease, now_ms: int) -> Steps[int]:
-    # Leases of one name have the same length. If a lease ends long after a lease that begins now, its holder's
-    # clock was wrong. No other holder could take the lease until the end of that time.
+    # All leases with one name have the same duration. Ignore a lease that ends long after a new lease, because its
+    # holder's clock was wrong, and otherwise no other holder could take the lease until then.
     lasts_ms = op.until_ms - op.now_ms
     longest_ms = op.now_ms + max(_AHEAD_CLOCK_MIN_FACTOR * lasts_ms, _CLOCKS_DIFFER_MS) if lasts_ms > 0 else 1 << 62
     rows = yield StoreStatement(
@@ -303,7 +304,7 @@ def swap_secret(name: str, expected: bytes | None, value: bytes) -> Steps[bytes]
 
 
 def prune(now_ms: int, *, audit_before_ms: int, metrics_before_ms: int, limit: int) -> Steps[int]:
-    """Remove at most `limit` rows in total, oldest first."""
+    """Remove at most `limit` rows in total, the oldest first."""
     removed = 0
     for table, key, time, before_ms in (
         ("idempotency", "key", "expires_ms", now_ms + 1),
@@ -321,28 +322,31 @@ def prune(now_ms: int, *, audit_before_ms: int, metrics_before_ms: int, limit: i
 
 # Further warehouses --------------------------------------------------------------------------------------------------
 #
-# The database of a server has their records. The database of a warehouse has its id in `catalog_state`, so that a lost
-# or exchanged database is noticed. A transaction that adds a namespace of the first level locks this row FOR KEY SHARE,
-# and a transaction that drops the warehouse locks it FOR UPDATE. So no namespace is created in a dropped warehouse.
+# The database of a server contains the records of its warehouses. The database of a warehouse contains its id in
+# `catalog_state`, so that a lost or exchanged database is noticed. A transaction that adds a top-level namespace locks
+# this row FOR KEY SHARE, and a transaction that drops the warehouse locks it FOR UPDATE. So no namespace is created in
+# a dropped warehouse.
 
 _CONTENT = ("namespaces", "entries", "dropped", "retained", "claims")
-"""The tables that are empty if the catalog has nothing that could own files."""
+"""The tables that are empty if nothing in the catalog can own files."""
 
 _SERVER_CONTENT = ("namespaces", "tokens", "warehouses")
-"""The tables of which the database of a new warehouse has no row. The database of a server in use has some."""
+"""The tables that are empty in the database of a new warehouse, but not all empty in the database of a used server."""
 
 
 def create_warehouse(op: operations.CreateWarehouse, now_ms: int) -> Steps[None]:
     yield StoreStatement("SELECT turn FROM claim_turns", lock="UPDATE")
     rows = yield StoreStatement(f"SELECT {WAREHOUSE} FROM warehouses ORDER BY name")  # noqa: S608
     stored = [WAREHOUSE.decode(row) for row in rows]
-    new = op.warehouse
+    new_warehouse = op.warehouse
     for other in stored:
-        if other.name == new.name:
-            raise AlreadyExists(f"Warehouse already exists: {new.name}")
-        if _is_within(new.location_key, other.location_key) or _is_within(other.location_key, new.location_key):
+        if other.name == new_warehouse.name:
+            raise AlreadyExists(f"Warehouse already exists: {new_warehouse.name}")
+        if _is_within(new_warehouse.location_key, other.location_key) or _is_within(
+            other.location_key, new_warehouse.location_key
+        ):
             raise BadRequest(
-                f"The location {new.location!r} overlaps the location {other.location!r} of the warehouse "
+                f"The location {new_warehouse.location!r} overlaps the location {other.location!r} of the warehouse "
                 f"{other.name!r}; choose another"
             )
     if len(stored) >= op.limit:
@@ -352,7 +356,7 @@ def create_warehouse(op: operations.CreateWarehouse, now_ms: int) -> Steps[None]
         )
     yield StoreStatement(
         f"INSERT INTO warehouses ({WAREHOUSE}) VALUES ({WAREHOUSE.placeholders}) ON CONFLICT DO NOTHING",  # noqa: S608
-        WAREHOUSE.encode(new),
+        WAREHOUSE.encode(new_warehouse),
     )
 
 
@@ -408,7 +412,7 @@ def close_catalog(op: operations.CloseCatalog, now_ms: int) -> Steps[None]:
 
 
 def hold_catalog() -> Steps[None]:
-    """Prevent that the warehouse of this database is dropped until this transaction ends.
+    """Lock the catalog, so that the warehouse of this database cannot be dropped until this transaction ends.
 
     Raises:
         NoSuchWarehouse: The warehouse is dropped.

@@ -1,6 +1,6 @@
-"""Replicas: leases of servers that share the database.
+"""Operations on replicas: the leases of servers that share the database.
 
-The clock of the database measures these leases, because the clocks of machines may differ.
+The leases are measured by the clock of the database, because the clocks of machines may differ.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from seamark.metaserver.store.model import Replica
 from seamark.metaserver.store.sql.statement import Row, Steps, StoreStatement
 
 _KEPT_MS = 3_600_000
-"""The time for which rows stay after their leases end.
+"""The time for which rows of expired leases are kept.
 
-So deletes are rare, and an operator finds the row of a crashed replica.
+So rows are rarely deleted, and an operator can find the row of a crashed replica.
 """
 
 

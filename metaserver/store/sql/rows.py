@@ -1,7 +1,7 @@
-"""Converts rows to the port's values and back, with the column lists of both directions.
+"""Converts rows to the port's values and back, and defines the lists of columns for both directions.
 
-The rule: a column list has the order of the struct's fields, so that decoding is positional. A namespace is one TEXT.
-Its levels are joined by U+001F, which no level may contain, so that comparing the texts compares the levels.
+A list of columns has the order of the struct's fields, because decoding is positional. A namespace is one TEXT: its
+levels are joined by U+001F, which no level may contain, so that the order of the texts is the order of the levels.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ def pack_json(value: Any) -> str:
 
 
 def get_name_space(kind: EntryKind) -> str:
-    """Return the scope in which a name is unique. Tables and views share a scope."""
+    """Return the scope in which names of this kind are unique. Tables and views share a scope."""
     return "function" if kind is EntryKind.FUNCTION else "relation"
 
 
 class ColumnCoding(NamedTuple):
-    """The conversions of a field from and to the form in which a column stores it."""
+    """The conversions between the value of a field and the form in which a column stores it."""
 
     decode: Callable[[Any], Any]
     encode: Callable[[Any], Any]
@@ -88,10 +88,13 @@ def _make_enum_coding(kind: type[Enum], description: str) -> ColumnCoding:
 
 
 class StructColumns(Generic[T]):
-    """The columns of a struct, in the order of its fields. As text, it is the list of columns in SQL.
+    """The columns that store a struct, in the order of its fields. `str` returns the list of columns in SQL.
 
-    `sql` has the columns or expressions whose names differ from the names of their fields. Fields in `without` are
-    not stored, and are the last fields of the struct. `coded` are the fields that are stored in another form.
+    Args:
+        struct: The type of the values.
+        sql: The columns or expressions of fields whose columns do not have the name of the field.
+        without: The fields that are not stored. They must be the last fields of the struct.
+        coded: The conversions of fields that are stored in a different form.
     """
 
     def __init__(
@@ -108,7 +111,7 @@ class StructColumns(Generic[T]):
         self._coded = [(fields.index(field), coding) for field, coding in coded.items()]
         self._values = attrgetter(*fields)
         self.placeholders = format_placeholders(len(fields))
-        """The placeholders of `encode`."""
+        """The placeholders in SQL for the values that `encode` returns."""
 
     def __str__(self) -> str:
         return self._text
@@ -128,7 +131,7 @@ class StructColumns(Generic[T]):
 
 _NAMESPACE = ColumnCoding(unpack, pack)
 _WHO = {"principal_name": "who"}
-"""The tables store the name of a principal in the column `who`."""
+"""The column `who` stores the name of a principal."""
 _entry = partial(
     StructColumns, Entry, kind=_make_enum_coding(EntryKind, "an entry of unknown kind"), namespace=_NAMESPACE
 )
@@ -150,11 +153,11 @@ NAMED: StructColumns[Entry] = _entry(
         "flushed": "coalesce((SELECT {join_offsets} FROM stream_offsets WHERE uuid = entries.uuid), '')",
     }
 )
-"""The columns of entries in reads by name. The same statement reads the index version and the flushed offsets."""
+"""The columns for reads of entries by name, with subqueries for the index version and the flushed offsets."""
 DROPPED = f"id, {ENTRY}, purge, dropped_ms, expires_ms, who"
 INSTANT: StructColumns[Instant] = _instant()
 NEW_INSTANT: StructColumns[Instant] = _instant(without=("position",))
-"""The columns of a new instant without the position, which the database sets."""
+"""The columns of a new instant, without the position, which the database sets."""
 IDEMPOTENCY = StructColumns(IdempotencyRecord)
 METRICS = StructColumns(MetricsReport, sql=_WHO, namespace=_NAMESPACE, report=_make_json_coding("metrics report"))
 TOKEN = StructColumns(AccessToken)

@@ -1,13 +1,11 @@
-"""The pointer store on SQLite: WAL, one writer thread, fsync before any answer.
+"""The pointer store on SQLite: WAL mode, one writer thread, and fsync before any answer.
 
-The rules:
-
-- Writes wait in a bounded queue for one thread. If the queue is full, RetryLater is raised. All waiting transactions
-  share one commit. Each has a savepoint, so that a failure rolls back only itself, and no caller gets an answer before
-  COMMIT has returned. The rate is therefore not limited by one fsync per transaction.
-- Point look-ups run on the event loop. With the page cache, they take microseconds, less than a thread switch. Listings
-  run in reader threads.
-- Several processes may share the file; BEGIN IMMEDIATE with a busy timeout serialises their writers.
+- Writes wait in a bounded queue for the writer thread. If the queue is full, RetryLater is raised. All waiting
+  transactions share one COMMIT, so that each does not need its own fsync. Each transaction has a savepoint, so that a
+  failure rolls back only this transaction. No caller gets an answer before COMMIT has returned.
+- Look-ups by key run on the event loop. With the page cache, they take microseconds, which is less than a thread
+  switch. Listings run in reader threads.
+- Several processes may share the file. BEGIN IMMEDIATE with a busy timeout serialises their writers.
 """
 
 from __future__ import annotations
@@ -45,27 +43,24 @@ from seamark.metaserver.store.sql.statement import SQLITE, Rows, Steps, StoreSta
 T = TypeVar("T")
 
 BUSY_TIMEOUT_S = 5.0
-"""The time for which a writer waits for another process's writer."""
+"""The time for which a writer waits for the writer of another process."""
 INLINE_BUSY_TIMEOUT_S = 0.1
-"""The time for which a look-up may block the event loop.
-
-Readers wait only while another process recovers the log.
-"""
+"""The time for which a look-up on the event loop waits while another process recovers the log."""
 GROUP_TRANSACTIONS_MAX = 64
-"""The maximum number of transactions in one commit. It bounds how long the first transaction waits."""
+"""The maximum number of transactions in one commit. It limits the wait of the first transaction."""
 READER_THREADS = 2
 
 _WAL_PAUSE_S = 0.01
 _ROOM_BYTES = 1 << 20
-"""If the database cannot be opened and less space than this is free, the disk counts as full."""
+"""The disk counts as full if the database cannot be opened, and less than this number of bytes is free."""
 _translate = SQLITE.make_translator()
 
 
 @asynccontextmanager
 async def open_sqlite(path: Path | str, *, clock: Clock, queue_limit: int = 1024) -> AsyncIterator[PointerStore]:
-    """Open the store. Create the file if needed, and migrate its schema.
+    """Open the store. If necessary, create the file, and migrate the schema.
 
-    On exit, queued transactions are finished first.
+    On exit, the queued transactions are finished first.
 
     Raises:
         ConfigError: The file is unsuitable.
@@ -132,16 +127,13 @@ class _QueuedTransaction:
 
 
 class _Writer:
-    """The thread that owns the writing connection.
-
-    `submit` is for the event loop only.
-    """
+    """The thread that owns the writing connection. Only the event loop calls `submit`."""
 
     def __init__(self, path: Path, loop: asyncio.AbstractEventLoop, queue_limit: int) -> None:
         self._path = path
         self._loop = loop
         self._queue_limit = queue_limit
-        # `_pending`, which the event loop counts, enforces the limit, so the stop marker always fits.
+        # `_pending` enforces the limit, so that the stop marker always fits into the queue.
         self._queue: queue.SimpleQueue[_QueuedTransaction | None] = queue.SimpleQueue()
         self._pending = 0
         self._closed = False
@@ -206,9 +198,9 @@ class _Writer:
             connection.close()
 
     def _take_group(self) -> list[_QueuedTransaction]:
-        """Wait for a transaction, and return it with all other queued transactions.
+        """Wait for a transaction, and return it together with all other queued transactions.
 
-        The result is empty when the writer ends.
+        The result is empty when the writer must stop.
         """
         first = self._queue.get()
         if first is None:
@@ -227,7 +219,7 @@ class _Writer:
 
 
 def _open_for_writing(path: Path) -> sqlite3.Connection:
-    """Return a connection to the database in WAL mode, with a migrated schema."""
+    """Open the database for writing in WAL mode, migrate its schema, and return the connection."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         create_private_database(path)
@@ -248,7 +240,7 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
         connection.execute("COMMIT")
     except sqlite3.Error as error:
         connection.close()
-        if _is_disk_full(path.parent):  # SQLite may report a full disk as an I/O error.
+        if _is_disk_full(path.parent):  # SQLite may raise an I/O error if the disk is full.
             raise ConfigError(f"The disk of the database {path} is full: free space, then start again") from None
         raise ConfigError(f"The database {path} cannot be used: {error}") from None
     except BaseException:
@@ -258,7 +250,7 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
 
 
 def _is_disk_full(folder: Path) -> bool:
-    """Return whether the file system of `folder` has no room for a log, or False if this is unknown."""
+    """Return whether the file system of `folder` has no space for a log, or False if this is unknown."""
     try:
         return shutil.disk_usage(folder).free < _ROOM_BYTES
     except OSError:
@@ -268,7 +260,7 @@ def _is_disk_full(folder: Path) -> bool:
 def create_private_database(path: Path) -> None:
     """Create an empty file that only its owner may read, unless the file exists.
 
-    SQLite would create a file that all users may read, and gives its log the mode of the database.
+    SQLite would create a file that all users may read. The log of SQLite gets the mode of the database file.
 
     Raises:
         ConfigError: The path is a symbolic link, which other users may be able to replace.
@@ -280,7 +272,7 @@ def create_private_database(path: Path) -> None:
 
 
 def switch_to_wal(connection: sqlite3.Connection, path: Path) -> None:
-    # If several processes switch at the same time, SQLite refuses all but one of them without calling the busy handler.
+    # Try again: if several processes switch concurrently, SQLite refuses all but one without calling the busy handler.
     tries = int(BUSY_TIMEOUT_S / _WAL_PAUSE_S)
     while True:
         try:
@@ -296,9 +288,9 @@ def switch_to_wal(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _commit_group(connection: sqlite3.Connection, group: list[_QueuedTransaction]) -> None:
-    """Run the transactions of a group and commit them. Set each transaction's result or error.
+    """Run the transactions of a group, commit them, and set the result or the error of each transaction.
 
-    Afterwards no transaction is open.
+    Afterwards, the connection has no open transaction.
     """
     committing = False
     try:
@@ -307,16 +299,16 @@ def _commit_group(connection: sqlite3.Connection, group: list[_QueuedTransaction
             _apply(connection, queued)
         committing = True
         connection.execute("COMMIT")
-    except Exception as error:  # noqa: BLE001  each transaction carries it to its task
+    except Exception as error:  # noqa: BLE001  the tasks of all transactions receive it
         if connection.in_transaction:
-            # Errors are ignored: an error here would end the thread, and all waiting callers would wait forever.
+            # Ignore errors, because an error would end the thread, and all callers would wait forever.
             with suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
-        # After a failed fsync it is unknown which data reached the disk.
+        # After a failed fsync, it is unknown which data are on the disk.
         unknown = committing and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR
         for queued in group:
-            # A refusal may depend on earlier transactions of this group, which are now rolled back. So the refusal no
-            # longer holds, and the caller retries.
+            # Replace refusals as well: they may depend on earlier transactions of this group, which are now rolled
+            # back.
             if unknown and queued.error is None:
                 queued.error = CommitUnknown(f"The database failed while committing: {error}")
             else:
@@ -324,21 +316,18 @@ def _commit_group(connection: sqlite3.Connection, group: list[_QueuedTransaction
 
 
 def _apply(connection: sqlite3.Connection, queued: _QueuedTransaction) -> None:
-    """Run one transaction in its savepoint.
-
-    The function raises only errors that end the whole group.
-    """
+    """Run one transaction in its savepoint. The function raises only errors that fail the whole group."""
     connection.execute("SAVEPOINT one_transaction")
     try:
         queued.result = drive(connection, queued.make_steps())
     except (SeamarkError, IdempotencyTaken) as error:
         queued.error = error
     except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
-        # Some failures (disk full, I/O) make SQLite roll back the whole transaction.
+        # After some failures, such as a full disk, SQLite has rolled back the whole transaction.
         if not connection.in_transaction:
             raise
         queued.error = _convert_error(error)
-    except Exception as error:  # noqa: BLE001  a fault of one transaction must not fail the others
+    except Exception as error:  # noqa: BLE001  an error of one transaction must not fail the others
         queued.error = error
     if queued.error is not None:
         connection.execute("ROLLBACK TO one_transaction")
@@ -347,7 +336,7 @@ def _apply(connection: sqlite3.Connection, queued: _QueuedTransaction) -> None:
 
 class _SqliteStore(GeneratorStore):
     def __init__(self, path: Path, clock: Clock, writer: _Writer) -> None:
-        # Stale reads are for a database server that may not answer. A file always answers.
+        # Without stale reads, which are only needed for a database server that may not answer.
         super().__init__(clock, stale_reads=None)
         self._path = path
         self._writer = writer

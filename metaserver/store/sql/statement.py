@@ -1,8 +1,8 @@
 """Transactions without I/O: generators that yield statements and receive rows.
 
-The rule: SQL is written once, in the dialect that SQLite and PostgreSQL share (`$1` placeholders, `ON CONFLICT`,
-`RETURNING`). Where they differ, a `SqlDialect` replaces tokens in braces. One set of generators, tested on both
-databases, defines what a transaction does; the drivers only run them.
+All SQL is written once, in the dialect that SQLite and PostgreSQL share (`$1` placeholders, `ON CONFLICT`,
+`RETURNING`). Where the databases differ, the SQL contains tokens in braces, which a `SqlDialect` replaces. The
+generators define what a transaction does, and the drivers only run them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 T = TypeVar("T")
 
 APPLICATION_NAME = "seamark"
-"""The application name of PostgreSQL sessions: the timeline waits only for transactions of these sessions."""
+"""The application name of PostgreSQL sessions. The timeline waits only for transactions of sessions with this name."""
 
 Row = Sequence[Any]
 Rows = Sequence[Row]
@@ -25,7 +25,9 @@ Rows = Sequence[Row]
 class StoreStatement(NamedTuple):
     """A statement with its parameters.
 
-    `lock` is a PostgreSQL row lock (the words after FOR). SQLite needs none: its writers are serialised.
+    Attributes:
+        lock: The row lock to take in PostgreSQL (the words after FOR). SQLite ignores it, because its writers are
+            serialised.
     """
 
     sql: str
@@ -34,10 +36,7 @@ class StoreStatement(NamedTuple):
 
 
 Steps = Generator[StoreStatement, Rows, T]
-"""A transaction or a read.
-
-It yields statements, receives the rows of each statement, and returns its result or raises.
-"""
+"""A transaction or a read: a generator that yields statements, receives the rows of each, and returns the result."""
 
 
 def format_placeholders(count: int, first: int = 1) -> str:
@@ -45,9 +44,9 @@ def format_placeholders(count: int, first: int = 1) -> str:
 
 
 def split_batches(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Split rows to insert into batches: the text after VALUES, and the parameters.
+    """Split rows to insert into batches. Yield the text after VALUES and the parameters of each batch.
 
-    There are few batch sizes, so that the databases' caches of prepared statements contain them all.
+    There are only a few batch sizes, so that the databases can cache a prepared statement for each.
     """
     at = 0
     while at < len(rows):
@@ -61,11 +60,11 @@ def split_batches(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[str, tuple[
 
 @dataclass(frozen=True)
 class SqlDialect:
-    """The tokens in braces for one database.
-
-    `tokens` maps each token to its SQL. `placeholder` is the prefix of a parameter's number.
+    """The differences of one database's SQL.
 
     Attributes:
+        tokens: The SQL that replaces each token in braces.
+        placeholder: The prefix of a parameter's number.
         locks: Whether the database supports row locks.
     """
 
@@ -75,9 +74,9 @@ class SqlDialect:
     locks: bool
 
     def make_translator(self) -> Callable[[str, str], str]:
-        """Return a cached function from (sql, lock) to the driver's SQL.
+        """Return a function that translates a statement and its lock to the driver's SQL.
 
-        The cache is small: there are few texts, and each is sent many times.
+        The function caches its results, because few different statements are sent many times.
         """
 
         @lru_cache(maxsize=2048)
@@ -97,14 +96,14 @@ SQLITE = SqlDialect(
         "int": "INTEGER",
         "bytes": "BLOB",
         "table": "STRICT, WITHOUT ROWID",
-        # There is one writer at a time, so the position is the highest position so far, plus one. Rows never leave
-        # these two tables.
+        # There is one writer at a time, so the next position is the highest position plus one. Instants are never
+        # deleted from these two tables.
         "next_position": (
             "(SELECT printf('%020d', coalesce(max(CAST(last AS INTEGER)), 0) + 1) FROM ("
             "SELECT max(position) AS last FROM instants UNION ALL SELECT max(position) FROM instants_archive))"
         ),
-        # There is one writer at a time, so the result is above any position, and no later position is below an
-        # existing position.
+        # There is one writer at a time, so positions become visible in their order, and the watermark is above all
+        # positions.
         "watermark": "':'",
         "each_of_1": "(SELECT value FROM json_each($1))",
         "join_offsets": "group_concat(shard || ':' || flushed)",
@@ -117,23 +116,23 @@ SQLITE = SqlDialect(
 POSTGRES = SqlDialect(
     name="PostgreSQL",
     tokens={
-        # "C" compares bytes, and bytes of UTF-8 sort like code points.
+        # The collation "C" compares bytes. The bytes of UTF-8 sort like code points.
         "text": 'TEXT COLLATE "C"',
         "int": "BIGINT",
         "bytes": "BYTEA",
         "table": "",
-        # Commits become visible out of sequence order. A position with the transaction's id can be held back until
-        # every older transaction of these sessions has ended. So a reader that continues from it misses nothing.
-        # The epoch before the id rises when a dump is restored into a cluster with smaller transaction ids.
+        # Commits do not become visible in the order of a sequence. Therefore a position begins with the transaction id,
+        # and readers see it only when every older transaction of these sessions has ended. So a reader that continues
+        # from a position misses nothing. The epoch before the id rises when a dump is restored into a cluster with
+        # smaller transaction ids.
         "next_position": (
             "((SELECT lpad(to_hex(epoch), 4, '0') FROM timeline_epoch) "
             "|| lpad(to_hex(pg_current_xact_id()::text::bigint), 16, '0') "
             "|| lpad(to_hex(nextval('instant_sequence')), 16, '0'))"
         ),
-        # The oldest transaction id in progress in these sessions, otherwise the next id. The snapshot's xmin is not
-        # used, because it does not advance while any transaction in the cluster, such as a vacuum, is running. The
-        # session list has ids of 32 bits, so they are compared with the snapshot's xmax. Ids that the snapshot has
-        # not seen are above it.
+        # The watermark is the oldest transaction id in progress in these sessions, or the next id. The snapshot's xmin
+        # is not suitable, because it does not advance while any transaction in the cluster, such as a vacuum, is
+        # running. The list of sessions has ids of 32 bits, so they are extended by comparison with the snapshot's xmax.
         "watermark": (
             "(SELECT lpad(to_hex(epoch), 4, '0') FROM timeline_epoch) || (SELECT lpad(to_hex(top - greatest(0, max("  # noqa: S608
             "((top - coalesce(backend_xid::text::bigint, top) + 2147483648) & 4294967295) - 2147483648))), 16, '0') "

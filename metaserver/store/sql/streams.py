@@ -1,4 +1,4 @@
-"""Operations on the flushes of stream tables: a row for each shard, and one for the last flush before a removal."""
+"""Operations on stream tables: the flushed offset of each shard, and the last flush before a removal of rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def open_stream(op: operations.OpenStream, now_ms: int) -> Steps[None]:
 
 def move(op: operations.MoveFlushedOffsets, now_ms: int) -> Steps[None]:
     yield from hold_table(op.uuid)
-    # All replicas use the same order of shards, so that two replicas do not wait for each other.
+    # Sort the shards, so that two replicas do not deadlock.
     for moved in sorted(op.ranges, key=lambda moved: moved.shard):
         rows = yield StoreStatement(
             "UPDATE stream_offsets SET flushed = $4 WHERE uuid = $1 AND shard = $2 AND flushed = $3 RETURNING 1",

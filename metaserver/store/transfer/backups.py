@@ -1,7 +1,7 @@
-"""The backup file: a SQLite database with the tables of the source, and a table that describes the backup.
+"""Writes, reads and restores backups. A backup is a SQLite database with the tables of the source, and a description.
 
-Backups of SQLite and of PostgreSQL have the same format, so each can be restored to either database. Every value is
-stored as it was read. Positions of the timeline are replaced only when the backup is restored.
+Backups of SQLite and of PostgreSQL have the same format, so each can be restored to either database. All values are
+stored as they were read. Positions of the timeline are replaced only when the backup is restored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class BackupInfo(msgspec.Struct, frozen=True, rename="kebab"):
     """The description of a backup.
 
     Attributes:
-        created_ms: The time when the backup began.
+        format: The version of the format of the backup.
+        created_ms: The time at which the backup began.
         program: The version of Seamark that wrote the backup.
         database: The kind of the source: SQLite or PostgreSQL.
         schema_version: The version of the schema of the source.
@@ -51,10 +52,10 @@ class BackupInfo(msgspec.Struct, frozen=True, rename="kebab"):
 async def write_backup(
     reader: DatabaseReader, path: Path, *, created_ms: int, program: str, warehouse: str, overwrite: bool
 ) -> BackupInfo:
-    """Write all rows of a database to a new file. The file gets its name when it is complete and on disk.
+    """Write all rows of a database to a new file, which gets its name after it is complete and synced.
 
     Args:
-        overwrite: Whether the file may exist.
+        overwrite: Whether to replace an existing file.
 
     Raises:
         ConfigError: The file exists, or cannot be written.
@@ -86,7 +87,7 @@ async def read_backup(path: Path) -> AsyncIterator[tuple[BackupInfo, DatabaseRea
     """Open a backup.
 
     Raises:
-        ConfigError: The file is missing or is not a backup, or a later program wrote it.
+        ConfigError: The file is missing, is not a backup, or was written by a newer version of Seamark.
         Corrupt: The description of the backup is damaged.
     """
     async with read_sqlite(path) as reader:
@@ -109,7 +110,7 @@ async def read_backup(path: Path) -> AsyncIterator[tuple[BackupInfo, DatabaseRea
 
 
 async def restore_backup(info: BackupInfo, reader: DatabaseReader, writer: DatabaseWriter) -> None:
-    """Copy a backup to a database, and migrate the database. The caller commits.
+    """Copy a backup to a database, and migrate the database. The caller commits the transaction.
 
     Raises:
         Corrupt: The rows of the backup do not match the checksums in its description.

@@ -1,9 +1,9 @@
-"""Copies the rows of one database to another, and compares the written rows with the read rows.
+"""Copies the rows of one database to another, and compares the written rows with the rows of the source.
 
-The databases have different positions of the timeline. In PostgreSQL, a position contains a transaction id; in SQLite,
-it is a number. Positions are compared as texts. PostgreSQL continues above any position that it finds (`renew_epoch`).
-SQLite can continue only from numbers. So a copy to SQLite numbers the instants again, above every position that a
-reader may have. A reader that continues sees some instants twice, but misses no instant.
+The databases have different positions of the timeline: a position of PostgreSQL contains a transaction id, and a
+position of SQLite is a number. Positions are compared as texts. PostgreSQL can continue above any position
+(`renew_epoch`), but SQLite only above a number. So a copy to SQLite gives the instants new numbers, above every
+position that a reader may have. A reader that continues may see some instants twice, but misses no instant.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _POSITION = "position"
 _SQLITE_DIGITS = 20
 _NUMBERS_PER_PREFIX = 10**16
 _PREFIX_MAX = 921
-"""The maximum of the first four of the twenty digits of a position. A number has 64 bits."""
+"""The maximum of the first four digits of a position, so that its twenty digits are a number of 64 bits."""
 
 
 class TableDigest(msgspec.Struct, frozen=True):
@@ -62,14 +62,14 @@ async def copy_database(
     expected: Mapping[str, TableDigest] | None = None,
     is_for_server: bool = True,
 ) -> dict[str, TableDigest]:
-    """Copy all rows, read the copy again, and return the digest of each table of the source.
+    """Copy all rows, compare the copy with the source, and return the digest of each table.
 
     Args:
         reader: The source.
         writer: The target. The caller commits it.
-        expected: The digests that the source must have, if they are known.
-        is_for_server: Whether a server will use the target. Then its schema is migrated, and SQLite gets numbers as
-            positions. Otherwise the target has exactly the rows of the source.
+        expected: The digests that the tables of the source must have, or None if they are unknown.
+        is_for_server: Whether a server will use the target. If so, its schema is migrated, and the positions in SQLite
+            become numbers. Otherwise the target contains exactly the rows of the source.
 
     Raises:
         Corrupt: The source does not have the expected digests, or the copy differs from the source.
@@ -99,7 +99,7 @@ class _Positions:
     """The numbers that replace positions of PostgreSQL in SQLite.
 
     Args:
-        positions: The positions of all instants, sorted.
+        positions: The sorted positions of all instants.
 
     Raises:
         ConfigError: The positions are too high for numbers.
@@ -120,12 +120,12 @@ class _Positions:
         return [(*row[:at], self._find_number(row[at]), *row[at + 1 :]) for row in rows]
 
     def _find_number(self, position: str) -> str:
-        """Return the number of an instant. For a cursor, return the number of the last instant up to the cursor."""
+        """Return the number of the instant at a position, or of the last instant before the position of a cursor."""
         return f"{self._first + bisect_right(self._positions, position):020d}"
 
 
 async def _read_positions(reader: DatabaseReader, layout: Sequence[TableLayout]) -> _Positions | None:
-    """Return the numbers for the positions of a database, or None if all positions are numbers already."""
+    """Return the numbers for the positions of a database, or None if all positions are already numbers."""
     positions: list[str] = []
     for table in layout:
         if table.name in _INSTANTS:

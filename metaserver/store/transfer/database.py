@@ -1,4 +1,4 @@
-"""The port to a whole database: a reader of one consistent state, and a writer of one transaction."""
+"""The port to a whole database: a reader of one consistent state, and a writer in one transaction."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from seamark.metaserver.store.sql.statement import Row, SqlDialect
 from seamark.metaserver.store.transfer.layout import TableLayout
 
 BATCH_ROWS = 2000
-"""The number of rows that a copy has in memory at a time."""
+"""The number of rows that a copy reads into memory at a time."""
 
 
 class DatabaseReader(Protocol):
-    """Reads one state of a database while other processes may write to it.
+    """Reads one consistent state of a database, while other processes may write to it.
 
     Attributes:
         dialect: The dialect of the database.
@@ -30,7 +30,7 @@ class DatabaseReader(Protocol):
 
 
 class DatabaseWriter(Protocol):
-    """Replaces the content of a database, in one transaction that commits when its context ends without an error."""
+    """Replaces the content of a database in one transaction, which commits when its context ends without an error."""
 
     dialect: SqlDialect
 
@@ -40,17 +40,17 @@ class DatabaseWriter(Protocol):
     async def insert(self, table: TableLayout, rows: Sequence[Row]) -> None: ...
 
     def read_rows(self, table: TableLayout) -> AsyncIterator[Sequence[Row]]:
-        """Yield the rows that were inserted, in batches, in the order of the key."""
+        """Yield all rows of a table in batches, in the order of its key."""
 
     async def migrate(self) -> None:
         """Apply the migrations that the schema lacks."""
 
 
 def check_version(version: int, subject: str) -> int:
-    """Return the schema version of a database, if this program can read it.
+    """Check that this program can read a schema version, and return the version.
 
     Raises:
-        ConfigError: This program does not know the version.
+        ConfigError: The version is unknown to this program.
     """
     if not 1 <= version <= len(MIGRATIONS):
         raise ConfigError(

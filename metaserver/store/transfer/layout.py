@@ -1,7 +1,7 @@
 """The tables of each schema version, and their columns, as the migrations create them.
 
-SQLite and PostgreSQL have the same tables with the same columns. The layout is derived from the migrations, so a new
-migration needs no change here.
+SQLite and PostgreSQL have the same tables with the same columns. The layout is derived from the migrations, so this
+module needs no change for a new migration.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from seamark.metaserver.store.sql.statement import SQLITE
 
 VERSION_TABLE = "schema_version"
 CONTENT_TABLES = ("namespaces", "entries", "dropped", "instants", "tokens", "grants")
-"""A database that has a row in one of these tables contains a catalog. The first schema has all of them."""
+"""The tables that are all empty if the database contains no catalog. Every schema version has them."""
 
 
 class TableLayout(NamedTuple):
     """A table with its columns.
 
-    `key` has the columns of the primary key, or all columns if the table has no primary key. Rows are sorted by them.
+    Attributes:
+        key: The columns by which rows are sorted: those of the primary key, or all columns without a primary key.
     """
 
     name: str
@@ -35,7 +36,7 @@ class TableLayout(NamedTuple):
 
 
 def read_layout(version: int) -> tuple[TableLayout, ...]:
-    """Return the tables of a schema version, except the table with the version."""
+    """Return the tables of a schema version, except the table that contains the version."""
     with closing(sqlite3.connect(":memory:")) as connection:
         drive(connection, create_schema(version, SQLITE))
         names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]

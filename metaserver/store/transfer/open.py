@@ -1,4 +1,4 @@
-"""Opens a whole database by its URL, as `metaserver/store/open.py` opens the pointer store."""
+"""Opens a whole database by its URL. `metaserver/store/open.py` accepts the same URLs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ else:
 
 
 def read_database(url: str, *, is_writer_excluded: bool = False) -> AbstractAsyncContextManager[DatabaseReader]:
-    """Return a context that reads one state of the database.
+    """Return a context that reads one consistent state of the database.
 
     Args:
-        is_writer_excluded: Whether servers are prevented from writing to the database.
+        is_writer_excluded: Whether to prevent servers from writing to the database.
 
     Raises:
-        ConfigError: The URL is of an unknown kind, or the database is unsuitable.
+        ConfigError: The scheme of the URL is unknown, or the database is unsuitable.
     """
     if parse_scheme(url) == SQLITE_SCHEME:
         return read_sqlite(parse_sqlite_path(url), is_writer_excluded=is_writer_excluded)
@@ -34,7 +34,7 @@ def write_database(url: str, *, overwrite: bool) -> AbstractAsyncContextManager[
     """Return a context that replaces the content of the database in one transaction.
 
     Raises:
-        ConfigError: The URL is of an unknown kind, or the database contains a catalog and `overwrite` is not set.
+        ConfigError: The scheme of the URL is unknown, or the database contains a catalog and `overwrite` is false.
     """
     if parse_scheme(url) == SQLITE_SCHEME:
         return write_sqlite(parse_sqlite_path(url), overwrite=overwrite)

@@ -1,6 +1,6 @@
 """Readers and writers of a whole PostgreSQL database.
 
-A connection has no time limit for a statement, because a statement may read or write a whole table.
+The time limit of a statement is very long, because a statement may read or write a whole table.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from seamark.metaserver.store.transfer.layout import CONTENT_TABLES, VERSION_TAB
 
 _STATEMENT_TIMEOUT_S = 24 * 3600.0
 _OWN_TABLES = ("timeline_epoch", VERSION_TABLE)
-"""Tables that only PostgreSQL has, or that every layout leaves out."""
+"""The tables of a catalog in PostgreSQL that `read_layout` leaves out."""
 
 
 class PostgresReader:
-    """Implements `DatabaseReader` on a connection with a transaction that sees one state."""
+    """Implements `DatabaseReader` on a connection with a transaction that sees one consistent state."""
 
     dialect = POSTGRES
 
@@ -78,8 +78,9 @@ def _list_names() -> tuple[str, ...]:
 
 
 async def _read_batches(connection: Any, table: TableLayout) -> AsyncIterator[Sequence[Row]]:
-    # A cursor that asyncpg creates stays open until the transaction ends, and prevents changes of the table.
-    # asyncpg caches the columns of each text, so each table has its own name of a cursor.
+    # Declare the cursor in SQL, because a cursor of asyncpg would stay open until the transaction ends, and prevent
+    # changes of the table. Give each table its own cursor name, because asyncpg caches the columns of each statement
+    # text.
     cursor = f"rows_of_{table.name}"
     await connection.execute(f"DECLARE {cursor} NO SCROLL CURSOR FOR {table.select}")
     while batch := await connection.fetch(f"FETCH {BATCH_ROWS} FROM {cursor}"):
@@ -89,10 +90,10 @@ async def _read_batches(connection: Any, table: TableLayout) -> AsyncIterator[Se
 
 @asynccontextmanager
 async def read_postgres(url: str, *, is_writer_excluded: bool = False) -> AsyncIterator[PostgresReader]:
-    """Read one state of a database while servers may write to it.
+    """Read one consistent state of a database, while servers may write to it.
 
     Args:
-        is_writer_excluded: Whether no server may be connected.
+        is_writer_excluded: Whether to check that no server is connected.
 
     Raises:
         ConfigError: The database is unsuitable, or a server is connected.
@@ -112,11 +113,11 @@ async def read_postgres(url: str, *, is_writer_excluded: bool = False) -> AsyncI
 async def write_postgres(url: str, *, overwrite: bool) -> AsyncIterator[PostgresWriter]:
     """Replace the content of a database in one transaction.
 
-    If the process is killed before the transaction commits, the previous content stays.
+    If the process is killed before the transaction commits, the database keeps its previous content.
 
     Raises:
-        ConfigError: The database contains a catalog and `overwrite` is not set, it has tables of another application,
-            or a server is connected.
+        ConfigError: The database contains a catalog and `overwrite` is false, it contains tables of another
+            application, or a server is connected.
         RetryLater: The database does not answer.
     """
     subject = describe_database(url)
@@ -137,14 +138,14 @@ async def write_postgres(url: str, *, overwrite: bool) -> AsyncIterator[Postgres
 
 @asynccontextmanager
 async def _begin(url: str, subject: str, **options: Any) -> AsyncIterator[Any]:
-    """Open a connection with a transaction. It commits when the context ends without an error."""
+    """Open a connection with a transaction, which commits when the context ends without an error."""
     with _explain_errors(subject):
         pool = await open_pool(url, subject, 1, 1, _STATEMENT_TIMEOUT_S)
         try:
             async with pool.acquire() as connection, connection.transaction(**options):
                 yield connection
         finally:
-            # A session that ends later would look like a server when the next database of the same host is copied.
+            # Wait until the session has ended, because it would look like a server to the next copy from the same host.
             try:
                 await asyncio.wait_for(pool.close(), CONNECT_TIMEOUT_S)
             except TimeoutError:
@@ -156,10 +157,10 @@ async def _table_exists(connection: Any, name: str) -> bool:
 
 
 async def _check_no_other_application(connection: Any, subject: str) -> None:
-    """Check that no table of another application has the name of a catalog's table, because these tables are dropped.
+    """Check that no table of another application has the name of a catalog's table, because it would be dropped.
 
     Raises:
-        ConfigError: Such a table belongs to another application.
+        ConfigError: Another application has a table with such a name.
     """
     names = [name for name in _list_names() if await _table_exists(connection, name)]
     if names and not {VERSION_TABLE, *CONTENT_TABLES} <= set(names):

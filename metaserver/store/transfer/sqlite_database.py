@@ -69,10 +69,10 @@ async def _read_batches(connection: sqlite3.Connection, table: TableLayout) -> A
 
 @asynccontextmanager
 async def read_sqlite(path: Path, *, is_writer_excluded: bool = False) -> AsyncIterator[SqliteReader]:
-    """Read one state of a database file while servers may write to it.
+    """Read one consistent state of a database file, while servers may write to it.
 
     Args:
-        is_writer_excluded: Whether to take the lock of the database, so that no server can write until the end.
+        is_writer_excluded: Whether to lock the database, so that no server can write while the context is active.
 
     Raises:
         ConfigError: The file is missing, or is not a database of Seamark.
@@ -95,11 +95,11 @@ async def read_sqlite(path: Path, *, is_writer_excluded: bool = False) -> AsyncI
 async def write_sqlite(path: Path, *, overwrite: bool, is_log_used: bool = True) -> AsyncIterator[SqliteWriter]:
     """Replace the content of a database file in one transaction.
 
-    If the process is killed before the transaction commits, the previous content stays.
+    If the process is killed before the transaction commits, the database keeps its previous content.
 
     Args:
-        overwrite: Whether the database may contain a catalog.
-        is_log_used: Whether the database is for a server, which uses a write-ahead log. Otherwise it is one file.
+        overwrite: Whether to replace an existing catalog.
+        is_log_used: Whether to use a write-ahead log, as a server does. Otherwise the database is a single file.
 
     Raises:
         ConfigError: The database contains a catalog, or belongs to another program.
@@ -117,7 +117,7 @@ async def write_sqlite(path: Path, *, overwrite: bool, is_log_used: bool = True)
             yield SqliteWriter(connection)
             connection.execute("COMMIT")
         finally:
-            # This also rolls an open transaction back.
+            # Closing the connection also rolls back an open transaction.
             connection.close()
 
 

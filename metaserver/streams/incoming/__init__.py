@@ -1,1 +1,1 @@
-"""Rows of requests: from their bytes to the batches of the log."""
+"""Decodes and checks the rows of requests, and converts them to batches of the log."""

@@ -1,8 +1,8 @@
 """Decodes Arrow IPC streams from clients, which are not trusted.
 
-The rule: before anything is decoded, the stream is checked for compression and its rows are counted, and no value is
-used before Arrow has validated it. Streams with compressed buffers are refused, so a small body cannot become
-large. A client may use `Content-Encoding` instead.
+Before anything is decoded, the stream is checked for compression, and its rows are counted. No value is used before
+Arrow has validated it. Streams with compressed buffers are refused, so that a small body cannot become large. Clients
+can compress the whole body with `Content-Encoding` instead.
 """
 
 from __future__ import annotations
@@ -15,15 +15,20 @@ from seamark.formats.runtime.errors import BadRequest, TooLarge
 
 _U16, _I32, _U32, _I64 = struct.Struct("<H"), struct.Struct("<i"), struct.Struct("<I"), struct.Struct("<q")
 _HEADER_TYPE, _HEADER = 1, 2
-"""Fields of a Message, by their positions in its table (Arrow's Message.fbs)."""
+"""The positions of the fields of a Message in its flatbuffer table (Arrow's Message.fbs)."""
 _DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
 _BATCH_OF_DICTIONARY = 1
 _LENGTH, _COMPRESSION = 0, 3
-"""Fields of a RecordBatch."""
+"""The positions of the fields of a RecordBatch in its flatbuffer table."""
 
 
 def read_stream(body: bytes, subject: str, *, rows_max: int) -> pa.Table:
-    """Decode the whole stream.
+    """Decode an Arrow IPC stream.
+
+    Args:
+        body: The stream.
+        subject: The name of the stream for messages.
+        rows_max: The maximum number of rows.
 
     Raises:
         BadRequest: The data are invalid.
@@ -46,7 +51,7 @@ def read_stream(body: bytes, subject: str, *, rows_max: int) -> pa.Table:
 
 
 def _read_row_count(message: memoryview, subject: str) -> int:
-    """Return the number of rows in the header of a record batch message; 0 for other messages."""
+    """Return the number of rows in the header of a message with a record batch, or 0 for any other message."""
     root = _U32.unpack_from(message)[0]
     at = _find_field(message, root, _HEADER_TYPE)
     kind = message[at] if at else 0
@@ -70,7 +75,7 @@ def _find_table(message: memoryview, table: int, number: int) -> int:
 
 
 def _find_field(message: memoryview, table: int, number: int) -> int:
-    """Return the position of a field in a flatbuffer's table; 0 if the field is absent."""
+    """Return the position of a field in a flatbuffer table, or 0 if the field is absent."""
     vtable = table - _I32.unpack_from(message, table)[0]
     if vtable < 0:
         raise ValueError("the table of a message is outside the message")

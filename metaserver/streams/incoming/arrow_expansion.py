@@ -1,7 +1,7 @@
-"""The size of Arrow data after decoding: a small stream can represent many values.
+"""Estimates the size of Arrow data before they are decoded, because a small stream can represent many values.
 
-A dictionary, a run or a view can refer to one value many times, and null arrays and fixed-size lists of nulls have no
-bytes. The size is estimated before such arrays are decoded.
+A dictionary, a run or a view can refer to one value many times, and null arrays and fixed-size lists of nulls take no
+bytes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _sum_sizes(sizes: pa.Array) -> int:
 
 
 def _measure_values(array: pa.Array, path: str) -> pa.Array:
-    """Return the bytes of each value of an array without nested values.
+    """Return the size of each value in bytes. The array must not have nested values.
 
     Raises:
         BadRequest: The values are nested.

@@ -1,16 +1,16 @@
-"""Reads rows from an Avro object container file, which has the schema of its writer. The module is pure.
+"""Reads rows from an Avro object container file, which contains the schema of its writer. The module does no I/O.
 
-The input is not trusted. The container is parsed and inflated by the bounded reader of manifests. A schema is accepted
-only if each value of an array, of a map and of the file takes at least one byte, and if the schema is neither recursive
-nor deep: so no decoder runs out of stack.
+The input is not trusted. The reader of manifests, which has limits, parses and inflates the container. A schema is
+accepted only if each value of an array, of a map and of the file takes at least one byte. The schema must be neither
+recursive nor deep, so that no decoder runs out of stack.
 
-Decoded values may need much more memory than their bytes in the file: a null takes no byte or one byte, and each nested
-record is a dictionary. So the memory is bounded before rows are decoded. For several rates of memory per byte of the
-file, the compiler computes the *excess* of each type: the maximum of the memory of a value minus the rate times its
-bytes. An array or a map adds nothing to the excess if the excess of its items is not positive, and is unbounded
-otherwise. At each rate, the rows need at most their number times the excess of a row, plus the rate times the bytes of
-the file. The smallest of these bounds must be within `_MEMORY_BYTES_MAX`. This also bounds the time of one row, which
-is decoded in one call.
+Decoded values may need much more memory than their bytes in the file: a null takes at most one byte, and each nested
+record becomes a dictionary. So an upper bound of the memory is computed before rows are decoded. For several rates of
+memory per byte of the file, the compiler computes the *excess* of each type: the maximum, over all values, of the
+memory of a value minus the rate times its bytes. The excess of an array or a map is 0 if the excess of its items is not
+positive, and infinite otherwise. At each rate, the rows need at most their number times the excess of a row, plus the
+rate times the bytes of the file. The smallest of these bounds must be within `_MEMORY_BYTES_MAX`. This also limits the
+time of one row, which is decoded in one call.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ INFLATED_BYTES_MAX = 16 << 20
 _SCHEMA_CHARACTERS_MAX = 256 << 10
 _DEPTH_MAX = 16
 _TYPES_MAX = 5_000
-"""The maximum number of types in a schema, in which a named type counts with each use."""
+"""The maximum number of types in a schema. A named type counts each time that it is used."""
 _SCHEMAS_MAX = 100
 """The maximum number of schemas that are kept in memory."""
 _MEMORY_BYTES_MAX = 256 << 20
 """The maximum memory of the decoded rows of one file."""
 _RATES: NDArray[np.float64] = 6.0 * 2.0 ** (np.arange(96) / 4)
-"""The rates at which the memory is bounded, in bytes of memory per byte of the file.
+"""The rates for which a bound is computed, in bytes of memory per byte of the file.
 
 A character that takes one byte in the file takes at most 5 bytes in Python and Arrow together, so the lowest rate
-covers the characters of strings.
+is sufficient for the characters of strings.
 """
 _NULL_BYTES = 64
 _VALUE_BYTES = 96
@@ -55,12 +55,12 @@ _LIST_BYTES = 256
 _MAP_BYTES = 320
 _ENTRY_BYTES = 256
 _RECORD_BYTES = 224
-"""The maximum memory of a value without its bytes in the file, its items and its fields, such as a number.
+"""The maximum memory of a value of each type, without its bytes in the file, its items and its fields.
 
-It includes the object in Python with its places in a dictionary and in lists, converted copies, and the value in Arrow.
+It includes the object in Python, its places in a dictionary and in lists, converted copies, and the value in Arrow.
 """
 _SLOT_BYTES = 16
-"""The maximum size of a number, an offset or a decimal in Arrow. A null takes the same place as a value."""
+"""The maximum size of a number, an offset or a decimal in Arrow. A null takes the same space as a value."""
 
 Convert = Callable[[Any], Any]
 _PRIMITIVES = {
@@ -83,15 +83,15 @@ _LOGICAL = {
     ("long", "local-timestamp-micros"): pa.timestamp("us"),
     ("long", "local-timestamp-nanos"): pa.timestamp("ns"),
 }
-"""The Arrow types of the logical types whose values are the numbers that Avro stores."""
+"""The Arrow types of the logical types whose values are equal to the stored numbers."""
 
 
 class _Column(NamedTuple):
-    """A type of Avro in Arrow.
+    """A type of Avro, and its equivalent in Arrow.
 
     Attributes:
         type: The type in Arrow.
-        plain: The schema without logical types, by which values are decoded.
+        plain: The Avro schema without logical types, with which values are decoded.
         has_bytes: Whether each value takes at least one byte.
         nullable: Whether a value may be null.
         convert: Converts a decoded value to the value for Arrow, or None if no conversion is needed.
@@ -122,7 +122,7 @@ class _RowReader(NamedTuple):
     excess: NDArray[np.float64]
 
     def bound_memory(self, rows: int, size_bytes: int) -> float:
-        """Return a number of bytes of memory that decoded rows do not exceed.
+        """Return an upper bound of the memory of decoded rows in bytes.
 
         Args:
             rows: The number of rows.
@@ -169,7 +169,7 @@ def read_avro(data: bytes, subject: str, *, rows_max: int) -> pa.RecordBatch:
     try:
         arrays = {name: _to_array([row[name] for row in rows], column) for name, column in reader.columns.items()}
         return pa.record_batch(arrays)
-    except MemoryError:  # A kind of it is an `ArrowException`.
+    except MemoryError:  # Do not treat it as an `ArrowException`, of which a subclass is also a MemoryError.
         raise
     except (pa.ArrowException, ValueError, OverflowError, TypeError) as error:
         raise BadRequest(f"{subject} has a value that does not have its type: {str(error)[:200]}") from None
@@ -183,7 +183,7 @@ def _to_array(values: list[Any], column: _Column) -> pa.Array:
 
 @lru_cache(_SCHEMAS_MAX)
 def _compile(text: str) -> _RowReader:
-    """Return the reader of rows with a schema.
+    """Return the reader for rows with a schema.
 
     Raises:
         BadRequest: The schema is invalid, or not supported.
@@ -218,12 +218,12 @@ class _NamedType(NamedTuple):
 
 
 class _Compiler:
-    """Translates the types of one schema. Names of types are replaced by the types, each time with a new name."""
+    """Translates the types of one schema. Each reference to a named type is replaced by the type, with a new name."""
 
     def __init__(self) -> None:
         self._named: dict[str, _NamedType] = {}
         self._open: set[str] = set()
-        """The full names of the records that contain the present type."""
+        """The full names of the records that contain the current type."""
         self._namespace = ""
         self._types = 0
 
@@ -280,7 +280,7 @@ class _Compiler:
                 return self.read_type(other, depth + 1)
 
     def _define(self, schema: Mapping[str, Any]) -> str:
-        """Remember a named type; return its full name (Avro 1.12, "Names")."""
+        """Add a named type, and return its full name (Avro 1.12, "Names")."""
         name, namespace = schema.get("name"), schema.get("namespace", self._namespace)
         if not isinstance(name, str) or not isinstance(namespace, str):
             raise BadRequest("The Avro schema has a named type without a valid name")
@@ -307,11 +307,11 @@ class _Compiler:
         return column
 
     def _read_union(self, schema: list[Any], depth: int) -> _Column:
-        value_types = [each for each in schema if each != "null"]
+        value_types = [value_type for value_type in schema if value_type != "null"]
         if len(value_types) != 1 or len(schema) > 2:
             raise BadRequest("The Avro schema has a union other than of null and one type; use a nullable column")
         column = self.read_type(value_types[0], depth + 1)
-        plain = ["null" if each == "null" else column.plain for each in schema]
+        plain = ["null" if value_type == "null" else column.plain for value_type in schema]
         excess = np.maximum(column.excess, _NULL_BYTES + column.slot_bytes) - _RATES
         return column._replace(plain=plain, excess=excess, has_bytes=True, nullable=True)
 
@@ -376,7 +376,7 @@ class _Compiler:
         if not isinstance(symbols, list) or not all(isinstance(symbol, str) for symbol in symbols):
             raise BadRequest("The Avro schema has an enum without symbols")
         self._define(schema)
-        # Each value in Arrow has the characters of its symbol, and each character at most four bytes.
+        # In Arrow, each value contains the characters of its symbol, which take at most four bytes each.
         memory_bytes = _VALUE_BYTES + 4 * max(map(len, symbols), default=0)
         plain = {"type": "enum", "name": f"e{self._types}", "symbols": symbols}
         return _Column(pa.string(), plain, _compute_excess(memory_bytes, 1))
@@ -405,7 +405,7 @@ def _read_primitive(name: str, schema: Mapping[str, Any]) -> _Column:
 
 
 def _read_decimal(schema: Mapping[str, Any], plain: Any, size_bytes: int) -> _Column | None:
-    """Return the type of decimals that are stored as bytes, or None for other bytes.
+    """Return the type of decimals that are stored as bytes, or None if the bytes are not decimals.
 
     Args:
         schema: The type.
@@ -421,7 +421,7 @@ def _read_decimal(schema: Mapping[str, Any], plain: Any, size_bytes: int) -> _Co
     def convert(value: bytes) -> Decimal:
         if len(value) > 17:
             raise ValueError(f"a decimal of {len(value)} bytes")
-        # The number is parsed from text, because decimal arithmetic rounds to 28 digits.
+        # Parse the number from text, because decimal arithmetic rounds to 28 digits.
         return Decimal(f"{int.from_bytes(value, 'big', signed=True)}E-{scale}")
 
     excess = _compute_excess(_DECIMAL_BYTES + size_bytes, size_bytes)
@@ -439,7 +439,7 @@ def _sum_excess(columns: Mapping[str, _Column]) -> NDArray[np.float64]:
 
 
 def _bound_items(excess: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the excess of any number of items: 0, or infinity if each further item adds to it."""
+    """Return the excess of an array of items: infinite if the excess of an item is positive, otherwise 0."""
     return np.where(excess > 0, np.inf, 0.0)
 
 

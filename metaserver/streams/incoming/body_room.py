@@ -1,7 +1,7 @@
-"""Keeps room in memory for large bodies of rows while they are decoded.
+"""Reserves memory for large bodies of rows before they are decoded.
 
-If the memory for rows is full, a large body waits some seconds for a flush, in the order of the requests. Otherwise
-each large body would be decoded and refused, and its writer would send it again.
+If the memory for rows is full, a large body waits some seconds for a flush, in the order of the requests. Without the
+wait, each large body would be decoded and refused, and its writer would send it again.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from seamark.metaserver.streams.stream_counts import StreamCounts
 from seamark.metaserver.streams.stream_table import StreamTable
 
 WAIT_S = 5.0
-"""The maximum time for which a large body of rows waits for room in memory."""
+"""The maximum time for which a large body of rows waits for memory."""
 _WAITERS_MAX = 32
-"""The maximum number of bodies that wait for room."""
+"""The maximum number of waiting bodies."""
 _PRINCIPAL_WAITERS_MAX = 8
-"""The maximum number of bodies of one principal that wait for room."""
+"""The maximum number of waiting bodies of one principal."""
 _WAITING_SHARE = 1 / 4
-"""The part of `bodies_memory_bytes` that bodies may use while they wait for room."""
+"""The fraction of `bodies_memory_bytes` that waiting bodies may use."""
 _LOOK_S = 0.02
-"""The time between two checks for room."""
+"""The interval between two checks for free memory."""
 
 
 class BodyRoom:
@@ -44,14 +44,14 @@ class BodyRoom:
         pauses: Pauses,
         counts: StreamCounts,
     ) -> None:
-        """Create the room.
+        """Create the reservations.
 
         Args:
             settings: The settings of the server.
             clock: The clock.
             tables: The open tables, by UUID.
-            check_memory: Checks the memory for rows of a table, beside bytes that are reserved for other rows of it. It
-                raises TooManyRequests if the memory is full.
+            check_memory: Raises TooManyRequests if a table has no memory for a number of additional bytes, while
+                another number of bytes is reserved.
             pauses: The pauses of tables.
             counts: Counts refused bodies.
         """
@@ -66,19 +66,20 @@ class BodyRoom:
 
     @property
     def waiter_count(self) -> int:
-        """The number of bodies that wait for room."""
+        """The number of waiting bodies."""
         return self._waiters.total()
 
     @asynccontextmanager
     async def reserve(self, loaded: LoadedTable, body_bytes: int, principal_name: str) -> AsyncIterator[None]:
-        """Keep room for the rows of a large body while the context is active.
+        """Wait for memory for the rows of a large body, and reserve it while the context is active.
 
-        A body waits only while few bodies wait, in all and of its principal. A further body is refused at once if there
-        is no room or if another body waits for the same table.
+        The number of waiting bodies is limited, in total and for each principal. A body beyond a limit is refused
+        immediately if there is no free memory, or if another body is waiting for the same table.
 
         Args:
             loaded: The table.
-            body_bytes: The size of the body, which is about that of its rows. The append decides by their real size.
+            body_bytes: The size of the body, which is an estimate of the size of its rows. The append checks the exact
+                size.
             principal_name: The principal that sends the body.
 
         Raises:
@@ -124,11 +125,11 @@ class BodyRoom:
     async def _wait(
         self, loaded: LoadedTable, table: StreamTable, body_bytes: int, size_bytes: int, principal_name: str
     ) -> None:
-        """Wait until there is room for a body, behind the bodies that wait for the same table.
+        """Wait until there is memory for a body, after the earlier bodies for the same table.
 
         Raises:
             StreamPaused: The table was paused meanwhile.
-            TooManyRequests: The memory is still full, or too many bodies wait.
+            TooManyRequests: The memory is still full, or too many bodies are waiting.
         """
         if not self._may_wait(body_bytes, principal_name):
             self._check_memory(table, size_bytes, table.reserved_bytes)

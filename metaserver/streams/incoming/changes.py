@@ -1,7 +1,7 @@
-"""Rows with a kind: the effect of a row on the stored row with the same key. The functions are pure.
+"""Reads rows with their kind, which is the effect of a row on the stored row with the same key. The functions are pure.
 
 A plain row may state its kind in the field `_op`: `insert`, `update` or `delete`. In an envelope of Debezium, the field
-`op` states the kind, and `before` and `after` have the row. Both forms become a `RowWithKind`.
+`op` states the kind, and `before` and `after` contain the row. Both forms become a `RowWithKind`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNAVAILABLE_VALUES = (
     _UNAVAILABLE.encode().hex(),
     [_UNAVAILABLE],
 )
-"""The forms of this placeholder: text, bytes in base64 or in hexadecimal digits, and arrays of text."""
+"""The forms of `_UNAVAILABLE`: text, bytes in base64 or hexadecimal digits, and arrays of text."""
 _SCALE_MAX = 1_000
 _PRECISION_MAX = 38
 _DAY_US = 86_400_000_000
@@ -50,11 +50,11 @@ class RowWithKind(NamedTuple):
 
 
 def read_plain(row: Any, *, has_kind: bool) -> list[RowWithKind]:
-    """Return a JSON row with its kind.
+    """Return a JSON row with its kind, as a list of one item.
 
     Args:
         row: The decoded JSON.
-        has_kind: Whether the field `_op` is the kind of the row, not a column of the table.
+        has_kind: Whether the field `_op` is the kind of the row, and not a column of the table.
 
     Raises:
         BadRequest: The row is not an object, or its kind is unknown.
@@ -67,7 +67,7 @@ def read_plain(row: Any, *, has_kind: bool) -> list[RowWithKind]:
 
 
 def parse_kind(value: Any) -> RowKind | None:
-    """Return the kind that a row states.
+    """Return the kind with this name, or None for null.
 
     Raises:
         BadRequest: The kind is unknown.
@@ -81,11 +81,11 @@ def parse_kind(value: Any) -> RowKind | None:
 
 
 def read_debezium(message: Any, key: Sequence[str]) -> list[RowWithKind]:
-    """Return the changes of an envelope. A tombstone has no changes, and an update of the key has two.
+    """Return the changes in an envelope of Debezium. A tombstone has no changes, and an update of the key has two.
 
     Args:
         message: The decoded JSON of the message's value, with or without `schema` and `payload`.
-        key: The names of the key columns; empty for a table without a key.
+        key: The names of the key columns. They are empty for a table without a key.
 
     Raises:
         BadRequest: The message is not an envelope, or its change cannot be applied.
@@ -99,14 +99,14 @@ def read_debezium(message: Any, key: Sequence[str]) -> list[RowWithKind]:
     op = envelope["op"]
     kind = _DEBEZIUM_KINDS.get(op) if isinstance(op, str) else None
     if kind is None:
-        if op == "m":  # A message of the database's log, which does not describe a row.
+        if op == "m":  # The message comes from the database's log, and does not describe a row.
             return []
         raise BadRequest(f"has the op {show_json(op)}; only c, r, u and d change rows. Truncate the table by a commit")
     before, after = (_read_image(envelope, name, converters) for name in ("before", "after"))
     if kind is RowKind.DELETE:
         if before is None:
             raise BadRequest("deletes a row and has no before; set the table's replica identity so that it has the key")
-        # A deleted row is found by its key. Other columns may be missing or have no value.
+        # Use only the key of a deleted row, because other columns may be missing or have no value.
         return [RowWithKind(kind, {name: before[name] for name in before if name in key} if key else before)]
     if after is None:
         raise BadRequest(f"has the op {op} and no after")
@@ -119,7 +119,7 @@ def read_debezium(message: Any, key: Sequence[str]) -> list[RowWithKind]:
 
 
 def _open_message(message: Any) -> tuple[Any, Any]:
-    """Return the envelope of a message, and the schema that the message states; None without one of them."""
+    """Return the envelope and the schema of a message, or None in place of a missing part."""
     if isinstance(message, dict) and "payload" in message and message.keys() <= {"schema", "payload"}:
         return message["payload"], message.get("schema")
     return message, None
@@ -130,9 +130,9 @@ class DebeziumValue(NamedTuple):
 
     Attributes:
         column: The name of the column.
-        value: The value in the message; None for a null, and for a value that the database did not send.
-        kind: The Iceberg type that the schema of the message states, `struct` for a type that has no equivalent; None
-            without a schema.
+        value: The value in the message. It is None for a null, and for a value that the database did not send.
+        kind: The Iceberg type according to the schema of the message, or `struct` for a type without an equivalent. It
+            is None without a schema.
     """
 
     column: str
@@ -141,9 +141,9 @@ class DebeziumValue(NamedTuple):
 
 
 def list_debezium_values(message: Any, names: AbstractSet[str]) -> list[DebeziumValue]:
-    """Return the values of the row that a message inserts or updates, of the columns that are not in `names`.
+    """Return the values of an inserted or updated row in the columns that are not in `names`.
 
-    A message that is not a valid envelope has no columns; `read_debezium` reports it.
+    The result for an invalid envelope, which `read_debezium` reports, is empty.
     """
     envelope, schema = _open_message(message)
     is_change = isinstance(envelope, dict) and envelope.get("op") in ("c", "r", "u")
@@ -159,7 +159,7 @@ def list_debezium_values(message: Any, names: AbstractSet[str]) -> list[Debezium
 
 
 def _list_columns(schema: Any, images: Sequence[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the columns that the schema of a message states for some of its images, with their names."""
+    """Yield the name and the schema of each column in some images of a row, such as `after`."""
     for image in _list_objects(schema.get("fields")) if isinstance(schema, dict) else ():
         if image.get("field") in images:
             for column in _list_objects(image.get("fields")):
@@ -168,7 +168,7 @@ def _list_columns(schema: Any, images: Sequence[str]) -> Iterator[tuple[str, Map
 
 
 def _find_type(column: Mapping[str, Any]) -> str:
-    """Return the Iceberg type of a column in the schema of a message; `struct` if there is none."""
+    """Return the Iceberg type of a column in the schema of a message, or `struct` if there is no equivalent."""
     meaning, kind = column.get("name"), column.get("type")
     if meaning == "org.apache.kafka.connect.data.Decimal":
         parameters = column.get("parameters")
@@ -191,7 +191,7 @@ _PLAIN_TYPES: Mapping[str, str] = {
     "string": "string",
     "bytes": "binary",
 }
-"""The Iceberg types of types of Kafka Connect."""
+"""The Iceberg type of each type of Kafka Connect."""
 _MEANING_TYPES: Mapping[str, str] = {
     "io.debezium.time.Date": "date",
     "org.apache.kafka.connect.data.Date": "date",
@@ -204,7 +204,8 @@ _MEANING_TYPES: Mapping[str, str] = {
     "org.apache.kafka.connect.data.Time": "time",
     "io.debezium.time.MicroTime": "time",
 }
-"""The Iceberg types of semantic types. Other semantic types, such as enums, have the type of their values."""
+"""The Iceberg type of each semantic type. Semantic types that are missing here, such as enums, have the type of their
+values."""
 
 
 def _read_image(
@@ -230,7 +231,7 @@ def _read_image(
 
 
 def _read_converters(schema: Any) -> dict[str, Callable[[Any], Any]]:
-    """Return the functions from Debezium's values to JSON rows, by column, from the schema of a message."""
+    """Return, by column, the functions that convert Debezium's values to JSON rows, from the schema of a message."""
     converters: dict[str, Callable[[Any], Any]] = {}
     for name, column in _list_columns(schema, ("before", "after")):
         if (converter := _find_converter(column.get("name"), column)) is not None:
@@ -243,9 +244,9 @@ def _list_objects(value: Any) -> Iterable[dict[str, Any]]:
 
 
 def _find_converter(kind: Any, column: Mapping[str, Any]) -> Callable[[Any], Any] | None:
-    """Return the function that converts a semantic type, or None if the value needs no conversion.
+    """Return the function that converts values of a semantic type of Debezium or Kafka Connect.
 
-    Semantic types are those of Debezium and Kafka Connect.
+    The result is None if the values need no conversion.
     """
     if kind == "org.apache.kafka.connect.data.Decimal":
         scale = _read_scale(column.get("parameters"))
@@ -269,7 +270,7 @@ def _read_scale(parameters: Any) -> int:
 
 
 def _read_decimal(value: Any, scale: int) -> Any:
-    """Return a decimal as text. Debezium sends its unscaled value in base64."""
+    """Return a decimal as text. Debezium sends the unscaled value in base64."""
     if not isinstance(value, str):
         return value
     unscaled = int.from_bytes(b64decode(value, validate=True), "big", signed=True)
@@ -320,14 +321,14 @@ _CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
     ),
     "io.debezium.time.MicroTime": lambda value: _parse_time_of_day(value, 1),
 }
-"""The conversions by semantic type. Values of other types already have the form of JSON rows."""
+"""The conversion for each semantic type. Values of all other types already have the form of JSON rows."""
 
 
 def take_kinds(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[RowKind | None] | None]:
-    """Return the rows without their column `_op`, and their kinds. The kinds are None if the column is missing.
+    """Return the rows without the column `_op`, and their kinds, or None if this column is missing.
 
     Raises:
-        BadRequest: A kind is unknown; the message names the row.
+        BadRequest: A kind is unknown. The message contains the number of the row.
     """
     place = batch.schema.get_field_index(KIND_FIELD)
     if place < 0:
@@ -343,12 +344,17 @@ def take_kinds(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[RowKind | No
 
 
 def encode_kinds(kinds: Sequence[RowKind | None], key: Sequence[str], first_row: int = 0) -> bytes:
-    """Return the kinds for the log, one byte for each row; empty for a table without a key.
+    """Encode the kinds for the log, one byte for each row. The result for a table without a key is empty.
 
-    A row of a keyed table that states no kind replaces the row with its key.
+    A row of a table with a key that states no kind is an update.
+
+    Args:
+        kinds: The kinds of the rows.
+        key: The names of the key columns. They are empty for a table without a key.
+        first_row: The number of the first row for messages.
 
     Raises:
-        BadRequest: The table has no key, and a row is not an insert; the message names the row.
+        BadRequest: The table has no key, and a row is not an insert. The message contains the number of the row.
     """
     if not key:
         for number, kind in enumerate(kinds):
@@ -362,7 +368,7 @@ def encode_kinds(kinds: Sequence[RowKind | None], key: Sequence[str], first_row:
 
 
 def show_json(value: Any) -> str:
-    """Return a value as short JSON, for messages."""
+    """Return a value as short JSON for messages."""
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 

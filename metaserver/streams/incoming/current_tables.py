@@ -1,7 +1,7 @@
 """Checks packed rows against the current metadata of their table, before the log stores them.
 
-A request reads the metadata of a table, and packs its rows later. Meanwhile another commit may promote a column or
-remove the schema. Rows that were packed before could then never be added to the table's files.
+A request reads the metadata of a table, and packs its rows later. In between, a commit may promote a column or
+remove the schema. Then the packed rows could never be added to the table's files.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from seamark.metaserver.store.sql.changes import CommitCounter
 class CurrentTables:
     """Loads the current metadata of tables. An instance belongs to one event loop.
 
-    A pointer is read from the database only after a commit, as by `PointerCache`.
+    Like `PointerCache`, it reads a pointer from the database only if a commit has changed the database.
     """
 
     def __init__(
         self, load: Callable[[str], Awaitable[tuple[Entry, TableMetadata]]], changes: CommitCounter | None
     ) -> None:
-        """Create the tables.
+        """Create an empty cache.
 
         Args:
             load: Returns a table by its UUID, like `CatalogTables.load`.
-            changes: Counts the commits; None if the database cannot count them.
+            changes: Counts the commits to the database, or None if the database cannot count them.
         """
         self._load = load
         self._changes = changes
         self._number: int | None = None
         self._locations: dict[str, str] = {}
-        """The location of the metadata of each table, by its UUID. It is current while the number is unchanged."""
+        """The location of the metadata of each table, by UUID, which is current until the next commit."""
 
     async def load(self, loaded: LoadedTable) -> TableMetadata:
-        """Return the current metadata of a table, for which rows were packed.
+        """Return the current metadata of a table, after checking that packed rows fit them.
 
         Raises:
             NoSuchTable: The table was dropped meanwhile.
@@ -52,7 +52,7 @@ class CurrentTables:
         if number is not None and self._locations.get(uuid) == location:
             return loaded.metadata
         entry, metadata = await self._load(uuid)
-        if number is not None and number == self._number:  # The pointer was read after the number.
+        if number is not None and number == self._number:  # The pointer belongs to this number, or to a later commit.
             self._locations[uuid] = entry.metadata_location
         if entry.metadata_location != location:
             _check_schema(loaded.metadata, metadata)
@@ -67,10 +67,10 @@ class CurrentTables:
 
 
 def _check_schema(packed: TableMetadata, current: TableMetadata) -> None:
-    """Check that rows that were packed for earlier metadata can be added to the files of a table.
+    """Check that rows that were packed with earlier metadata can be added to the table's files.
 
     Raises:
-        RetryLater: The table has removed their schema, or a column has another type or requires a value now.
+        RetryLater: The table no longer has the schema of the rows, or a column has a new type or has become required.
     """
     schema = packed.current_schema
     if current.schema(schema.id) != schema:

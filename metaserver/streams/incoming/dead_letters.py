@@ -1,4 +1,4 @@
-"""Dead-letter tables: rows that do not fit a stream table are kept with the reason in another stream table."""
+"""Dead-letter tables: stream tables that store the rows that do not fit another stream table, with the reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COLUMNS = {
     "producer": frozenset({"string"}),
     "table": frozenset({"string"}),
 }
-"""The columns that are written, with their possible types. The table must have `raw` and `reason`."""
+"""The columns of a dead-letter table, with their possible types. Only `raw` and `reason` are required."""
 
 
 class Letter(NamedTuple):
@@ -66,10 +66,10 @@ def pack_letters(
     now_ms: int,
     producer: str | None,
 ) -> Batch:
-    """Return rejected rows as rows of the dead-letter table.
+    """Convert rejected rows to a batch of the dead-letter table.
 
     Raises:
-        BadRequest: The table has a required column that these rows do not have.
+        BadRequest: The dead-letter table has a required column that these rows do not have.
     """
     metadata = dead_letters.loaded.metadata
     kinds = {field.name: field.type for field in metadata.current_schema.fields}
@@ -92,7 +92,7 @@ def pack_letters(
 
 
 def parse_dead_letter_table(properties: Mapping[str, Any]) -> tuple[NamespacePath, str] | None:
-    """Return the namespace and the name of the dead-letter table in the properties, or None if they name no table.
+    """Return the namespace and the name of the dead-letter table in the properties, or None.
 
     Raises:
         BadRequest: The name has no namespace, or is invalid.

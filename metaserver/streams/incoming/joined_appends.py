@@ -1,12 +1,13 @@
-"""Appends the rows of small requests to a table together.
+"""Joins the rows of several small requests to a table into one append.
 
-Most of the work for a request with few rows does not depend on their number: the arrays of the columns, the Arrow
-stream of a batch, and the entry of the log. So while as many appends to a table are in progress as its log writes
-at a time, the rows of further requests wait. They become one batch of the log, as appends that wait for the disk become
-one write. A request does not wait longer for this, because the log would not write its rows earlier.
+Most of the work for a small request does not depend on the number of its rows: creating the arrays of the columns, the
+Arrow stream of the batch, and the entry of the log. So if the log cannot start another append to a table, the rows of
+further requests wait, and then become one batch of the log. The requests do not take longer, because the log could not
+write their rows earlier.
 
-Each request has its own answer. If the batch cannot be prepared, or is refused before it is stored, each request is
-appended alone. So a row that does not fit concerns only its own request, and the message has its number there.
+Each request has its own answer. If the joined batch cannot be prepared, or is refused before it is stored, each request
+is appended alone. So a row that does not fit fails only its own request, and the message contains the number of the row
+in this request.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from seamark.metaserver.streams.appends import TableRows
 from seamark.metaserver.streams.incoming.prepared_rows import JoinedRows, RowPreparation
 
 _REQUEST_ROWS_MAX = 500
-"""The maximum number of rows of a request that joins a batch. A request with more rows saves little."""
+"""The maximum number of rows of a request that joins a batch. Joining larger requests saves little time."""
 _JOINED_ROWS_MAX = 2_000
-"""The number of rows above which no further request joins a batch. They are prepared in some milliseconds."""
+"""The number of rows of a batch above which no further request joins it. Preparing them takes some milliseconds."""
 _JOINED_BYTES_MAX = 1 << 20
-"""The size of the bodies above which no further request joins a batch."""
+"""The total size of the bodies of a batch above which no further request joins it."""
 _ALONE = (BadRequest, TooLarge, TooManyRequests)
-"""The errors of an append that say that nothing is stored, and that may concern only some of the requests."""
+"""The errors after which nothing is stored, and that only some requests of a batch may have caused."""
 
 
 def can_join(preparation: RowPreparation, rows: JoinedRows) -> bool:
@@ -49,14 +50,14 @@ class _Request:
 
 
 class _TableQueue:
-    """The requests of one table that wait, and the number of appends in progress."""
+    """The waiting requests of one table, and the number of running appends."""
 
     def __init__(self) -> None:
         self.waiting: deque[_Request] = deque()
         self.append_count = 0
 
     def take_batch(self) -> list[_Request]:
-        """Remove and return the next requests whose rows become one batch."""
+        """Remove and return the waiting requests whose rows become the next batch."""
         batch: list[_Request] = []
         row_count = size_bytes = 0
         while self.waiting and row_count < _JOINED_ROWS_MAX and size_bytes < _JOINED_BYTES_MAX:
@@ -64,7 +65,7 @@ class _TableQueue:
             if batch and request.loaded.metadata is not batch[0].loaded.metadata:
                 break
             self.waiting.popleft()
-            if not request.answer.done():  # The request was not cancelled.
+            if not request.answer.done():  # Leave out cancelled requests.
                 batch.append(request)
                 row_count += len(request.rows)
                 size_bytes += request.size_bytes
@@ -77,18 +78,18 @@ class JoinedAppends:
     def __init__(
         self, append: Callable[[Sequence[TableRows], None], Awaitable[Acknowledgement]], *, appends_max: int
     ) -> None:
-        """Create the appends.
+        """Create an instance without requests.
 
         Args:
             append: Appends rows to the log, like `Streams.append`.
-            appends_max: The maximum number of appends of a table that are in progress.
+            appends_max: The maximum number of concurrent appends to a table.
         """
         self._append_rows = append
         self._appends_max = appends_max
         self._queues: dict[str, _TableQueue] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.request_count = 0
-        """The requests of which the rows are not durable yet."""
+        """The requests whose rows are not durable yet, by the UUID of the table."""
 
     async def append(
         self, loaded: LoadedTable, preparation: RowPreparation, rows: JoinedRows, size_bytes: int
@@ -97,13 +98,13 @@ class JoinedAppends:
 
         Args:
             loaded: The table.
-            preparation: Prepares the rows; it accepts them as joined rows.
+            preparation: Prepares the rows. `can_join` must have accepted them.
             rows: The rows.
             size_bytes: The size of the body.
 
         Raises:
             BadRequest: A row does not fit.
-            CommitUnknown: The log may have the rows or not.
+            CommitUnknown: It is unknown whether the rows are stored.
         """
         assert loaded.entry is not None
         uuid = loaded.entry.uuid
@@ -122,7 +123,7 @@ class JoinedAppends:
             self.request_count -= 1
 
     async def _run(self, uuid: str, queue: _TableQueue) -> None:
-        """Append waiting rows until no request waits. No request is left without an answer, also after an error."""
+        """Append waiting rows until no request is waiting. Answer all requests, even after an unexpected error."""
         batch: list[_Request] = []
         try:
             while batch := queue.take_batch():
@@ -135,12 +136,12 @@ class JoinedAppends:
                 _refuse(queue.waiting, RetryLater("The server failed before it stored the rows; send them again"))
 
     async def _append(self, batch: Sequence[_Request]) -> None:
-        """Append the rows of some requests together, and answer them."""
+        """Append the rows of a batch of requests together, and answer the requests."""
         last = batch[-1]
         try:
             prepared = last.preparation.prepare_joined([request.rows for request in batch])
             assert prepared.batches is not None
-        except Exception as error:  # noqa: BLE001  rows of one request may cause any error, and nothing is stored
+        except Exception as error:  # noqa: BLE001  the rows of one request may cause any error, and nothing is stored
             await self._append_alone(batch, error)
             return
         try:
@@ -163,7 +164,7 @@ class JoinedAppends:
             offset = end
 
     async def _append_alone(self, batch: Sequence[_Request], error: Exception) -> None:
-        """Append each request of a refused batch alone, or refuse the request if it is the only one."""
+        """Append each request of a refused batch alone. If the batch has only one request, refuse this request."""
         if len(batch) == 1:
             _refuse(batch, error)
         else:

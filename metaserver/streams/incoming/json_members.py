@@ -1,9 +1,7 @@
-"""Finds JSON objects that have a key twice.
+"""Finds JSON objects with a repeated key, of which the decoder would silently use the last value. The module is pure.
 
-The decoder silently keeps the last value of a repeated key. The module is pure.
-
-The number of colons outside of strings is the number of members that the text has. The decoded values have as many
-members only if no key is repeated. So most texts are checked without a second parser.
+The number of colons outside of strings is the number of members in the text. If a key is repeated, the decoded values
+have fewer members. So most texts can be checked without a second parser.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ def has_repeated_key(text: bytes, values: Sequence[Any]) -> bool:
 
     Args:
         text: One or several JSON values.
-        values: All of them, decoded.
+        values: The decoded values.
     """
     members = _count_members(values, text.count(b"{"))
     if text.count(b":") == members:
@@ -32,7 +30,7 @@ def has_repeated_key(text: bytes, values: Sequence[Any]) -> bool:
     characters = np.frombuffer(text, dtype=np.uint8)
     before_colons = characters[np.flatnonzero(characters == _COLON) - 1]
     if (before_colons > _SPACE).all() and np.count_nonzero(before_colons == _QUOTE) == members:
-        return False  # Without spaces, the colon of a member follows the quote of its key. No string has such a pair.
+        return False  # Without spaces, a quote and a colon occur together only between the key and value of a member.
     return _count_colons(text) != members
 
 
@@ -44,7 +42,10 @@ def _count_colons(text: bytes) -> int:
 
 
 def find_repeated_key(text: bytes) -> str:
-    """Return the first key that an object in valid JSON has twice, or "" if no key is repeated. This is slow."""
+    """Return the first key that occurs twice in an object of valid JSON, or "" if no key is repeated.
+
+    The function is slow.
+    """
     repeated: list[str] = []
 
     def note_repeated(pairs: list[tuple[str, Any]]) -> None:
@@ -54,7 +55,7 @@ def find_repeated_key(text: bytes) -> str:
                 repeated.append(name)
             names.add(name)
 
-    # The values do not matter, so numbers with very many digits are not converted.
+    # Do not convert numbers, which may have very many digits, because only the keys matter.
     json.loads(text, object_pairs_hook=note_repeated, parse_int=str, parse_float=str)
     return repeated[0] if repeated else ""
 
@@ -64,11 +65,11 @@ def _count_members(values: Sequence[Any], objects_max: int) -> int:
 
     Args:
         values: The values.
-        objects_max: A number that is not smaller than the number of objects.
+        objects_max: An upper bound of the number of objects.
     """
     rows = values[0] if len(values) == 1 and type(values[0]) is list else values
     if objects_max == len(rows) and set(map(type, rows)) == {dict}:
-        return sum(map(len, rows))  # Here, no object is inside another object.
+        return sum(map(len, rows))  # No object is nested.
     count = 0
     pending = list(values)
     while pending:

@@ -16,7 +16,7 @@ from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.streams.incoming.changes import KIND_FIELD, list_debezium_values
 
 NEW_COLUMNS = "seamark.stream.new-columns"
-"""The property that states what happens to rows with a column that the table does not have."""
+"""The table property that determines how rows with a new column are handled (`NewColumns`)."""
 ADDED_COLUMNS_MAX = 100
 """The maximum number of columns that one request adds."""
 TABLE_COLUMNS_MAX = 1_000
@@ -26,17 +26,17 @@ _SHOWN_CHARACTERS = 100
 
 
 class NewColumns(Enum):
-    """The rule of a table for rows with a column that the table does not have."""
+    """The rule of a table for rows with a new column, which the table does not have."""
 
     DEFAULT = "dead-letter"
-    """Rows with a new column do not fit.
+    """Rows with a new column do not fit the table.
 
-    They become dead letters if the table has a dead-letter table; otherwise, they are refused.
+    They become dead letters if the table has a dead-letter table. Otherwise, the request is refused.
     """
     REFUSE = "refuse"
-    """A row with a new column causes the request to be refused, even if the table has a dead-letter table."""
+    """A request with a new column is refused, even if the table has a dead-letter table."""
     ADD = "add"
-    """The table gets the column."""
+    """The column is added to the table."""
 
 
 def read_rule(metadata: TableMetadata) -> NewColumns:
@@ -54,11 +54,11 @@ def read_rule(metadata: TableMetadata) -> NewColumns:
 
 
 class MissingColumns(NamedTuple):
-    """Columns that the rows of a request have and their table lacks.
+    """The new columns in the rows of a request, which the table does not have.
 
     Attributes:
         types: The types of the columns, by name.
-        empty: The columns without values. They have no type yet, and are left out of the rows.
+        empty: The columns that have only nulls. They have no type, and are left out of the rows.
     """
 
     types: Mapping[str, str]
@@ -71,7 +71,9 @@ NO_COLUMNS = MissingColumns({}, frozenset())
 def find_missing_columns(
     rows: Sequence[Any], metadata: TableMetadata, subject: str, *, is_envelope: bool = False
 ) -> MissingColumns:
-    """Return the columns that a table gets before rows are appended; none if rows do not add columns to the table.
+    """Return the columns to add to a table before rows are appended.
+
+    The result is empty if the table's rule does not add columns.
 
     Args:
         rows: Decoded JSON rows, or the record batches of Arrow rows.
@@ -80,7 +82,7 @@ def find_missing_columns(
         is_envelope: Whether JSON rows are envelopes of Debezium.
 
     Raises:
-        BadRequest: The table refuses rows with such columns, or a column has no type that can be added.
+        BadRequest: The rule of the table refuses rows with new columns, or the type of a column cannot be added.
     """
     rule = read_rule(metadata)
     if rule is NewColumns.DEFAULT or not rows:
@@ -102,7 +104,7 @@ def find_missing_columns(
 
 
 def find_json_columns(rows: Sequence[Any], names: AbstractSet[str]) -> dict[str, str | None]:
-    """Return the columns that JSON rows have and that are not in `names`, with a type for their values.
+    """Return the columns of JSON rows that are not in `names`, with a type for their values.
 
     The type is None if all values are null.
 
@@ -118,10 +120,10 @@ def find_json_columns(rows: Sequence[Any], names: AbstractSet[str]) -> dict[str,
 
 
 def find_debezium_columns(messages: Sequence[Any], names: AbstractSet[str]) -> dict[str, str | None]:
-    """Return the columns that changed rows have and that are not in `names`, with their types.
+    """Return the columns of changed rows that are not in `names`, with their types.
 
-    A column has the type that the schemas of the messages state. Messages without a schema are treated as JSON rows.
-    The type is None if all values are null. Invalid envelopes have no columns here.
+    The type of a column comes from the schemas of the messages. Messages without a schema are treated as JSON rows. The
+    type is None if all values are null. Invalid envelopes are ignored.
 
     Raises:
         BadRequest: A column has no common primitive type in all messages.
@@ -136,10 +138,10 @@ def find_debezium_columns(messages: Sequence[Any], names: AbstractSet[str]) -> d
 
 
 def _list_json_types(name: str, value: Any) -> set[str]:
-    """Return the type of a JSON value as a set; empty for null.
+    """Return a set with the type of a JSON value, or an empty set for null.
 
     Raises:
-        BadRequest: The value is an integer that no long integer has.
+        BadRequest: The value is an integer that does not fit into 64 bits.
     """
     if value is None:
         return set()
@@ -154,7 +156,7 @@ _WIDER_TYPES: Mapping[frozenset[str], str] = {
     frozenset(("float", "double")): "double",
     frozenset(("long", "double")): "double",
 }
-"""The type of a column whose values have two types."""
+"""The type of a column whose values have these two types."""
 
 
 def _choose_type(name: str, types: set[str]) -> str | None:
@@ -170,10 +172,10 @@ def _choose_type(name: str, types: set[str]) -> str | None:
 
 
 def find_arrow_columns(schema: pa.Schema, names: AbstractSet[str]) -> dict[str, str | None]:
-    """Return the columns of Arrow rows that are not in `names`, with their types; None for columns of nulls.
+    """Return the columns of Arrow rows that are not in `names`, with their types. The type of a null column is None.
 
     Raises:
-        BadRequest: A column occurs twice, or has a type that requests cannot add.
+        BadRequest: A column occurs twice, or has a type that requests cannot add to a table.
     """
     repeated = [name for name, count in Counter(schema.names).items() if count > 1]
     if repeated:
@@ -213,7 +215,7 @@ def check_new_columns(columns: Mapping[str, str], metadata: TableMetadata) -> No
     """Check that columns can be added to a table.
 
     Raises:
-        BadRequest: A name is invalid, differs from another name only in case, or there are too many columns.
+        BadRequest: A name is invalid, a name differs from another name only in case, or there are too many columns.
     """
     present = len(metadata.current_schema.fields)
     if len(columns) > ADDED_COLUMNS_MAX or present + len(columns) > TABLE_COLUMNS_MAX:

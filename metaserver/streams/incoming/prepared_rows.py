@@ -1,9 +1,7 @@
-"""Prepares the rows of a request for the log: their kinds, the table's columns, and their shards.
+"""Prepares the rows of a request for the log: reads their kinds, conforms their columns, and chooses their shards.
 
-Except for `RowFiles`, the module is pure.
-
-If a row does not fit, the whole request is refused. If the table has a dead-letter table, such rows are rejected one by
-one.
+If a row does not fit the table, the whole request is refused. However, if the table has a dead-letter table, only the
+rows that do not fit are rejected. The module does no I/O.
 """
 
 from __future__ import annotations
@@ -35,20 +33,17 @@ from seamark.metaserver.streams.keys import find_key_columns
 from seamark.metaserver.streams.row_files import RowFiles
 
 REJECTED_ROWS_MAX = 1_000
-"""The maximum number of rows of a request that do not fit the columns.
-
-It takes some milliseconds to find such a row.
-"""
+"""The maximum number of rejected rows of a request. Finding a rejected row takes some milliseconds."""
 _ROW_NUMBER = re.compile(r"^Row 0,? ")
-"""Matches the number of a row that was prepared alone, in the message about this row."""
+"""Matches the number of the row in a message about a row that was prepared alone."""
 
 
 class _TooManyRejected(BadRequest):
-    """So many rows do not fit that the request is refused."""
+    """Raised if so many rows do not fit that the request is refused."""
 
 
 JoinedRows: TypeAlias = Sequence[Mapping[str, Any]] | pa.RecordBatch
-"""The rows of a request that may become a part of a larger batch: JSON rows, or Arrow rows."""
+"""The JSON rows or Arrow rows of a request that may become a part of a larger batch."""
 
 
 class PreparedRows(NamedTuple):
@@ -56,9 +51,9 @@ class PreparedRows(NamedTuple):
 
     Attributes:
         row_count: The number of rows that fit.
-        batches: These rows: one batch for a table without a key, batches by shard for a table with a key. None if there
-            are no rows.
-        rejected: The rows that do not fit, in their order.
+        batches: The rows that fit: one batch for a table without a key, or batches by shard for a table with a key. It
+            is None if there are no rows.
+        rejected: The rows that do not fit, in the order of the request.
     """
 
     row_count: int
@@ -71,8 +66,8 @@ class _ReadRows(NamedTuple):
 
     Attributes:
         values: The values of each change by column.
-        kinds: The kind of each change; empty for a table without a key.
-        sources: The number of the row from which each change comes.
+        kinds: The kind of each change. It is empty for a table without a key.
+        sources: The number of the row to which each change belongs.
     """
 
     values: Sequence[Mapping[str, Any]]
@@ -81,7 +76,7 @@ class _ReadRows(NamedTuple):
 
 
 class _Conformed(NamedTuple):
-    """Rows with the table's columns and, for a table with a key, the kind of each row."""
+    """Rows with the table's columns, and the kind of each row, which is empty for a table without a key."""
 
     rows: pa.RecordBatch
     kinds: bytes
@@ -96,9 +91,8 @@ class RowPreparation:
         row_files: Conforms and packs rows.
         shards: The number of shards of the table.
         is_envelope: Whether JSON rows are envelopes of Debezium.
-        rejects_rows: Whether rows that do not fit are rejected one by one. Otherwise, such a row causes the request to
-            be refused.
-        left_out: The columns that are left out of the rows, because the table lacks them and they have no values.
+        rejects_rows: Whether only the rows that do not fit are rejected. Otherwise, the whole request is refused.
+        left_out: The columns without values that the table does not have. They are left out of the rows.
     """
 
     metadata: TableMetadata
@@ -112,12 +106,12 @@ class RowPreparation:
         """Prepare JSON rows.
 
         Args:
-            decoded: The rows of `decode_rows`.
-            lines: The text of each row, if the rows are lines.
+            decoded: The result of `decode_rows`.
+            lines: The text of each row, if the rows are JSON lines.
 
         Raises:
-            BadRequest: A row does not fit, or too many rows are rejected; the message has the number of the row, the
-                column and the value.
+            BadRequest: A row does not fit, or too many rows are rejected. The message contains the number of the row,
+                the column and the value.
         """
         key = find_key_columns(self.metadata)
         read, rejected = self._read_changes(decoded, key)
@@ -131,7 +125,7 @@ class RowPreparation:
 
         conformed, reasons = self._conform(conform, len(read.values))
         if reasons:
-            # A message with several changes is rejected as a whole.
+            # Reject all changes of a message if one of them does not fit.
             rejected |= {read.sources[row]: reason for row, reason in reasons.items()}
             accepted = [row for row in range(len(read.values)) if read.sources[row] not in rejected]
             conformed = [conform(accepted)] if accepted else []
@@ -147,8 +141,8 @@ class RowPreparation:
     def accepts_joined_rows(self, rows: JoinedRows) -> bool:
         """Return whether `prepare_joined` prepares the rows of a request exactly as the other methods do.
 
-        It does not for rows that state their kind, that may be rejected one by one, or that go to several shards by
-        their key, and not for Arrow columns that cannot simply be concatenated.
+        The result is False if rows have a kind or a key, if single rows may be rejected, and for Arrow columns that
+        cannot be concatenated without conversion.
         """
         if self.is_envelope or self.rejects_rows or self.left_out:
             return False
@@ -163,14 +157,14 @@ class RowPreparation:
         """Prepare the rows of several requests as one batch, in their order.
 
         Args:
-            requests: The rows of each request, which `accepts_joined_rows`.
+            requests: The rows of each request. `accepts_joined_rows` must have accepted them.
 
         Raises:
             BadRequest: A row does not fit. The number of the row in the message is not its number in its request.
         """
         key = find_key_columns(self.metadata)
         parts: list[_Conformed] = []
-        # A column that a request leaves out has its default there, so such a request is conformed separately.
+        # Conform requests with different columns separately, because a missing column gets its default.
         for _, similar in itertools.groupby(requests, key=_list_columns):
             batch = _join(list(similar), self.metadata)
             kinds = bytes([RowKind.UPDATE]) * batch.num_rows if key else b""
@@ -178,10 +172,10 @@ class RowPreparation:
         return self._pack(parts, key, [])
 
     def _read_changes(self, decoded: Sequence[Any], key: Sequence[str]) -> tuple[_ReadRows, dict[int, str]]:
-        """Return the changes of JSON rows. For rows that are not changes, return the reasons by the number of the row.
+        """Return the changes of JSON rows, and the reasons for invalid rows, by the number of the row.
 
         Raises:
-            BadRequest: A row is not a change, and the request does not reject rows one by one.
+            BadRequest: A row is invalid, and the whole request must be refused.
         """
         has_kind = all(field.name != KIND_FIELD for field in self.metadata.current_schema.fields)
         is_plain = not self.is_envelope and set(map(type, decoded)) <= {dict}
@@ -217,7 +211,7 @@ class RowPreparation:
         """Prepare Arrow rows.
 
         Raises:
-            BadRequest: A row does not fit; the message has the column and the values.
+            BadRequest: A row does not fit. The message contains the column and the value.
         """
         if self.is_envelope:
             raise BadRequest("Envelopes of Debezium are JSON; send them as application/json or application/x-ndjson")
@@ -242,10 +236,10 @@ class RowPreparation:
         return self._pack(parts, key, letters)
 
     def _conform(self, conform: Any, count: int) -> tuple[list[_Conformed], dict[int, str]]:
-        """Conform rows. If rows are rejected one by one, find the rows that do not fit by repeated halving.
+        """Conform rows. If only the rows that do not fit are rejected, find them by repeated halving.
 
         Returns:
-            The rows that fit, in order, and the reasons for the other rows by the number of the row.
+            The rows that fit, in order, and the reasons for the rejected rows, by the number of the row.
         """
         conformed: list[_Conformed] = []
         reasons: dict[int, str] = {}
@@ -283,8 +277,8 @@ class RowPreparation:
         if not key:
             return PreparedRows(rows.num_rows, Batch(rows.num_rows, self.row_files.pack(rows, self.metadata)), letters)
         if self.shards == 1:
-            whole = Batch(rows.num_rows, self.row_files.pack(rows, self.metadata, key), kinds)
-            return PreparedRows(rows.num_rows, {0: whole}, letters)
+            batch = Batch(rows.num_rows, self.row_files.pack(rows, self.metadata, key), kinds)
+            return PreparedRows(rows.num_rows, {0: batch}, letters)
         shards = pa.array(self.row_files.compute_shards(rows, self.metadata, key, self.shards))
         batches = {}
         for shard in sorted(pc.unique(shards).to_pylist()):
@@ -313,7 +307,7 @@ def _join(requests: Sequence[JoinedRows], metadata: TableMetadata) -> pa.RecordB
 
 
 def _is_compound(kind: pa.DataType) -> bool:
-    """Return whether values of an Arrow type have parts outside of their array."""
+    """Return whether values of an Arrow type are nested, or refer to values in a dictionary."""
     return not (pa.types.is_primitive(kind) or kind in _TEXT_TYPES)
 
 
@@ -341,7 +335,7 @@ def _show_arrow_row(row: pa.RecordBatch) -> str:
     """Return the only row of a batch as JSON."""
     try:
         return encode_json(row.to_pylist()[0])
-    except (ValueError, OverflowError):  # For example, Python has no date after the year 9999.
+    except (ValueError, OverflowError):  # Python cannot represent some values, such as dates after the year 9999.
         columns = zip(row.schema.names, row.columns, strict=True)
         return encode_json({name: column.to_string(skip_new_lines=True) for name, column in columns})
 

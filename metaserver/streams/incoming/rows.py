@@ -1,9 +1,10 @@
-"""Reads the rows of a request: an Arrow IPC stream, JSON rows or JSON lines, as a record batch. The module is pure.
+"""Decodes the JSON rows or JSON lines of a request, and converts them to record batches. The module does no I/O.
 
-JSON values have the form of Iceberg's JSON of single values (Iceberg spec, Appendix D). Dates and times are ISO 8601.
-Decimals, and long integers beyond 2^53, are strings or numbers. Binary values are hexadecimal digits, and structs are
-objects with names. If a value does not fit its column, it is refused with its row, its column and the value. No value
-is rounded, except that a number with a fraction becomes the nearest number of a floating-point column.
+JSON values have the form of Iceberg's single-value serialization (Iceberg spec, Appendix D). Dates and times are in ISO
+8601. Decimals, and long integers beyond 2^53, are strings or numbers. Binary values are hexadecimal digits, and structs
+are objects whose keys are the names of the fields. The error for a value that does not fit its column contains the row,
+the column and the value. No value is rounded, except numbers with a fraction, which become the nearest number of a
+floating-point column.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from seamark.metaserver.streams.incoming.json_members import find_repeated_key, 
 
 _SHOWN_CHARACTERS = 100
 _PLAIN = {"string": str, "long": int, "int": int, "double": float, "boolean": bool}
-"""The types whose JSON values Arrow accepts unchanged."""
+"""The Iceberg types whose JSON values Arrow accepts without conversion, with their types in Python."""
 _LONG = 1 << 63
 _STRUCT_VALUES_MAX = 1 << 24
 """The maximum number of values, including nulls, in the structs of a column: 64 MB of integers."""
@@ -60,12 +61,12 @@ class RejectedRow(NamedTuple):
 
 
 def decode_rows(body: bytes, row_format: RowFormat, *, rows_max: int) -> list[Any]:
-    """Return the values of JSON rows (an array, or an object with the array `rows`) or of JSON lines.
+    """Decode JSON rows (an array, or an object with the array `rows`), or JSON lines.
 
-    A line that is not valid JSON, or has an object with a key twice, is a `RejectedRow`.
+    A line that is not valid JSON, or contains an object with a repeated key, becomes a `RejectedRow`.
 
     Raises:
-        BadRequest: The body is not such JSON.
+        BadRequest: The body is not valid JSON of this form.
         TooLarge: The body has more than `rows_max` rows.
     """
     rows: Any
@@ -87,7 +88,7 @@ def decode_rows(body: bytes, row_format: RowFormat, *, rows_max: int) -> list[An
 
 
 def split_lines(body: bytes) -> list[bytes]:
-    """Return the lines that are rows."""
+    """Return the lines that are not empty."""
     return [line for line in body.splitlines() if line.strip()]
 
 
@@ -117,12 +118,12 @@ def _check_keys(text: bytes, decoded: Any, subject: str) -> None:
         BadRequest: An object has the same key twice.
     """
     if has_repeated_key(text, [decoded]):
-        shown = repr(find_repeated_key(text)[:_SHOWN_CHARACTERS])
-        raise BadRequest(f"{subject}has an object with the key {shown} twice; send each key once")
+        shown_key = repr(find_repeated_key(text)[:_SHOWN_CHARACTERS])
+        raise BadRequest(f"{subject}has an object with the key {shown_key} twice; send each key once")
 
 
 def _check_line(line: bytes, row: Any) -> Any:
-    """Return the decoded row of a line, or a `RejectedRow` if an object in it has the same key twice."""
+    """Return the decoded row of a line, or a `RejectedRow` if an object in it has a repeated key."""
     if isinstance(row, RejectedRow):
         return row
     try:
@@ -133,18 +134,18 @@ def _check_line(line: bytes, row: Any) -> Any:
 
 
 def to_batch(rows: Sequence[Mapping[str, Any]], schema: Schema) -> pa.RecordBatch:
-    """Return JSON rows as a batch with the columns that occur in them.
+    """Convert JSON rows to a batch with the columns that occur in them.
 
-    A column that no row has is not in the batch. If only some rows have a column, it is null in the others.
+    If only some rows have a column, it is null in the remaining rows.
 
     Raises:
-        BadRequest: A column is unknown or a value does not fit; the message names the row.
+        BadRequest: A column is unknown, or a value does not fit. The message contains the number of the row.
     """
     names: set[str] = set().union(*rows) if rows else set()
     if rows and not names:
         if not schema.fields:
             raise BadRequest("The table has no columns; add one")
-        names = {schema.fields[0].name}  # A batch without columns has no rows.
+        names = {schema.fields[0].name}  # Add a column, because a batch without columns has no rows.
     fields = [field for field in schema.fields if field.name in names]
     if unknown := sorted(names - {field.name for field in fields}):
         number = next(number for number, row in enumerate(rows) if unknown[0] in row)
@@ -158,15 +159,15 @@ def to_batch(rows: Sequence[Mapping[str, Any]], schema: Schema) -> pa.RecordBatc
 
 
 def _to_array(values: list[Any], kind: Type, path: str) -> pa.Array:
-    """Return JSON values as an array of the type.
+    """Convert JSON values to an array of the type.
 
     Raises:
-        BadRequest: A value does not fit; the message names its row.
+        BadRequest: A value does not fit. The message contains the number of its row.
     """
     plain = _PLAIN.get(kind) if isinstance(kind, str) else None
     if plain is not None and set(map(type, values)) <= {plain, type(None)}:
         try:
-            # Data files have large strings, so that no cast follows.
+            # Create large strings, as in data files, so that no cast is necessary.
             return pa.array(values, pa.large_string() if plain is str else to_row_type(kind))
         except (pa.ArrowException, OverflowError, UnicodeEncodeError):
             pass  # The slower conversion below finds the invalid row.
@@ -178,7 +179,7 @@ def _to_array(values: list[Any], kind: Type, path: str) -> pa.Array:
         return build_arrow_array(
             kind, [_convert(_make_converter(kind), value, n, path, kind) for n, value in enumerate(values)]
         )
-    except MemoryError:  # A kind of it is an `ArrowException`.
+    except MemoryError:  # Do not treat it as an `ArrowException`, of which a subclass is also a MemoryError.
         raise
     except (ValueError, pa.ArrowException) as error:
         raise BadRequest(f"Column {path}: {str(error)[:300]}") from None
@@ -209,28 +210,28 @@ def _make_converter(kind: str) -> Callable[[Any], Any]:
                 value = value[:-1] + "+00:00"
         decoded = decode_value(kind, value)
         if isinstance(decoded, str):
-            decoded.encode()  # JSON may contain half of a surrogate pair.
+            decoded.encode()  # Refuse half of a surrogate pair, which JSON may contain.
         return decoded
 
     return convert
 
 
 def _check_exact(number: int, kind: str) -> None:
-    """Check that a floating-point column does not change an integer.
+    """Check that a floating-point column can store an integer without changing it.
 
-    Some writers print large floating-point numbers as integers, with zeros after the digits that identify the number.
+    Integers that are the usual decimal form of a large floating-point number, with zeros at the end, are accepted.
 
     Raises:
         ValueError: The column cannot hold the integer.
     """
-    with np.errstate(over="ignore"):  # A number beyond the range of the column is refused later.
+    with np.errstate(over="ignore"):  # A number outside the range of the column is refused later.
         nearest = np.float32(number) if kind == "float" else np.float64(number)
     if np.isfinite(nearest) and number not in (int(nearest), Decimal(str(nearest))):
         raise ValueError(f"the nearest {kind} is {nearest}; send an integer that the column can hold, or a fraction")
 
 
 class _Budget:
-    """Counts the values of structs. The text `{}` is short, but a struct with many fields needs much memory."""
+    """Limits the number of values in structs, because the short text `{}` may become a struct with many fields."""
 
     def __init__(self) -> None:
         self.left = _STRUCT_VALUES_MAX
@@ -244,12 +245,12 @@ class _Budget:
 
 
 def count_leaves(kind: Type) -> int:
-    """Return the number of values that a null of the type has in Arrow."""
+    """Return the number of values that Arrow stores for a null of the type."""
     return sum(count_leaves(field.type) for field in kind.fields) if isinstance(kind, StructType) else 1
 
 
 def _make_nested_converter(kind: Type, budget: _Budget) -> Callable[[Any], Any]:
-    """Return a function from JSON to the Python value that pyarrow converts to the type."""
+    """Return a function that converts JSON to the Python value from which pyarrow creates a value of the type."""
     if isinstance(kind, StructType):
         children = [(field, _make_nested_converter(field.type, budget)) for field in kind.fields]
         leaves = count_leaves(kind)
@@ -268,7 +269,7 @@ def _make_nested_converter(kind: Type, budget: _Budget) -> Callable[[Any], Any]:
     convert, arrow_kind = _make_converter(kind), kind
 
     def primitive(value: Any) -> Any:
-        # The value is already a Python value of the type, such as a datetime or a Decimal.
+        # The converter of the primitive type returns a Python value, such as a datetime or a Decimal.
         return build_arrow_array(arrow_kind, [convert(value)])[0].as_py()
 
     return convert if kind in _PLAIN else primitive
@@ -294,7 +295,7 @@ def _map(value: Any, key: Callable[[Any], Any], item: Callable[[Any], Any]) -> l
     converted = [(key(entry_key), item(entry_value)) for entry_key, entry_value in pairs]
     texts: set[str] = set()
     for entry_key, _ in converted:
-        text = repr(entry_key)  # A key may be a struct, which has no hash.
+        text = repr(entry_key)  # Compare the texts, because a key may be a struct, which is not hashable.
         if text in texts:
             raise ValueError(f"the map has the key {text[:_SHOWN_CHARACTERS]} twice")
         texts.add(text)

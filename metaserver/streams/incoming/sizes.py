@@ -12,17 +12,17 @@ from seamark.metaserver.streams.incoming.arrow_expansion import estimate_expande
 from seamark.metaserver.streams.incoming.rows import count_leaves
 
 DECODED_BYTES_MAX = 64 << 20
-"""The maximum size of the decoded rows of one request. The log accepts no larger append."""
+"""The maximum size of the decoded rows of one request, which is the maximum size of an append to the log."""
 _VALUE_BYTES = 4
 """The minimum size of a value of most types in the log, including a null."""
 
 
 def check_size(batches: Sequence[pa.RecordBatch], metadata: TableMetadata) -> int:
-    """Check that the decoded rows have at most `DECODED_BYTES_MAX`, before they are decoded; return their size.
+    """Return the approximate size of the decoded rows, after checking that it is at most `DECODED_BYTES_MAX`.
 
     Raises:
-        TooLarge: The rows have more bytes.
-        BadRequest: A column has a form whose size is not estimated.
+        TooLarge: The decoded rows would be larger.
+        BadRequest: The size of a column's form cannot be estimated.
     """
     check_columns(sum(batch.num_rows for batch in batches), metadata)
     size_bytes = 0
@@ -37,10 +37,10 @@ def check_size(batches: Sequence[pa.RecordBatch], metadata: TableMetadata) -> in
 
 
 def check_columns(rows: int, metadata: TableMetadata) -> None:
-    """Check the size of the columns of a table for rows that may lack most of them.
+    """Check that the rows do not have too many values, including nulls in columns that the rows lack.
 
     Raises:
-        TooLarge: The columns have too many values.
+        TooLarge: The rows have too many values.
     """
     columns = sum(count_leaves(field.type) for field in metadata.current_schema.fields)
     if rows * columns * _VALUE_BYTES > DECODED_BYTES_MAX:

@@ -1,1 +1,1 @@
-"""Fresh snapshots that requests name: snapshots of this process, and of the other processes on the same storage."""
+"""Fresh snapshots that requests name by their id, created by this process or by other processes on the same storage."""

@@ -1,7 +1,7 @@
-"""The fresh snapshots of a server: stores their manifests, and finds them by id, also those of other processes.
+"""Stores fresh snapshots, and finds them by their id, even if another process has created them.
 
-A client opens a table once, and then names the snapshot in all its requests, so that all scans of a statement read the
-same rows. A request may name a fresh snapshot for some minutes after the server last returned it as the current
+A client loads a table once, and then names the snapshot in all its requests, so that all scans of a statement read the
+same rows. Requests can name a fresh snapshot for some minutes after the server last returned it as the current
 snapshot.
 """
 
@@ -25,18 +25,18 @@ from seamark.metaserver.streams.snapshots.shared_snapshots import SharedSnapshot
 from seamark.metaserver.streams.stream_table import FreshRows, StreamTable
 
 _NAMED_S_MAX = 600.0
-"""The maximum time for which requests may name a fresh snapshot after it was last the current snapshot of an answer."""
+"""The maximum time for which requests may name a fresh snapshot after the server last returned it as current."""
 _SNAPSHOTS_MAX = 20_000
-"""The maximum number of snapshots of all tables. Beyond it, requests can no longer name the oldest snapshot."""
+"""The maximum number of snapshots of all tables. If there are more, requests can no longer name the oldest."""
 
 
 class _NamedSnapshot:
     """A fresh snapshot that requests may name.
 
     Attributes:
-        key: The table, its metadata file and the fresh files from which the snapshot was made.
-        made_s: The time when it was made.
-        used_s: The time when it was last the current snapshot of an answer.
+        key: The table, the metadata file and the fresh files from which the snapshot was created.
+        made_s: The time at which it was created.
+        used_s: The time at which the server last returned it as the current snapshot.
     """
 
     __slots__ = ("key", "made_s", "snapshot", "used_s")
@@ -51,9 +51,9 @@ class NamedSnapshots:
     """The fresh snapshots of all tables. An instance belongs to one event loop.
 
     Attributes:
-        named_s: The time for which requests may name a fresh snapshot after it was last the current snapshot of an
-            answer. For the same time after it was made, it may be the current snapshot of answers.
-        lifetime_s: The time for which requests may name a fresh snapshot after it was made, at any process.
+        named_s: The time for which requests may name a fresh snapshot after the server last returned it as current. The
+            server returns it as current for at most the same time after its creation.
+        lifetime_s: The time after its creation for which requests to any process may name a fresh snapshot.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class NamedSnapshots:
             manifests: Reads the manifest lists of tables.
             shared: Shares the snapshots with other processes.
             clock: The clock.
-            retention_s: The time for which files stay after the last plan that may name them.
+            retention_s: The time for which files are kept after the last plan that may contain them.
         """
         self._objects = objects
         self._manifests = manifests
@@ -77,15 +77,15 @@ class NamedSnapshots:
         self._last: dict[str, _NamedSnapshot] = {}
         """The newest snapshot of each table, by the UUID of the table."""
         self._by_id: dict[tuple[str, int], _NamedSnapshot] = {}
-        """All snapshots by the UUID of the table and the id, the oldest first."""
+        """All snapshots, by the UUID of the table and the id of the snapshot, the oldest first."""
         self._encoding: SingleFlight[tuple[object, ...], Snapshot] = SingleFlight()
 
     async def find(self, uuid: str, snapshot_id: int, folder: str) -> Snapshot | None:
-        """Return a fresh snapshot of a table, or None if requests cannot name this id.
+        """Return the fresh snapshot of a table with an id, or None if requests cannot name this id.
 
         Args:
             uuid: The UUID of the table.
-            snapshot_id: The id. Another process may have made the snapshot.
+            snapshot_id: The id of the snapshot, which another process may have created.
             folder: The location of the folder for fresh files.
 
         Raises:
@@ -101,10 +101,10 @@ class NamedSnapshots:
     async def make(
         self, table: StreamTable, entry: Entry, metadata: TableMetadata, fresh: FreshRows, folder: str
     ) -> Snapshot:
-        """Return the snapshot of a pointer with fresh files. Its manifests are in the storage on return.
+        """Return a fresh snapshot, after its manifests are stored. If possible, return the newest existing snapshot.
 
         Args:
-            table: The open table, which deletes the manifests when no query can need them.
+            table: The open table, which later deletes the manifests, when no query can need them.
             entry: The pointer.
             metadata: The metadata of the pointer.
             fresh: The fresh files.
@@ -143,8 +143,8 @@ class NamedSnapshots:
                     listed = await drop_removed_files(stored.removed, listed, metadata, writer, self._manifests)
                 finally:
                     locations += writer.written
-            # `make` returns the snapshot for `named_s`, and requests may name it for `named_s` after that. A table
-            # keeps its fresh files and these manifests for the lifetime and for the retention after that.
+            # `make` returns the snapshot for `named_s`, and requests may name it for another `named_s` after that. The
+            # table keeps the fresh files and the manifests for this lifetime, and then for the retention.
             until_ms = self._clock.now_ms() + int(1000 * self.lifetime_s)
             seal = partial(self._shared.seal, table.uuid, until_ms=until_ms)
             encoded = await run_encoding(metadata, listed, files, folder, self._clock, seal, deletes)
@@ -167,5 +167,5 @@ class NamedSnapshots:
             del self._by_id[oldest_id]
 
     def forget(self, uuid: str) -> None:
-        """Forget the newest snapshot of a table that is closed. Requests may still name it."""
+        """Forget the newest snapshot of a closed table. Requests may still name it."""
         self._last.pop(uuid, None)

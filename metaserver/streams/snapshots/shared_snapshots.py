@@ -1,9 +1,9 @@
-"""Shares fresh snapshots with the other processes over the same storage.
+"""Shares fresh snapshots between the processes on the same storage.
 
-A client may load a table at one process, and plan the fresh snapshot of the answer at another. The manifest list of a
+A client may load a table from one process, and plan its fresh snapshot at another process. The manifest list of a
 fresh snapshot has the id of the snapshot in its name, and a record of the snapshot in its header. So the other process
-finds the snapshot by its id, and no further file is written. The record is signed with a key that all replicas have: a
-principal with keys to write to the table's folder cannot make the server read other files as a snapshot.
+can find the snapshot by its id, without an additional file. The record is signed with a key that all replicas have.
+Otherwise, a principal that can write to the table's folder could make the server read arbitrary files as a snapshot.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _MAC_BYTES = 32
 _ENTRY = "seamark.fresh-snapshot"
 _LIST_BYTES_MAX = 64 << 20
 _REMEMBERED_MAX = 1_000
-"""The maximum number of records of other processes that are kept in memory."""
+"""The maximum number of records of other processes in memory."""
 
 
 class _Record(msgspec.Struct, frozen=True):
-    """A fresh snapshot.
+    """The record of a fresh snapshot.
 
     Attributes:
-        until_ms: The time until which requests may name it.
+        until_ms: The time until which requests may name the snapshot.
     """
 
     snapshot: Snapshot
@@ -45,17 +45,17 @@ class _Record(msgspec.Struct, frozen=True):
 
 
 class SharedSnapshots:
-    """Seals and finds the records of fresh snapshots. An instance belongs to one event loop."""
+    """Signs and finds the records of fresh snapshots. An instance belongs to one event loop."""
 
     def __init__(self, objects: ObjectStore, keyring: Keyring, clock: Clock) -> None:
         self._objects = objects
         self._keyring = keyring
         self._clock = clock
         self._records: OrderedDict[tuple[str, int], _Record] = OrderedDict()
-        """The records that were read, the least recently used first."""
+        """The read records, the least recently used first."""
 
     def seal(self, uuid: str, snapshot: Snapshot, *, until_ms: int) -> Mapping[str, str]:
-        """Return the signed record of a fresh snapshot, for the header of its manifest list.
+        """Return the signed record of a fresh snapshot as entries for the header of its manifest list.
 
         Args:
             uuid: The UUID of the table.
@@ -67,7 +67,7 @@ class SharedSnapshots:
         return {_ENTRY: to_base64url(key_id + _compute_mac(key, uuid, body) + body)}
 
     async def find(self, uuid: str, snapshot_id: int, folder: str) -> Snapshot | None:
-        """Return the fresh snapshot of any process with an id, or None if requests may not name this id.
+        """Return the fresh snapshot with an id, created by any process, or None if requests may not name this id.
 
         Args:
             uuid: The UUID of the table.
@@ -93,7 +93,7 @@ class SharedSnapshots:
         return record.snapshot if self._clock.now_ms() <= record.until_ms else None
 
     def _decode(self, data: bytes, uuid: str) -> _Record | None:
-        """Return the record in a manifest list, or None if no replica has signed it for this table."""
+        """Return the record in a manifest list, or None if it has no valid signature for this table."""
         try:
             data = decode_base64url(read_header(data, "The manifest list").get(_ENTRY, ""))
         except (Corrupt, ValueError):

@@ -1,1 +1,1 @@
-"""Input topics: any Kafka producer writes to them, and the owner of the table appends their rows to the log."""
+"""Input topics: any Kafka producer can write to them, and the owner of the table appends their rows to the log."""

@@ -1,15 +1,15 @@
-"""Reads the input topic of one table, and appends its rows to the log, each message once.
+"""Reads the input topic of one table, and appends the rows of each message to the log exactly once.
 
-The log has a producer for each partition of the topic. The number of an append is Kafka's offset of its last message.
-So the log contains the position, which moves with the rows. A process that takes over continues after the last message
-whose rows are in the log. A process begins with a session of the producers (`StreamLog.fence`), after which the log
-refuses appends of the previous process.
+The log has a producer for each partition of the topic. The sequence number of an append is Kafka's offset of its last
+message. So the log stores the position together with the rows, and a process that takes over continues after the last
+message whose rows are in the log. A process first begins a session of the producers (`StreamLog.fence`), after which
+the log refuses appends of the previous process.
 
-A message never blocks the messages after it. If the log cannot accept rows now, the intake waits and repeats the
-append. If the rows of several messages are refused, they are appended message by message, and a message that is refused
-alone becomes a dead letter, or is skipped with a line in the server's log. An unexpected error refuses rows only after
-minutes of repeated attempts, and a lack of memory or an error of the operating system never does: neither is a fault of
-the messages.
+A message never blocks later messages. If the log cannot accept rows now, the intake waits and repeats the append. If
+the rows of several messages are refused, they are appended message by message. A message that is refused alone becomes
+a dead letter, or is skipped with a warning in the server's log. After an unexpected error, messages are refused only
+after minutes of repeated attempts. After a lack of memory or an error of the operating system, they are never refused,
+because the messages have not caused it.
 """
 
 from __future__ import annotations
@@ -46,11 +46,14 @@ from seamark.metaserver.streams.stream_table import RunInThread
 from seamark.metaserver.streams.topics.messages import MessageRun, divide_messages, read_messages, reject
 
 ENVELOPE = "seamark.stream.topic-envelope"
-"""The property that states the envelope of JSON messages: `debezium`, or none."""
+"""The table property for the envelope of JSON messages.
+
+With the value `debezium`, messages are changes of rows. Without the property, messages are rows.
+"""
 _RETRY_S, _RETRY_S_MAX = 0.1, 5.0
-"""The first and the longest pause before an append is repeated."""
+"""The first and the maximum pause before an append is repeated."""
 _UNEXPECTED_S_MAX = 300.0
-"""The time of unexpected errors after which the messages of a run are appended one by one."""
+"""The duration of unexpected errors after which the messages of a run are appended one by one."""
 _log = structlog.get_logger("seamark.streams")
 
 
@@ -58,18 +61,18 @@ class TopicTables(Protocol):
     """The port to the stream tables."""
 
     async def load(self, uuid: str) -> tuple[LoadedTable, DeadLetters | None]:
-        """Return a table with its dead-letter table, if it has a usable one.
+        """Return a table, and its dead-letter table or None. An unusable dead-letter table is ignored.
 
         Raises:
             NoSuchTable: No name refers to the table.
         """
 
     async def append(self, appends: Sequence[TableRows], producer: TopicProducer) -> Acknowledgement:
-        """Append all rows or no rows to the tables. It raises the same errors as `Streams.append`."""
+        """Append all rows to the tables, or none. See `Streams.append` for errors."""
 
 
 class TopicIntake:
-    """The intake of one table. An instance belongs to one event loop."""
+    """Reads the input topic of one table. An instance belongs to one event loop."""
 
     def __init__(
         self,
@@ -88,14 +91,14 @@ class TopicIntake:
 
         Args:
             uuid: The table.
-            topic: Its input topic.
+            topic: The input topic of the table.
             log: The log.
             tables: The stream tables.
             row_files: Conforms and packs rows.
             clock: The clock.
             counts: Counts messages and rows.
             rows_max: The maximum number of rows of an append.
-            run_in_thread: Runs the decoding of messages.
+            run_in_thread: Runs the decoding of messages in a thread.
         """
         self._uuid = uuid
         self._topic = topic
@@ -108,15 +111,15 @@ class TopicIntake:
         self._run_in_thread = run_in_thread
         self._epochs: dict[int, int] = {}
         self._starts: dict[int, int] = {}
-        """The offset after the last appended message of each partition, at the beginning of the session."""
+        """The offset after the last appended message of each partition at the start of the session."""
 
     async def run(self, source: TopicSource) -> None:
-        """Append the rows of the topic, until cancelled.
+        """Append the rows of the topic until the task is cancelled.
 
         Raises:
-            ProducerFenced: Another process reads the topic now.
+            ProducerFenced: Another process now reads the topic.
             NoSuchTable: The table was dropped.
-            RetryLater: The table is not a stream table now, or Kafka does not answer.
+            RetryLater: The table is not a stream table at present, or Kafka does not answer.
         """
         await self._load()
         partitions = range(self._topic.partitions)
@@ -135,7 +138,7 @@ class TopicIntake:
                     await self._take(partition, each)
 
     async def _take(self, partition: int, messages: Sequence[TopicMessage]) -> None:
-        """Append the rows of messages of one partition."""
+        """Append the rows of the messages of one partition."""
         loaded, _ = await self._load()
         lost = [message for message in messages if message.offset < self._starts[partition]]
         self._report_lost(partition, lost)
@@ -145,10 +148,10 @@ class TopicIntake:
         self._counts.messages += len(messages)
 
     async def _store(self, partition: int, run: MessageRun) -> None:
-        """Append the rows of a run. Repeat the append until the log has the rows or refuses them.
+        """Append the rows of a run. Repeat the append until the log accepts or refuses the rows.
 
         Raises:
-            ProducerFenced: Another process reads the topic now.
+            ProducerFenced: Another process now reads the topic.
             NoSuchTable: The table was dropped.
         """
         pause_s, failing_since_s = _RETRY_S, None
@@ -179,10 +182,10 @@ class TopicIntake:
             pause_s = min(2 * pause_s, _RETRY_S_MAX)
 
     async def _store_apart(self, partition: int, run: MessageRun, reason: str) -> None:
-        """Append the rows of a refused run message by message. Reject the only message of a run.
+        """Append the rows of a refused run message by message. If the run has only one message, reject the message.
 
         Raises:
-            RetryLater: The log refuses the position of a message without rows.
+            RetryLater: The log has not accepted the position of a rejected message.
         """
         if len(run.messages) > 1:
             loaded, _ = await self._load()
@@ -203,7 +206,7 @@ class TopicIntake:
 
         Raises:
             NoSuchTable: The table was dropped.
-            RetryLater: The table accepts no rows now. Its messages wait.
+            RetryLater: The table accepts no rows now, so its messages must wait.
         """
         try:
             loaded, dead_letters = await self._tables.load(self._uuid)
@@ -228,7 +231,7 @@ class TopicIntake:
         if rejected and dead_letters is not None:
             try:
                 appends.append(TableRows(dead_letters.loaded, self._pack(dead_letters, rejected, partition)))
-            except BadRequest as error:  # The rows that fit must not be lost with the letters.
+            except BadRequest as error:  # Still append the rows that fit.
                 _log.warning("a dead-letter table is not used", topic=self._topic.name, error=error.message)
                 dead_letters = None
         producer = TopicProducer(self._make_producer_name(partition), run.messages[-1].offset, self._epochs[partition])
@@ -256,11 +259,12 @@ class TopicIntake:
         )
 
     def _report_lost(self, partition: int, messages: Sequence[TopicMessage]) -> None:
-        """Report messages whose offsets are before the beginning of the session.
+        """Report messages with offsets before the position in the log at the start of the session.
 
-        The consumer begins there only if the partition ends before the position in the log: Kafka has lost messages,
-        for example in an unclean election, and gives their offsets to new messages. These messages are not appended,
-        because the end that a new leader states may also be too low for a moment, and then the log has them.
+        The consumer reads them only if the partition ends before this position. Then Kafka has probably lost messages,
+        for example in an unclean leader election, and gives their offsets to new messages. The messages are not
+        appended, because a new leader may also report an end that is too low for a short time. In this case, the log
+        already has them.
         """
         if messages:
             self._counts.lost[self._uuid] += len(messages)

@@ -1,7 +1,7 @@
-"""The intakes of a server: finds the input topics in Kafka, and reads the topics of the tables that this process owns.
+"""Finds the input topics in Kafka, and starts an intake for each table that this process owns.
 
-A table has an input topic if the topic with its name exists. Each intake has a separate task, so that a waiting topic
-does not delay the others.
+A table has an input topic if the topic with the table's UUID in its name exists. Each intake has its own task, so that
+a waiting topic does not delay other topics.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from seamark.metaserver.streams.stream_counts import TopicCounts
 from seamark.metaserver.streams.topics.intake import TopicIntake
 
 LOOK_S = 5.0
-"""The time between two checks of the topics and their owners."""
+"""The interval between two checks of the topics and their owners."""
 _AGAIN_S = 30.0
-"""The pause before an intake begins again after an error that does not come from Kafka."""
+"""The pause before an intake is restarted after an error that does not come from Kafka."""
 _log = structlog.get_logger("seamark.streams")
 
 
 class _Running(NamedTuple):
-    """An intake that runs, and the topic that it reads."""
+    """A running intake, and its topic."""
 
     topic: InputTopic
     task: asyncio.Task[None]
 
 
 class TopicIntakes:
-    """Starts and ends intakes. An instance belongs to one event loop."""
+    """Starts and stops intakes. An instance belongs to one event loop."""
 
     def __init__(
         self,
@@ -44,14 +44,14 @@ class TopicIntakes:
         counts: TopicCounts,
         make_intake: Callable[[str, InputTopic], TopicIntake],
     ) -> None:
-        """Create the intakes.
+        """Create an instance without intakes.
 
         Args:
-            source: The topics.
-            owners: Says which tables this process owns.
+            source: The input topics.
+            owners: Decides whether this process owns a table.
             clock: The clock.
             counts: Receives the reasons why topics are not read.
-            make_intake: Returns the intake of a table and its topic.
+            make_intake: Creates the intake for a table and its topic.
         """
         self._source = source
         self._owners = owners
@@ -62,7 +62,7 @@ class TopicIntakes:
         self._not_before_s: dict[str, float] = {}
 
     async def run(self) -> None:
-        """Read topics until cancelled, then wait for the end of the intakes."""
+        """Run intakes until the task is cancelled, and then wait until all of them have ended."""
         try:
             while True:
                 try:
@@ -77,7 +77,7 @@ class TopicIntakes:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def look(self) -> None:
-        """Start the missing intakes, and end the intakes of tables that other processes own.
+        """Start missing intakes, and stop the intakes of tables that other processes own.
 
         Raises:
             LogUnavailable: Kafka does not answer.

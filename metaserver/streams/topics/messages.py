@@ -1,8 +1,8 @@
-"""Reads the rows of messages of an input topic. The module is pure.
+"""Reads the rows in messages of an input topic. The module does no I/O.
 
 A message is JSON (an object, or an array of objects), JSON lines, an Arrow IPC stream, or an Avro object container
-file. Its header `content-type` states the format. Without this header, the first bytes show the format. A message that
-cannot be read is rejected with the reason, and never fails the messages beside it.
+file. The header `content-type` states the format. Without this header, the first bytes determine the format. An
+unreadable message is rejected with a reason, and does not affect other messages.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from seamark.metaserver.streams.incoming.sizes import DECODED_BYTES_MAX, check_c
 MESSAGE_BYTES_MAX = 8 << 20
 """The maximum size of a message."""
 RUN_BYTES_MAX = 4 << 20
-"""The size of the messages of a run at which no further message is added."""
+"""The total size of the messages of a run at which no further message is added."""
 RAW_CHARACTERS_MAX = 64 << 10
 """The maximum number of characters of a rejected message in a dead letter."""
 CONTENT_TYPE = "content-type"
 AVRO_TYPES = ("application/avro", "avro/binary")
 _ARROW_START = b"\xff\xff\xff\xff"
 _REGISTRY_STARTS = (b"\x00", b"\xc3\x01")
-"""The first bytes of Avro rows whose schema is in a registry: Confluent's form, and Avro's single-object encoding."""
+"""The first bytes of Avro rows with a schema in a registry: Confluent's format, and Avro's single-object encoding."""
 
 
 @dataclass
@@ -43,8 +43,8 @@ class MessageRun:
         messages: The messages.
         rows: The JSON rows, if the messages are JSON.
         batches: The record batches, if the messages are Arrow or Avro.
-        rejected: The messages that could not be read.
-        decoded_bytes: The estimated size of the record batches.
+        rejected: The unreadable messages, and the lines that are not valid JSON.
+        decoded_bytes: The approximate size of the record batches.
     """
 
     messages: list[TopicMessage] = field(default_factory=list)
@@ -62,7 +62,7 @@ class MessageRun:
 def divide_messages(
     messages: Iterable[TopicMessage], metadata: TableMetadata, *, rows_max: int
 ) -> Iterator[MessageRun]:
-    """Read messages of one partition; yield runs of one format within the limits of an append.
+    """Read messages of one partition, and yield runs. The messages of a run have one format, and fit into an append.
 
     Args:
         messages: The messages, in their order.
@@ -101,30 +101,30 @@ def _fits(rows: int, metadata: TableMetadata, rows_max: int) -> bool:
 
 
 def read_messages(messages: Sequence[TopicMessage], metadata: TableMetadata, *, rows_max: int) -> MessageRun:
-    """Return the rows of messages of one format.
+    """Read the rows of messages with one format.
 
     Raises:
         MemoryError: The process lacks memory.
     """
     run = MessageRun(list(messages))
     for message in messages:
-        if message.value is None:  # A tombstone, which changes nothing.
+        if message.value is None:  # A tombstone has no rows.
             continue
         try:
             rows, decoded_bytes = _read_message(message.value, _read_format(message), metadata, rows_max)
         except SeamarkError as error:
             run.rejected.append(reject(message, error.message))
             continue
-        except MemoryError:  # It is no fault of the message, which is read again.
+        except MemoryError:  # Read the message again, because it has not caused this error.
             raise
-        except Exception as error:  # noqa: BLE001  no message may stop the messages after it
+        except Exception as error:  # noqa: BLE001  a message must not block later messages
             run.rejected.append(reject(message, f"The message cannot be read ({type(error).__name__})"))
             continue
         run.decoded_bytes += decoded_bytes
         for row in rows:
             if isinstance(row, pa.RecordBatch):
                 run.batches.append(row)
-            elif isinstance(row, RejectedRow):  # A line.
+            elif isinstance(row, RejectedRow):  # The row is an invalid line.
                 run.rejected.append(reject(message, row.reason, row.raw))
             else:
                 run.rows.append(row)
@@ -137,7 +137,8 @@ def reject(message: TopicMessage, reason: str, raw: str | None = None) -> Reject
     Args:
         message: The message.
         reason: The reason.
-        raw: The text of the row, if it is a part of the message. A message that is not text is in Base64.
+        raw: The text of the row, if it is only a part of the message. Otherwise the message is used as text, or in
+            base64 if it is not text.
     """
     value = message.value or b""
     if raw is None:
@@ -149,7 +150,7 @@ def reject(message: TopicMessage, reason: str, raw: str | None = None) -> Reject
 
 
 def _read_format(message: TopicMessage) -> RowFormat | None:
-    """Return the format of a message; None for Avro.
+    """Return the format of a message, or None for Avro.
 
     Raises:
         BadRequest: The format is not supported.
@@ -177,7 +178,7 @@ def _read_format(message: TopicMessage) -> RowFormat | None:
 def _read_message(
     value: bytes, row_format: RowFormat | None, metadata: TableMetadata, rows_max: int
 ) -> tuple[Sequence[Any], int]:
-    """Return the record batches or the JSON rows of a message, and the estimated size of the batches.
+    """Return the record batches or the JSON rows of a message, and the approximate size of the batches.
 
     Raises:
         BadRequest: The message is invalid.

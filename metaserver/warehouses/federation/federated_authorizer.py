@@ -1,4 +1,4 @@
-"""The rights in a federated warehouse: its tables cannot be changed, but indexes and grants can."""
+"""The authorizer of a federated warehouse, which refuses changes of tables but allows changes of indexes and grants."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _ALLOWED_CHANGES = frozenset(
 
 
 _PLANS_IN_FILES = frozenset(("makePlanTable", "makeCubePlan", "leasePlanSnapshots"))
-"""Reads that write files of a plan. Clients read these files with the keys of the table."""
+"""Operations that read a table, but write files of a plan, which clients read with the keys of the table."""
 _PLANS_OF_VIEWS = frozenset(("makePlanView",))
-"""Reads that write files into the folder of a view."""
+"""Operations that read a view, but write files into its folder."""
 
 
 class FederatedAuthorizer(WarehouseAuthorizer):
     """The authorizer of a federated warehouse. Clients get keys for reads only.
 
     Args:
-        store: The pointer store of the warehouse, which has the owners of tables.
+        store: The pointer store of the warehouse, which contains the owners of tables.
         uri: The URI of the other catalog, for messages.
-        is_local: Whether the tables are local files. In other stores, the keys of a table do not reach the files of
-            plans, which are not in the folder of the table.
+        is_local: Whether the tables are local files. In other stores, the keys of a table give no access to the files
+            of plans, which are not in the folder of the table.
     """
 
     def __init__(self, store: PointerStore | None, uri: str, *, is_local: bool) -> None:

@@ -1,4 +1,7 @@
-"""The pointer store of a federated warehouse: its names come from the other catalog, and all else from its database."""
+"""The pointer store of a federated warehouse.
+
+It reads names from the other catalog, and all other data from the database of the warehouse.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +22,18 @@ from seamark.metaserver.warehouses.federation.other_catalog import OtherCatalog,
 
 _LOCKS_MAX = 10_000
 _LISTING_S = 60.0
-"""The time for which a listing proves the spelling of a table or view that has a mirror."""
+"""The time for which a listing shows that the spelling of the name of a table or view with a mirror is right."""
 T = TypeVar("T", str, NamespacePath)
 
 
 class FederatedStore:
     """A pointer store that reads names from the other catalog.
 
-    A read of a table or view by its name updates its mirror first. The methods that are not here are those of the
-    database.
+    A read of a table or view by its name updates its mirror first. Methods that this class does not define are those
+    of the database.
 
-    A name exists in the spelling of the listings of the other catalog only. The other catalog may answer for further
-    spellings, such as `HR` for `hr`, but grants and denials count for one spelling.
+    A name exists only in the spelling of the other catalog's listings. The other catalog may also answer for other
+    spellings, such as `HR` for `hr`, but grants and denials apply to one spelling.
 
     Args:
         store: The database of the warehouse.
@@ -47,7 +50,7 @@ class FederatedStore:
         return getattr(self._store, name)
 
     def show_tables(self, context: CatalogContext) -> None:
-        """Read names from the other catalog from now on. Before, the store has no names."""
+        """Read names from the other catalog after this call. Before this call, the store has no names."""
         self._mirrors = Mirrors(context, self._store, self._locate)
 
     async def load_namespace(self, path: NamespacePath) -> Namespace | None:
@@ -64,8 +67,8 @@ class FederatedStore:
         return [path for path in children if after is None or path[-1] > after][:limit]
 
     async def find_namespaces(self, parent: NamespacePath, names: Sequence[str]) -> list[NamespacePath]:
-        wanted = set(names)
-        return [path for path in await self._list_children(parent) if path[-1] in wanted]
+        wanted_names = set(names)
+        return [path for path in await self._list_children(parent) if path[-1] in wanted_names]
 
     async def _list_children(self, parent: NamespacePath) -> list[NamespacePath]:
         if self._mirrors is None:
@@ -91,8 +94,8 @@ class FederatedStore:
             if _contains(names, name):
                 return entry
         async with self._lock(kind, namespace, name):
-            # The answer may be older than the mirror, which another request has written meanwhile. So a mirror is
-            # written after a new answer only, and does not go back to an earlier snapshot.
+            # The answer may be older than the mirror, which another request has written meanwhile. So write a mirror
+            # only after a new answer. Otherwise the mirror could go back to an earlier snapshot.
             location = await self._locate(kind, namespace, name)
             if location is None:
                 await mirrors.remove(kind, namespace, name)
@@ -102,7 +105,7 @@ class FederatedStore:
     async def list_entries(
         self, kind: EntryKind, namespace: NamespacePath, after: str | None, limit: int
     ) -> list[Entry]:
-        """Return entries with names only. Their mirrors are written when they are read by name."""
+        """Return entries that have only names. The mirror of an entry is written when the entry is read by its name."""
         if self._mirrors is None or kind is EntryKind.FUNCTION:
             return []
         async with self._other.limit_request():
@@ -113,7 +116,7 @@ class FederatedStore:
         return [Entry(kind=kind, namespace=namespace, name=name, uuid="", metadata_location="") for name in later]
 
     async def _locate(self, kind: EntryKind, namespace: NamespacePath, name: str) -> str | None:
-        """Return the metadata file of a name in a new answer, or None if the other catalog does not list the name."""
+        """Return the metadata file of a name from a new answer, or None if the other catalog does not list the name."""
         location = await self._other.find_entry(kind, namespace, name, is_new=True)
         if location is None or not await self._is_namespace_listed(namespace):
             return None
@@ -134,14 +137,14 @@ class FederatedStore:
         return True
 
     def _lock(self, *key: Any) -> asyncio.Lock:
-        """Return the lock of a name, so that one request of this process writes its mirror."""
+        """Return the lock of a name, with which only one request of this process writes the mirror of the name."""
         if len(self._locks) >= _LOCKS_MAX:
             self._locks = {held: lock for held, lock in self._locks.items() if lock.locked()}
         return self._locks.setdefault(key, asyncio.Lock())
 
 
 def _contains(names: Sequence[T], name: T) -> bool:
-    """Return whether a sorted listing, which can be long, contains a name."""
+    """Return whether a sorted listing contains a name. The binary search is fast in long listings."""
     index = bisect_left(names, name)
     return index < len(names) and names[index] == name
 
@@ -150,7 +153,7 @@ def _contains(names: Sequence[T], name: T) -> bool:
 async def open_names(
     settings: Settings, store: PointerStore, clock: Clock
 ) -> AsyncIterator[tuple[PointerStore, Callable[[CatalogContext], None]]]:
-    """Open the names of a further warehouse.
+    """Open the pointer store of a further warehouse, which reads names from another catalog if it is federated.
 
     Args:
         settings: The settings of the warehouse.
@@ -158,12 +161,13 @@ async def open_names(
         clock: The clock.
 
     Yields:
-        The pointer store of the warehouse, and a function to call with its catalog when it is open.
+        A tuple (store, show): the pointer store of the warehouse, and a function that the caller must call with the
+        catalog of the warehouse after it is open.
     """
     if not settings.federation_uri:
         yield store, lambda _: None
         return
     async with open_other_catalog(settings, clock) as other:
         federated = FederatedStore(store, other)
-        # The store delegates the other methods of the port to the database.
+        # The store passes calls of the other methods of the port on to the database.
         yield cast("PointerStore", federated), federated.show_tables

@@ -1,8 +1,8 @@
-"""Mirrors of the tables of another catalog: their names, and their metadata with own properties.
+"""Writes mirrors of the tables of another catalog, which add properties of Seamark to the metadata.
 
 A mirror of a table is a metadata file in the folder `_seamark` of the federated warehouse. It equals the metadata of
 the other catalog, except for the properties of Seamark, such as definitions of indexes. So nothing is written to the
-folders of the other catalog's tables. The pointer of the database refers to the mirror. A view needs no mirror.
+folders of the other catalog's tables. The pointer in the database refers to the mirror. A view needs no mirror.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ from seamark.metaserver.store.port import PointerStore
 _FOLDER = "_seamark"
 _OWN_PREFIX = "seamark."
 _SOURCE = "seamark.federated-from"
-"""The property of a mirror with the metadata file of the other catalog."""
+"""The property of a mirror that names the metadata file of the other catalog."""
 _KEPT_FILES_MAX = 5
-"""The number of earlier mirrors of a table that are kept for requests that are running."""
+"""The number of earlier mirrors of a table that are not deleted, because running requests may read them."""
 _CALLER = Caller(principal_name="federation", request_id="federation")
 _MIRROR_TRIES_MAX = 3
 Locator = Callable[[EntryKind, NamespacePath, str], Awaitable[str | None]]
@@ -76,14 +76,14 @@ class Mirrors:
         self._locate = locate
 
     async def remove(self, kind: EntryKind, namespace: NamespacePath, name: str) -> None:
-        """Remove a name that the other catalog does not have."""
+        """Remove a name that the other catalog does not have from the database."""
         entry = await self._store.load_entry(kind, namespace, name)
         if entry is not None:
-            with suppress(CommitConflict, NotFound):  # Another request has removed or changed it.
+            with suppress(CommitConflict, NotFound):  # Another request has removed or changed the entry.
                 await self._store.transact(_drop(entry))
 
     async def find(self, kind: EntryKind, namespace: NamespacePath, name: str, location: str | None) -> Entry | None:
-        """Return the entry for a name if it refers to the mirror of this metadata file.
+        """Return the entry of a name if it refers to the mirror of this metadata file, or else None.
 
         Args:
             location: The metadata file of the other catalog, or None if the other catalog does not have the name.
@@ -92,7 +92,7 @@ class Mirrors:
         return entry if entry is not None and await self._find_source(entry) == location else None
 
     async def update(self, kind: EntryKind, namespace: NamespacePath, name: str, location: str) -> Entry:
-        """Return the entry for a name of the other catalog, after its mirror is current.
+        """Make the mirror of a name of the other catalog current, and return the entry of the name.
 
         Args:
             location: The metadata file to which the name refers in the other catalog.
@@ -109,18 +109,18 @@ class Mirrors:
             try:
                 await self._write(kind, namespace, name, location, entry)
             except (CommitConflict, AlreadyExists, NoSuchTable, NoSuchView):
-                continue  # Another request has written the mirror, or commits a definition of an index.
+                continue  # Another request has written the mirror, or has changed a definition of an index.
             except (BadRequest, Corrupt) as error:
                 raise Forbidden(
                     f"{show(namespace, name)} of the other catalog cannot be shown: {error.message}"
                 ) from None
-            written = await self._store.load_entry(kind, namespace, name)
-            if written is not None:
-                return written
+            written_entry = await self._store.load_entry(kind, namespace, name)
+            if written_entry is not None:
+                return written_entry
         raise RetryLater(f"{show(namespace, name)} changes in the other catalog at the same time; try again")
 
     async def _find_source(self, entry: Entry) -> str:
-        """Return the metadata file of the other catalog of which the entry is a mirror."""
+        """Return the metadata file of the other catalog that the entry mirrors."""
         if entry.kind is EntryKind.VIEW:
             return entry.metadata_location
         try:
@@ -132,7 +132,7 @@ class Mirrors:
     async def _write(
         self, kind: EntryKind, namespace: NamespacePath, name: str, location: str, entry: Entry | None
     ) -> None:
-        """Let the name refer to a mirror of the metadata file, or for a view to the file itself."""
+        """Let the name refer to a new mirror of the metadata file. The name of a view refers to the file itself."""
         self._context.warehouse.check(location, "The metadata file")
         for depth in range(1, len(namespace) + 1):
             if await self._store.load_namespace(namespace[:depth]) is None:
@@ -148,10 +148,10 @@ class Mirrors:
         check_view_locations(self._context.warehouse, view, location)
         if borrows_rights(view):
             raise BadRequest("the view runs with the rights of a user of the other catalog")
-        new = make_entry(namespace, name, view.view_uuid, location, self._context.clock.now_ms(), EntryKind.VIEW)
-        former = await self._find_former(new, entry)
-        claimed = await claim(self._context, _CALLER, view, new, may_restore=former is None)
-        await self._context.transact([*_drop_replaced(new, entry), *_point(new, former), claimed])
+        new_entry = make_entry(namespace, name, view.view_uuid, location, self._context.clock.now_ms(), EntryKind.VIEW)
+        former_entry = await self._find_former(new_entry, entry)
+        claimed = await claim(self._context, _CALLER, view, new_entry, may_restore=former_entry is None)
+        await self._context.transact([*_drop_replaced(new_entry, entry), *_point(new_entry, former_entry), claimed])
 
     async def _write_table(self, namespace: NamespacePath, name: str, location: str, entry: Entry | None) -> None:
         metadata = await self._context.documents.peek(location)
@@ -159,19 +159,19 @@ class Mirrors:
         root = parse_location(f"{self._context.warehouse.uri}/{_FOLDER}")
         if root.holds(parse_location(metadata.location)):
             raise BadRequest(f"the table is in the folder {str(root)!r} of this server")
-        new = make_entry(namespace, name, _check_uuid(table_uuid(metadata)), "", self._context.clock.now_ms())
-        former = await self._find_former(new, entry)
-        before = None
-        if former is not None:
+        new_entry = make_entry(namespace, name, _check_uuid(table_uuid(metadata)), "", self._context.clock.now_ms())
+        former_entry = await self._find_former(new_entry, entry)
+        former_mirror = None
+        if former_entry is not None:
             with suppress(NotFound):  # The mirror was deleted.
-                before = await self._context.documents.table(former.metadata_location)
-        mirror, unused_files = self._make_mirror(metadata, location, new.uuid, former, before)
+                former_mirror = await self._context.documents.table(former_entry.metadata_location)
+        mirror, unused_files = self._make_mirror(metadata, location, new_entry.uuid, former_entry, former_mirror)
         document, suffix = compress("none", encode_table(mirror))
-        previous = None if former is None else former.metadata_location
+        previous = None if former_entry is None else former_entry.metadata_location
         file = create_metadata_location(self._context, mirror.location, mirror.properties, previous, suffix)
-        new = structs.replace(new, metadata_location=file)
-        claimed = await claim(self._context, _CALLER, mirror, new, may_restore=former is None)
-        operations = [*_drop_replaced(new, entry), *_point(new, former), claimed]
+        new_entry = structs.replace(new_entry, metadata_location=file)
+        claimed = await claim(self._context, _CALLER, mirror, new_entry, may_restore=former_entry is None)
+        operations = [*_drop_replaced(new_entry, entry), *_point(new_entry, former_entry), claimed]
         await self._context.create_and_transact(file, document, operations)
         for unused_file in unused_files:
             with suppress(SeamarkError):  # The file is small, and nothing reads it.
@@ -180,14 +180,14 @@ class Mirrors:
     def _make_mirror(
         self, metadata: TableMetadata, location: str, uuid: str, former: Entry | None, before: TableMetadata | None
     ) -> tuple[TableMetadata, list[str]]:
-        """Return the mirror, and the earlier mirrors that are no longer needed.
+        """Return a tuple (mirror, unneeded), in which `unneeded` are the earlier mirrors to delete.
 
         Args:
             metadata: The metadata of the other catalog.
             location: The file of this metadata.
             uuid: The UUID of the table.
             former: The entry of the last mirror.
-            before: The last mirror, whose properties of Seamark stay.
+            before: The last mirror. The new mirror has the same properties of Seamark.
         """
         own_properties = {
             name: value
@@ -204,11 +204,11 @@ class Mirrors:
         return add_previous_file(mirror, former.metadata_location, before.last_updated_ms, _KEPT_FILES_MAX)
 
     async def _find_former(self, new: Entry, entry: Entry | None) -> Entry | None:
-        """Return the entry of the same table or view, whose name may have changed in the other catalog.
+        """Return the entry of the same table or view, which may have had a different name in the other catalog.
 
         Raises:
-            BadRequest: The other catalog still has the table or view under the name of its entry, so the name has not
-                changed. A rename of the entry would let the grants on the first name count for the second name.
+            BadRequest: The other catalog has the table or view under two names. A rename of the entry would apply the
+                grants on the first name to the second name.
         """
         if entry is not None and entry.uuid == new.uuid:
             return entry
@@ -232,10 +232,10 @@ class Mirrors:
 
 
 def _check_uuid(uuid: str) -> str:
-    """Return the UUID of a table, which is a part of the folder of its mirrors.
+    """Return the UUID of a table if it can be a part of the path of the table's mirrors.
 
     Raises:
-        BadRequest: The text is not a UUID in its usual form.
+        BadRequest: The text is not a UUID in the usual form.
     """
     with suppress(ValueError):
         if str(UUID(uuid)) == uuid.lower():
@@ -244,7 +244,7 @@ def _check_uuid(uuid: str) -> str:
 
 
 async def remove_mirrors(store: PointerStore) -> None:
-    """Remove all names from the database of a federated warehouse. The files of the mirrors stay."""
+    """Remove all names from the database of a federated warehouse, without deleting the files of the mirrors."""
     paths: list[NamespacePath] = []
     parents: list[NamespacePath] = [()]
     while parents:
@@ -275,7 +275,7 @@ def _drop(entry: Entry) -> list[Operation]:
 
 
 def _drop_replaced(new: Entry, entry: Entry | None) -> list[Operation]:
-    """Return the operations that remove the table or view that had the name before, if it was a different entry."""
+    """Return the operations that remove the table or view that had the name before, if it is not the new entry."""
     return [] if entry is None or entry.uuid == new.uuid else _drop(entry)
 
 

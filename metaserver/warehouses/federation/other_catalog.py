@@ -1,8 +1,8 @@
-"""A client of the other catalog: it reads names, properties of namespaces, and locations of metadata files.
+"""Reads names, properties of namespaces, and locations of metadata files from the other catalog.
 
-Requests go to the URI of the settings only, which the operator has allowed: redirects are not followed, and the URI in
-the configuration of the other catalog does not count. An answer counts for `federation_fresh_s`. Then a conditional
-request asks whether it has changed, if the other catalog supports it.
+Requests are sent only to the URI in the settings, which the operator has allowed. Redirects are not followed, and the
+URI in the configuration of the other catalog is ignored. An answer is cached for `federation_fresh_s`. After this
+time, the answer is requested again, with a conditional request if the other catalog supports it.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import EntryKind, NamespacePath
 
 _CONNECT_S = 5.0
-"""The time after which a connection to the other catalog fails."""
+"""The maximum time to open a connection to the other catalog."""
 _ANSWER_BYTES_MAX = 256 << 20
 _ANSWERS_MAX = 20_000
-"""The maximum number of answers that are kept."""
+"""The maximum number of cached answers."""
 _ANSWERS_BYTES_MAX = 64 << 20
-"""The maximum size of the answers that are kept. A listing can have 200,000 names."""
+"""The maximum size of the cached answers. A listing can have 200,000 names."""
 _VALUE_BYTES = 64
-"""The size of a kept name or property besides its characters."""
+"""The size of a cached name or property in memory, without its characters."""
 _FAILURE_S = 5.0
-"""The time after a failed login, or a failed read of the configuration, in which no request tries again."""
+"""The time after a failed login, or a failed read of the configuration, before the next attempt."""
 _NAMES_MAX = 200_000
 """The maximum number of names in one listing."""
 _ENTRIES_PER_PAGE = 1000
@@ -91,7 +91,7 @@ class _Kept(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """The approximate memory of the value: None, a text, names, paths or properties."""
+        """The approximate size of the value in memory. The value is None, a text, names, paths or properties."""
         if not self.value or isinstance(self.value, str):
             return _VALUE_BYTES + len(self.value or "")
         items = self.value.items() if isinstance(self.value, dict) else self.value
@@ -121,7 +121,7 @@ class OtherCatalog:
         self._answers_bytes = 0
         self._flights: SingleFlight[Hashable, Any] = SingleFlight()
         self._failures: dict[str, _Failure] = {}
-        """The last failures of the steps that all requests need."""
+        """The last failure of each step that all requests need, by the name of the step."""
         self._requests = 0
 
     @property
@@ -130,9 +130,9 @@ class OtherCatalog:
 
     @asynccontextmanager
     async def limit_request(self) -> AsyncIterator[None]:
-        """Limit the time of a request of a client, and the number of requests, while the context is active.
+        """Limit the time and the number of requests of clients that use the other catalog, while the context is active.
 
-        All warehouses share the slots of the server, so the requests that wait for one catalog may not take them all.
+        All warehouses share the slots of the server, so the requests that wait for one catalog may not take all slots.
 
         Raises:
             RetryLater: Too many requests wait for the other catalog, or it did not answer in time.
@@ -171,8 +171,8 @@ class OtherCatalog:
         """Return the namespaces directly below a namespace, in code-point order of their last level.
 
         Args:
-            parent: The namespace, or `()` for the namespaces of one level.
-            is_new: Whether an earlier answer does not count.
+            parent: The namespace, or `()` for the namespaces with one level.
+            is_new: Whether to ignore cached answers.
         """
         if await self._is_ambiguous(parent):
             return []
@@ -202,8 +202,8 @@ class OtherCatalog:
         Args:
             kind: The kind of the entries.
             namespace: The namespace.
-            is_new: Whether an earlier answer does not count.
-            fresh_s: The time for which an answer counts, if it is longer than `federation_fresh_s`.
+            is_new: Whether to ignore cached answers.
+            fresh_s: The maximum age of a cached answer, if it is longer than `federation_fresh_s`.
         """
         if await self._is_ambiguous(namespace):
             return []
@@ -229,7 +229,7 @@ class OtherCatalog:
             kind: The kind of the entry.
             namespace: The namespace.
             name: The name.
-            is_new: Whether an earlier answer does not count.
+            is_new: Whether to ignore cached answers.
         """
         if await self._is_ambiguous(namespace):
             return None
@@ -258,9 +258,9 @@ class OtherCatalog:
         is_new: bool = False,
         fresh_s: float = 0.0,
     ) -> Any:
-        """Return a kept answer that is fresh, or read it again.
+        """Return a cached answer if it is fresh, or else request the answer.
 
-        A request with `is_new` does not share a request that has begun before.
+        A call with `is_new` does not share a request that was sent before the call.
         """
 
         async def refresh() -> Any:
@@ -285,7 +285,7 @@ class OtherCatalog:
         return _Kept(value, etag, self._clock.monotonic())
 
     async def _list(self, path: str, query: Mapping[str, str]) -> AsyncIterator[_Answer]:
-        """Yield the pages of a listing; none if the namespace does not exist."""
+        """Yield the pages of a listing. Yield nothing if the namespace does not exist."""
         token, count = "", 0
         while count < _NAMES_MAX:
             answer = await self._get(path, {**query, "pageSize": str(_ENTRIES_PER_PAGE), "pageToken": token})
@@ -307,7 +307,7 @@ class OtherCatalog:
         return answer
 
     async def _configure(self) -> None:
-        """Read the prefix of the routes, once."""
+        """Read the prefix of the routes if it is not known yet."""
         if not self._root:
             await self._share("the configuration", self._read_config)
 
@@ -323,10 +323,12 @@ class OtherCatalog:
         self._root = f"/v1/{quote(prefix, safe='/')}" if prefix else "/v1"
 
     async def _share(self, step: str, work: Callable[[], Awaitable[T]]) -> T:
-        """Run a step that all requests need, once for all of them. A failure also counts for a few seconds.
+        """Run a step that all requests need, and share its result with concurrent requests.
+
+        After a failure, the step is not tried again for `_FAILURE_S`.
 
         Raises:
-            RetryLater: The step failed, now or shortly before.
+            RetryLater: The step failed in this call or shortly before.
         """
         failure = self._failures.get(step)
         if failure is not None and self._clock.monotonic() < failure.until_s:
@@ -380,7 +382,7 @@ class OtherCatalog:
             ) from None
 
     async def _find_token(self) -> str:
-        """Return the token of the settings, or a token for the credential of the settings."""
+        """Return the token in the settings, or else a token for the credential in the settings."""
         if not self._settings.federation_credential:
             return self._token
         if self._token and self._clock.monotonic() < self._token_end_s:
@@ -403,7 +405,7 @@ class OtherCatalog:
         return self._token
 
     def _make_error(self, answer: _Answer) -> RetryLater:
-        # The answer may repeat the login, so the message does not quote it.
+        # Do not quote the answer, which may contain the login.
         login = "; check the login in its credentials" if answer.status in (401, 403, 419) else "; try again"
         return RetryLater(f"The catalog {self._uri} of this warehouse answers {answer.status}{login}")
 
@@ -414,10 +416,10 @@ class OtherCatalog:
             raise RetryLater(f"The catalog {self._uri} of this warehouse sent an answer that is not valid") from None
 
     async def _is_ambiguous(self, path: NamespacePath) -> bool:
-        """Return whether the other catalog would take the path for a path with more levels.
+        """Return whether the other catalog could read the path as a path with more levels.
 
-        The other catalog chooses the separator of levels. So a level can contain it, and rights on `hr` would not count
-        for a request of `hr.pay` as one level.
+        The other catalog chooses the separator of levels, and a level can contain it. With the separator `.`, rights on
+        `hr` would not apply to a request for `hr.pay` as one level.
         """
         await self._configure()
         return any(self._separator in level for level in path)
@@ -432,11 +434,11 @@ class _NextPage(msgspec.Struct, rename="kebab"):
 
 @asynccontextmanager
 async def open_other_catalog(settings: Settings, clock: Clock) -> AsyncIterator[OtherCatalog]:
-    """Open the connections to the catalog in `federation_uri`."""
+    """Open a client of the catalog in `federation_uri`."""
     connector = aiohttp.TCPConnector(ssl=build_client_context() or True, limit=32)
     timeout = aiohttp.ClientTimeout(
         total=settings.federation_timeout_s,
-        connect=None,  # The time for a connection of the pool: `federation_timeout_s` limits it.
+        connect=None,  # `federation_timeout_s` limits the wait for a connection of the pool.
         sock_connect=_CONNECT_S,
         sock_read=settings.federation_read_timeout_s,
     )
