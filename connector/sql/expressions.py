@@ -1,7 +1,7 @@
 """Translates expressions of the dialect to DuckDB's SQL, with their types.
 
-Only the expressions that are listed here and in `functions.py` are translated. The text is built from these pieces, so
-no other expression can reach DuckDB. Where DuckDB differs from the dialect, the text computes the result that the
+Only the expressions that are listed here and in `functions.py` are translated. The text consists of these translations,
+so no other expression can reach DuckDB. If DuckDB differs from the dialect, the text computes the result that the
 dialect defines: NaN is not equal to any value, a division of integers by zero is an error, a division of decimals is a
 decimal, and only explicit casts convert values.
 """
@@ -66,7 +66,7 @@ class Expressions:
         self.now = now
 
     def translate_condition(self, node: exp.Expr, scope: NameScope) -> str:
-        """Return the text of a condition for a place where null and false have the same effect.
+        """Return the text of a condition in a context in which null and false have the same effect.
 
         NaN is compared without CASE, so DuckDB can still use hash joins.
         """
@@ -110,7 +110,7 @@ class Expressions:
         text = str(node.this)
         if node.args["is_string"]:
             if "\0" in text:
-                raise UnsupportedInDuckDB("A text contains the character NUL")
+                raise UnsupportedInDuckDB("A text literal contains the character NUL")
             return SqlValue(quote_text(text), VARCHAR, node)
         return parse_number(text, node)
 
@@ -344,7 +344,7 @@ def _build_case(tests: Sequence[str], results: Sequence[SqlValue]) -> SqlValue:
 
 
 def _is_exact_cast(source: SqlType, to: SqlType) -> bool:
-    """Return whether DuckDB's conversion has the same result as Trino's conversion for all values."""
+    """Return whether DuckDB's cast has the same result as Trino's cast for all values."""
     if source == UNKNOWN:
         return True
     if source.is_integer:
@@ -365,7 +365,8 @@ def _write_not(node: exp.Expr) -> str:
 def _flatten_chain(node: exp.Expr, kind: type[exp.Expr]) -> list[exp.Expr]:
     """Return the operands of a chain such as `a AND b AND c`.
 
-    The function is not recursive. DuckDB parses a flat chain of thousands of operands without a deep tree.
+    The function is not recursive, and DuckDB parses a flat chain without a deep tree, so a chain may have thousands of
+    operands.
     """
     operands, pending = [], [node]
     while pending:
@@ -379,7 +380,7 @@ def _flatten_chain(node: exp.Expr, kind: type[exp.Expr]) -> list[exp.Expr]:
 
 _SIGNS: dict[type[exp.Expr], str] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%"}
 FunctionTranslator = Callable[[Expressions, exp.Expr, NameScope], SqlValue]
-"""Translates functions (`functions.py`)."""
+"""A function that translates an expression. `functions.py` contains those of functions and aggregates."""
 _METHODS: dict[type[exp.Expr], FunctionTranslator] = {
     exp.Literal: Expressions._translate_literal,
     exp.Boolean: Expressions._translate_boolean,

@@ -1,7 +1,7 @@
 """Translates functions and aggregates of the dialect to DuckDB's SQL.
 
-A function is in the table only if DuckDB returns the same value as the dialect for all arguments that the
-translation accepts.
+A function is in the table of this module only if DuckDB returns the value that the dialect defines for all arguments
+that the translation accepts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PARTS: dict[type[exp.Expr], tuple[str, tuple[str, ...]]] = {
     exp.Minute: ("minute", ("timestamp",)),
     exp.Second: ("second", ("timestamp",)),
 }
-"""The parts of dates and times, and the types that have each part.
+"""The name of the part that a function extracts from a date or time, and the types that have this part.
 
 Times with a zone are read in UTC, because the time zone of the session is UTC.
 """
@@ -56,12 +56,12 @@ _GROUPING_COLUMNS_MAX = 31
 """The maximum number of arguments for which the result of `grouping` is an integer in Trino."""
 _ROUND_DIGITS_MAX = 15
 _SUMMED_PRECISION_MAX = 26
-"""The maximum precision of decimals that are summed.
+"""The maximum precision of decimals whose sum is computed without a check for overflow.
 
-The sum of 10 to the power of 12 such rows has at most 38 digits.
+The sum of 10 to the power of 12 of these decimals has at most 38 digits.
 """
 _TEXT_POSITION_MAX = 10_000_000
-"""The maximum position in a text."""
+"""The maximum start and length, in characters, that `substring` accepts."""
 
 
 def translate_function(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
@@ -107,7 +107,7 @@ def _translate_truncation(e: Expressions, node: exp.Expr, scope: NameScope) -> S
 
 
 def _translate_difference(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
-    """Translate a difference of times. In sqlglot's node, the end of the period is the first argument."""
+    """Translate `date_diff`. In sqlglot's node, the end of the period is the first argument."""
     check_args(node, frozenset(("this", "expression", "unit")))
     end, start = to_common_type(e.translate_values([node.this, node.expression], scope), node)
     unit = node.args["unit"].name.upper()
@@ -180,7 +180,7 @@ def _translate_square_root(e: Expressions, node: exp.Expr, scope: NameScope) -> 
 
 
 def _translate_greatest_or_least(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
-    """Translate `greatest` and `least`. They are null if one of their arguments is null."""
+    """Translate `greatest` or `least`, whose result is null if an argument is null."""
     values = to_common_type(e.translate_values([node.this, *node.expressions], scope), node)
     kind = find_type(values)
     if kind.is_float or not kind.is_comparable:
@@ -203,7 +203,8 @@ def _make_text_translator(name: str, kind: SqlType) -> FunctionTranslator:
 def _translate_upper(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     """Translate `upper`, character by character, because Trino keeps `ß` and DuckDB converts it.
 
-    The text of the argument is written only once. Otherwise n nested calls would write it 3 to the power of n times.
+    The text of the argument is written only once, because otherwise n nested calls would write it 3 to the power of n
+    times.
     """
     check_args(node)
     text = require_type(e.translate_value(node.this, scope), VARCHAR, node).sql
@@ -293,7 +294,8 @@ def sum_decimals(value: SqlValue, distinct: str = "", over: str = "") -> SqlValu
     if value.type.precision <= _SUMMED_PRECISION_MAX:
         return SqlValue(total, kind)
     size = f"abs(sum({distinct}CAST({value.sql} AS DOUBLE)){over})"
-    # The sum of doubles depends on the order of the rows, because it is rounded.
+    # The limit is slightly larger than the maximum, because rounding makes a sum of doubles depend on the order of
+    # rows.
     limit = f"CAST('1.000001e{PRECISION_MAX - kind.scale}' AS DOUBLE)"
     return SqlValue(f"(CASE WHEN {size} >= {limit} THEN error('Decimal overflow') ELSE {total} END)", kind)
 
@@ -315,7 +317,7 @@ def _translate_average(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlV
 
 
 def _translate_min_or_max(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
-    """Translate `min` and `max`. They are NaN only if all values are NaN."""
+    """Translate `min` or `max`, whose result is NaN only if all values are NaN."""
     check_args(node)
     name = "max" if isinstance(node, exp.Max) else "min"
     value = e.translate_value(_parse_argument(node, name)[1], scope)
@@ -349,7 +351,7 @@ def _translate_filter(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlVa
 
 
 def _parse_argument(node: exp.Expr, name: str) -> tuple[str, exp.Expr]:
-    """Return the argument of an aggregate, and `DISTINCT ` or an empty text before it."""
+    """Return `DISTINCT ` or an empty text, and the argument of an aggregate."""
     if isinstance(node.this, exp.Distinct):
         if len(node.this.expressions) != 1:
             raise UnsupportedInDuckDB(f"{name}(DISTINCT …) with several columns is not translated")
@@ -412,7 +414,7 @@ def _is_running(spec: exp.Expr) -> bool:
 
 
 def translate_sort_key(value: SqlValue, node: exp.Expr) -> str:
-    """Return a key of ORDER BY. In both directions, nulls are last unless the statement says otherwise."""
+    """Return a key of ORDER BY. Nulls are last in both directions, unless the statement has NULLS FIRST."""
     if not value.type.is_comparable:
         raise UnsupportedInDuckDB(f"{describe(node)}: values of the type {value.type} cannot be sorted")
     direction = "DESC" if node.args.get("desc") else "ASC"

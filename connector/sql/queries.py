@@ -1,7 +1,7 @@
-"""Translates a query of the dialect to DuckDB's SQL. Each reference to a table becomes a relation `t0`, `t1` ….
+"""Translates a query of the dialect to DuckDB's SQL. The references to tables become the relations `t0`, `t1` ….
 
-The output columns have the names `c0`, `c1` …. The names of the result's columns are returned separately. Nulls are
-last in ORDER BY unless the statement says otherwise.
+The output columns have the names `c0`, `c1` …. The names of the result's columns are returned separately. In ORDER BY,
+nulls are last unless the statement has NULLS FIRST.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _ROWS_MAX = 1 << 62
 _GROUPING_SETS_MAX = 2048
 """The maximum number of grouping sets of a query, as in Trino."""
 WITHOUT_PUSHDOWN = f"(SELECT * FROM {{}} LIMIT {_ROWS_MAX})"  # noqa: S608
-"""A clause after which DuckDB pushes no filter down, because it does not push filters below LIMIT.
+"""A subquery with a LIMIT, below which DuckDB pushes no filters.
 
 The reader has already applied the conditions. Some filters, for example on decimals, cannot be pushed into an Arrow
-scan. If DuckDB 1.5.5 tries it with such a filter, it mixes up the columns above the scan.
+scan. If DuckDB 1.5.5 tries to push such a filter down, it confuses the columns above the scan.
 """
 _NOTHING: Mapping[str, WithQuery] = {}
 TableColumns = Callable[[exp.Table], Mapping[str, SqlType]]
-"""A function that returns the columns of a stored table, given a reference to the table.
+"""A function that returns the types of a stored table's columns by name, for a reference to the table.
 
 Raises:
     InvalidRequest: The table does not exist.
@@ -58,6 +58,8 @@ Raises:
 
 @dataclass(frozen=True)
 class DuckDBQuery:
+    """A query in DuckDB's SQL, with its result's columns and its references to tables."""
+
     text: str
     columns: Columns
     """The names and types of the result's columns."""
@@ -213,11 +215,11 @@ class Translation:
         *,
         distinct: bool = False,
     ) -> list[str]:
-        """Return the keys of ORDER BY. Without a scope, only the outputs are visible in the keys."""
+        """Return the keys of ORDER BY. If `scope` is None, only the outputs are visible in the keys."""
         numbers: defaultdict[str, list[int]] = defaultdict(list)
         for number, (name, _) in enumerate(outputs, 1):
             numbers[name.lower()].append(number)
-        # In expressions too, a name of SELECT takes precedence over a column of FROM.
+        # A name of SELECT takes precedence over a column of FROM, also inside expressions.
         output_scope = None
         if scope is not None:
             fields = tuple(VisibleColumn(name.lower(), (), value) for name, value in outputs)
@@ -242,7 +244,7 @@ class Translation:
             node: The key in the statement.
             outputs: The names and values of SELECT.
             numbers: The numbers of the outputs, by name in lower case.
-            scope: The scope for other expressions than outputs, or None if only outputs are visible.
+            scope: The scope of expressions that are not outputs, or None if only outputs are visible.
             distinct: Whether the query is SELECT DISTINCT.
         """
         key, number = node.this, _parse_ordinal(node.this)
@@ -348,7 +350,7 @@ class Translation:
             if any(join.args.get(name) for name in ("side", "kind", "on", "using", "method")):
                 parts.append(self._translate_join(*parts.pop(), join, outer))
             else:
-                # A comma binds less tightly than JOIN. An outer join therefore keeps only rows of its two sides.
+                # JOIN binds more tightly than a comma. Therefore an outer join keeps only rows of its own two sides.
                 check_args(join, _JOIN)
                 parts.append(self._translate_relation(join.this, outer))
         text = " CROSS JOIN ".join(text for text, _ in parts)
@@ -420,8 +422,7 @@ class Translation:
             case exp.Subquery() | exp.Values():
                 if node.args.get("joins"):
                     raise UnsupportedInDuckDB("A join in parentheses of this form is not translated")
-                # A query in FROM cannot use columns of the other relations in FROM, but it can use columns of the
-                # enclosing query.
+                # A query in FROM can use columns of the enclosing query, but not of the other relations in FROM.
                 text, columns = self.query(node, replace(outer, fields=()) if outer.parent is None else outer)
                 return self._alias_relation(f"({text})", columns, alias, node)
         raise UnsupportedInDuckDB(f"FROM {describe(node)} is not translated")
@@ -492,7 +493,7 @@ def _convert_columns(text: str, present: Columns, wanted: Columns) -> str:
 
 
 def _rename_columns(columns: Columns, alias: exp.Expr | None, node: exp.Expr) -> list[tuple[str, SqlType]]:
-    """Return the columns with the names of `AS t(a, b)`."""
+    """Return the columns with the new names in an alias such as `AS t(a, b)`."""
     names = [one.name for one in alias.columns] if isinstance(alias, exp.TableAlias) else []
     if not names:
         return list(columns)
@@ -508,7 +509,7 @@ def _parse_ordinal(node: exp.Expr) -> int | None:
 
 
 def _check_grouped(value: SqlValue, node: exp.Expr) -> SqlValue:
-    """Return the value if rows can be grouped by it."""
+    """Return the value, after a check that rows can be grouped by its type."""
     if not value.type.is_comparable:
         raise UnsupportedInDuckDB(f"GROUP BY {describe(node)}: values of the type {value.type} cannot be grouped")
     return value
