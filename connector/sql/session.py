@@ -183,7 +183,7 @@ class SqlSession:
             limits: The limits of DuckDB.
             checked: A function that is called with the tables of a query before their files are read. To refuse the
                 tables, it raises an exception.
-            on_s3: Whether the tables are in S3, which statements that write must know.
+            on_s3: Whether the tables are in S3. Only CREATE and DROP need it.
             writes: Whether the session runs statements that write.
             certificates: See `SeamarkClient`.
             after: The tokens of writes whose rows every query has to include (`StreamTableWriter.token`).

@@ -391,10 +391,10 @@ def locate(
             `scan`.
         rows_max: The maximum number of rows, or None for no limit.
 
-        Raises:
-            TooLarge: More than `rows_max` rows have one of the keys. The remaining files are not read.
-            Unwritable: The strategy is `lookup`, and there is no record index on the key columns.
-            Unreadable: A file cannot be read. The error has its path.
+    Raises:
+        TooLarge: More than `rows_max` rows have one of the keys. The remaining files are not read.
+        Unwritable: The strategy is `lookup`, and there is no record index on the key columns.
+        Unreadable: A file cannot be read. The error has its path.
     """
     if table.snapshot_id is None or not keys.count:
         return LocatedKeys((), frozenset())
@@ -531,11 +531,11 @@ def scan_files(
         count: The number of rows that have already been located.
         rows_max: The maximum number of rows including `count`, or None for no limit.
 
-        Yields:
-            The task of a file with such rows, their positions, and the indexes of their keys, each as int64[rows].
+    Yields:
+        The task of a file with such rows, their positions, and the indexes of their keys, each as int64[rows].
 
-        Raises:
-            TooLarge: There are more than `rows_max` rows.
+    Raises:
+        TooLarge: There are more than `rows_max` rows.
         Unreadable: A file cannot be read.
     """
     names = [field.name for field in keys.fields]

@@ -127,10 +127,10 @@ class ChangeQuery:
         Args:
             keys: The index of the key of each source row, as int64[rows]. It is -1 if a row has no key.
 
-            Returns:
-                The changes. None if the join has an unknown form, if there are more than `pairs_max` pairs, or if a
-                stored row is in several pairs. Spark must report such a row, but finds it only if its join has put the
-                pairs of the row into one partition.
+        Returns:
+            The changes. None if the join has an unknown form, if there are more than `pairs_max` pairs, or if a
+            stored row is in several pairs. Spark must report such a row, but finds it only if its join has put the
+            pairs of the row into one partition.
         """
         join = self._statement.join
         if join is None or located.keys is None or source.table is None:
