@@ -12,7 +12,7 @@ T = TypeVar("T")
 def divide(items: Iterable[T], weigh: Callable[[T], tuple[int, ...]], limits: tuple[int, ...]) -> Iterator[list[T]]:
     """Divide consecutive items into groups whose total weights do not exceed the limits.
 
-    An item that exceeds a limit by itself is a group of its own.
+    A single item that exceeds a limit is a separate group.
 
     Args:
         items: The items.

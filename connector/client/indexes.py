@@ -47,7 +47,10 @@ class IndexClient(SeamarkClient):
     """A `SeamarkClient` that can also change indexes."""
 
     def indexes(self, table: Name) -> list[Index]:
-        """Return all indexes of a table. The last ones are bucket indexes, which the table's partition specs define."""
+        """Return all indexes of a table.
+
+        The list ends with the bucket indexes, which the table's partition specs define.
+        """
         return [_to_index(index) for index in self._request_json("GET", f"{make_table_path(table)}/indexes")["indexes"]]
 
     def index(self, table: Name, name: str) -> Index:

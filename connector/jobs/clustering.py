@@ -1,6 +1,6 @@
 """Clusters new rows along a curve through the table's clustering columns (incremental clustering).
 
-The files that one rewrite has written are a layer, in which each file covers a small range of the columns. New files
+The files of one rewrite are a layer, in which each file covers a small range of the columns. New files
 and files with many deletes are loose: they belong to no layer. A rewrite selects all loose files of a partition. Then
 it selects layers, the smallest first, as long as a layer is at most as large as all files that are already selected. A
 row is therefore rewritten a logarithmic number of times, and a query opens files of a logarithmic number of layers. If

@@ -1,9 +1,9 @@
 """Projects the columns of a Parquet file to the table's schema by field id, with type promotion and default values.
 
-The Iceberg spec defines the rules ("Column Projection" and "Schema Evolution"). Columns are matched by id, whatever
-their names and positions. A column that the file does not have gets the value of an identity partition field, otherwise
-its initial default, otherwise null. Files without ids are read only with the table's name mapping, because readers
-disagree on other ways to match columns. Types can only widen. If a type cannot be promoted to the table's type,
+The Iceberg spec defines the rules ("Column Projection" and "Schema Evolution"). Columns are matched by id, regardless
+of their names and positions. A column that the file does not have gets the value of an identity partition field,
+otherwise its initial default, otherwise null. Files without ids are read only with the table's name mapping, because
+readers disagree on other ways to match columns. Types can only widen. If a type cannot be promoted to the table's type,
 AmbiguousColumn is raised with the name of the column.
 """
 

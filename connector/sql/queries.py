@@ -350,7 +350,7 @@ class Translation:
             if any(join.args.get(name) for name in ("side", "kind", "on", "using", "method")):
                 parts.append(self._translate_join(*parts.pop(), join, outer))
             else:
-                # JOIN binds more tightly than a comma. Therefore an outer join keeps only rows of its own two sides.
+                # JOIN binds more tightly than a comma. Therefore an outer join keeps only rows of its two sides.
                 check_args(join, _JOIN)
                 parts.append(self._translate_relation(join.this, outer))
         text = " CROSS JOIN ".join(text for text, _ in parts)

@@ -103,10 +103,7 @@ _TIME_WORDS = re.compile(r"\b(?:date|day|extract|hour|interval|month|time|timest
 _METADATA_TABLE = re.compile(r"\$[a-z_]+\"", re.IGNORECASE)
 """Matches the names of Trino's metadata tables, such as `$snapshots`."""
 _EXPLAIN = re.compile(r"(?:\s++|--[^\r\n]*+|/\*.*?\*/)*+explain\b", re.IGNORECASE | re.DOTALL)
-"""Matches EXPLAIN.
-
-The quantifiers are possessive, because backtracking on a line of 40 dashes would take seconds.
-"""
+"""Matches EXPLAIN. Without possessive quantifiers, backtracking on a line of 40 dashes would take seconds."""
 _EXECUTE = re.compile(r"\bexecute\b", re.IGNORECASE)
 _SYSTEM_OR_PLAN_NAME = re.compile(rf"[$@]|{re.escape(PLAN_MARK)}")
 """Matches the names of Trino's system tables and of plans."""

@@ -439,7 +439,7 @@ def derive_layer_properties(properties: Mapping[str, str], sample: pa.Table, col
     The file size is unlimited, because files of a layer end after a number of rows. The bounds of `columns` are long
     enough to distinguish files. By default, the bounds of a string have its first 16 characters. If all values begin
     with the same 16 characters, as URLs do, these bounds would be equal in all files. The table's own settings for a
-    column take precedence, and so does a default of the table that stores no bounds.
+    column take precedence. The same applies to a default of the table that stores no bounds.
 
     Args:
         sample: Some rows of the layer.

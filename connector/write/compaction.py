@@ -179,14 +179,14 @@ def _select_all(tasks: Sequence[ScanTask], policy: CompactionPolicy) -> Iterator
 
 
 def divide_tasks(tasks: Iterable[ScanTask], bytes_max: int, files_max: int) -> Iterator[list[ScanTask]]:
-    """Yield batches of consecutive files within the limits. A file above the limits is a batch of its own."""
+    """Yield batches of consecutive files within the limits. A file above the limits is a separate batch."""
     return divide(tasks, lambda task: (task.size_bytes, 1), (bytes_max, files_max))
 
 
 def divide_groups(groups: Iterable[list[ScanTask]], bytes_max: int, files_max: int) -> Iterator[list[list[ScanTask]]]:
     """Yield batches of consecutive groups of files within the limits.
 
-    A group above the limits is a batch of its own.
+    A group above the limits is a separate batch.
     """
     return divide(groups, lambda group: (sum(task.size_bytes for task in group), len(group)), (bytes_max, files_max))
 

@@ -69,7 +69,7 @@ _LOOKUP_KEYS_MAX = 1_000_000
 
 
 class RowSource(PlanSource, Protocol):
-    """Plans scans and looks up keys. A client implements it, and so does the server, for rows of streams."""
+    """Plans scans and looks up keys. A client implements it. The server also implements it, for rows of streams."""
 
     def lookup(self, table: Name, keys: pa.Table, *, index: str, at: At) -> KeyAnswer: ...
 

@@ -6,8 +6,8 @@
   push-down could remove the partner of a preserved row, and the row would pass the condition with nulls instead.
   A semi-join is handled as an inner join, and an anti-join as an outer join. The columns of their right side are not
   outputs.
-- A condition on a grouping key is pushed to the rows of the groups, and so is a condition of HAVING. If a block has
-  several grouping sets, the key must be in every set.
+- A condition on a grouping key is pushed to the rows of the groups. The same applies to a condition of HAVING. If a
+  block has several grouping sets, the key must be in every set.
 - Some outputs may be null although the source has a value. A condition on such an output is pushed only if the
   condition is not true for null.
 - If all aggregates of a block without groups have FILTER, only rows that meet one of their conditions are needed.
@@ -18,7 +18,7 @@
 - A disjunction of conditions on several sources becomes a disjunction of semi-joins for each source that is joined with
   them.
 - If a row is used only with a join partner, and its columns equal columns of a stored table, its values are among the
-  values of these columns. The same is true for IN and EXISTS, if the subquery cannot create rows by itself.
+  values of these columns. The same is true for IN and EXISTS, if the subquery cannot create rows on its own.
 - A subquery in an expression is a separate query. If its WHERE compares a column with a column of this block, only rows
   with values of needed rows of this block are needed. The same applies to LATERAL.
 - A column that is compared with the minimum or maximum of rows of a table has limits (`extremes.py`), even if the

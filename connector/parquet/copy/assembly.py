@@ -335,7 +335,7 @@ def _divide_into_runs(
 
     Args:
         changed: Whether the encryption of each column changes, as bool[columns]. The chunk of a column whose encryption
-            changes is a run of its own.
+            changes is a separate run.
 
     Returns:
         The runs, each with the positions of its columns in `columns`.

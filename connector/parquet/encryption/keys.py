@@ -52,7 +52,7 @@ class EncryptionScheme(NamedTuple):
 
     Attributes:
         footer: The wrapping of the footer's key.
-        columns: The protection of each leaf column: the wrapping of its own key, or a `Protection`.
+        columns: The protection of each leaf column: the wrapping of its key, or a `Protection`.
     """
 
     footer: KeyReference

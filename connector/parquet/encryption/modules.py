@@ -104,9 +104,7 @@ class ModuleCipher:
 
     def _decrypt_gcm(self, module: memoryview, aad: bytes, kind: Module) -> bytes:
         if len(module) < OVERHEAD_BYTES or struct.unpack_from("<I", module)[0] != len(module) - LENGTH_BYTES:
-            raise Undecryptable(
-                f"{_describe(kind)} has {len(module):,} bytes, but its length field has a different number"
-            )
+            raise Undecryptable(f"{_describe(kind)} has {len(module):,} bytes, which its length field contradicts")
         body = LENGTH_BYTES + NONCE_BYTES
         try:
             return self._gcm.decrypt(module[LENGTH_BYTES:body], module[body:], aad)

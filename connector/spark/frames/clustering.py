@@ -92,7 +92,7 @@ def cluster(
     """Rewrite the rows of a snapshot into clustered files, with one commit.
 
     The new files have about equal numbers of rows. There are `files` files or slightly more. Without `files`, each has
-    about `target_file_bytes`, which defaults to the table's property. The server is the one at `uri`, or the server of
+    about `target_file_bytes`, which defaults to the table's property. The server is at `uri`, or the server of
     `client`. The report's commit is None if there are no rows.
 
     Args:

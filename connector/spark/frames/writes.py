@@ -148,7 +148,7 @@ def write(
 ) -> WriteReport | Report:
     """Write a DataFrame's rows in one commit.
 
-    Columns are matched by name. The server is the one at `uri`, or the server of `client`.
+    Columns are matched by name. The server is at `uri`, or the server of `client`.
     `seamark.connector.write.appends.append` describes `producer`.
 
     An upsert requires `keys`. For a delete, the default key is the table's identifier fields, or the frame's only

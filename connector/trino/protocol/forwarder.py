@@ -277,7 +277,7 @@ async def _pass_back(
         async for chunk in answer.content.iter_any():
             await response.write(chunk)
     except (aiohttp.ClientPayloadError, aiohttp.ServerTimeoutError) as error:
-        # The client has received a part of the body. Closing the connection tells the client that the body is
+        # The client has received a part of the body. Closing the connection shows the client that the body is
         # incomplete.
         _log.warning("the response of the coordinator ended early", url=str(answer.url.origin()), error=repr(error))
         if request.transport is not None:
