@@ -174,7 +174,7 @@ class TablePlanRequest:
     joins: tuple[JoinRequest, ...] = ()
     ref: str | None = None
     hide_partitions: bool = False
-    """Whether the plan table hides partition values and bounds by which DuckDB would wrongly leave out files."""
+    """Whether the plan table hides partition fields and bounds by which DuckDB would wrongly leave out files."""
     use: TableUse = NO_USE
 
 
