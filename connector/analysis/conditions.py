@@ -234,7 +234,7 @@ class _Reading:
         literals = [self.read_literal(node) for node in nodes]
         if compared_in is not None:
             literals = [None if literal is None else compared_in.convert_literal(side, literal) for literal in literals]
-        present = [one for one in literals if one is not None]
+        present = [each for each in literals if each is not None]
         listed = compare_list_in_case(side, present, self) if len(present) == len(literals) else None
         return each if listed is None else all_of([drop_functions(each), listed])
 
@@ -265,14 +265,14 @@ class _Reading:
         like = node.this if escape is not None else node
         if type(like) is not exp.Like or not is_plain(like) or not is_plain(node):
             return None
-        texts = [self.read_literal(one) for one in (like.expression, escape) if one is not None]
+        texts = [self.read_literal(node) for node in (like.expression, escape) if node is not None]
         if any(text is None or text.kind != "text" for text in texts):
             return None
-        pattern, *escapes = [one.value for one in texts if one is not None]
+        pattern, *escapes = [each.value for each in texts if each is not None]
         side = like.this.unnest()
         function = find_function(side)
         term = _parse_term(side if function is None else side.this, self.resolve)
-        if term is None or term.transform != IDENTITY or any(len(one) != 1 for one in escapes):
+        if term is None or term.transform != IDENTITY or any(len(each) != 1 for each in escapes):
             return None
         negated = negated != bool(like.args.get("negate"))
         escaped = escapes[0] if escapes else None

@@ -237,7 +237,7 @@ def _parse_using(tokens: Sequence[TrinoToken]) -> tuple[str, ...]:
             number += 1
             continue
         last = _find_closing(tokens, number) if token.word in ("(", "[") else number
-        parameters[-1] += [one.text for one in tokens[number : last + 1]]
+        parameters[-1] += [each.text for each in tokens[number : last + 1]]
         number = last + 1
     return tuple(" ".join(parameter) for parameter in parameters)
 
@@ -279,7 +279,7 @@ def _fill_parameters(
         copied_to = token.end
     if not cut:
         shift = tokens[0].start
-        moved = tuple(TrinoToken(one.kind, one.text, one.start - shift, one.end - shift) for one in tokens)
+        moved = tuple(TrinoToken(each.kind, each.text, each.start - shift, each.end - shift) for each in tokens)
         return QueryText("".join(blank[shift:]), moved, offsets[shift:])
     query = "".join([*cut, *blank[copied_to:]])
     return QueryText(query, tokenize_trino(query), [*origin, *offsets[copied_to:]])

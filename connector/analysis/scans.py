@@ -103,7 +103,7 @@ def _check_query(inner: QueryText, tree: exp.Expr, words: Sequence[Any]) -> Pars
     Raises:
         UnsupportedStatement: The tokens differ, or the query is not fully supported.
     """
-    starts, ends = {token.start for token in inner.tokens}, {one.end for one in inner.tokens}
+    starts, ends = {token.start for token in inner.tokens}, {each.end for each in inner.tokens}
     if any(word.start not in starts or word.end + 1 not in ends for word in words):
         raise UnsupportedStatement
     try:

@@ -167,7 +167,7 @@ def compare_in_case(op: str, node: exp.Lower | exp.Upper, text: str, reader: Com
     column = reader.compare_column("=", node.this, Literal("text", text))
     if column is None:
         return None
-    pattern = "".join(f"\\{one}" if one in "%_\\" else one for one in text)
+    pattern = "".join(f"\\{character}" if character in "%_\\" else character for character in text)
     like = read_like_predicate(column.column, pattern, "\\", find_function(node), negated=op == "<>")
     condition = None
     if op == "=":

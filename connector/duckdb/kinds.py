@@ -146,7 +146,7 @@ def find_extreme_column(node: exp.Expr) -> exp.Expr:
 
 def find_literal_kind(nodes: Sequence[exp.Expr]) -> str | None:
     """Return the kind of constants in DuckDB, before DuckDB converts them for a comparison."""
-    kinds = {_find_literal_kind(one) for one in nodes if not isinstance(one, exp.Null)}
+    kinds = {_find_literal_kind(node) for node in nodes if not isinstance(node, exp.Null)}
     return kinds.pop() if len(kinds) == 1 else None
 
 
@@ -171,7 +171,10 @@ def _find_column_values(rows: exp.Expr | None, number: int) -> list[exp.Expr]:
             return []
     match rows:
         case exp.Values():
-            each = [one.expressions if isinstance(one, exp.Tuple) else [one] for one in rows.expressions]
+            each = [
+                expression.expressions if isinstance(expression, exp.Tuple) else [expression]
+                for expression in rows.expressions
+            ]
             return [row[number] for row in each] if all(number < len(row) for row in each) else []
         case exp.Unnest() if len(rows.expressions) == 1 and number == 0 and isinstance(rows.expressions[0], exp.Array):
             return list(rows.expressions[0].expressions)
@@ -187,7 +190,7 @@ def find_projections(query: exp.Expr) -> list[exp.Expr]:
     for _ in range(_STAR_LEVELS_MAX):
         while isinstance(query, exp.Subquery | exp.SetOperation):
             query = query.this
-        if not isinstance(query, exp.Select) or not any(one.is_star for one in query.expressions):
+        if not isinstance(query, exp.Select) or not any(expression.is_star for expression in query.expressions):
             return list(query.expressions) if isinstance(query, exp.Select) else []
         source = query.args["from_"].this if query.args.get("from_") is not None else None
         alone = len(query.expressions) == 1 and type(query.expressions[0]) is exp.Star and _is_alone(query)

@@ -297,7 +297,7 @@ class _Query:
 
         The result is None if no table of the query has a cube.
         """
-        cubes = {number: find_cube_table(one, truncates_in_utc=utc) for number, one in known_tables.items()}
+        cubes = {number: find_cube_table(each, truncates_in_utc=utc) for number, each in known_tables.items()}
         if not any(cubes.values()):
             return None
         try:
@@ -349,7 +349,7 @@ class _Query:
             scans = self._find_scans(tables, known_tables, utc=utc)
         except UnsupportedStatement:
             return None
-        filters = [one.scan.filter for one in scans.values()]
+        filters = [planned.scan.filter for planned in scans.values()]
         return filters[0] if len(filters) == 1 else None
 
     def _find_filter_of(
@@ -449,7 +449,7 @@ class _Query:
         Raises:
             UnsupportedStatement: The statement is not supported.
         """
-        columns = {number: one.columns for number, one in tables_of_catalogs.items() if one.columns is not None}
+        columns = {number: table.columns for number, table in tables_of_catalogs.items() if table.columns is not None}
         marked = statement.to_marked_text(columns, utc=utc)
         marks = {mark_name(number): number for number in columns}
         today = find_today(statement.text)

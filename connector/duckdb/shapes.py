@@ -100,7 +100,7 @@ def list_results(node: exp.Case | exp.If) -> list[exp.Expr]:
     branches = node.args["ifs"] if isinstance(node, exp.Case) else [node]
     otherwise = node.args.get("default" if isinstance(node, exp.Case) else "false")
     results = [branch.args["true"] for branch in branches]
-    return [one.unnest() for one in ([*results, otherwise] if otherwise is not None else results)]
+    return [result.unnest() for result in ([*results, otherwise] if otherwise is not None else results)]
 
 
 def is_counted_if_true(node: exp.Expr) -> bool:
@@ -134,7 +134,9 @@ def _to_in_condition(function: exp.Expr, kinds: NameKinds) -> exp.In | None:
 
 def _are_constants_of(nodes: Sequence[exp.Expr], kind: str | None) -> bool:
     """Return whether all nodes are constants of this kind, and none of them is null."""
-    return kind is not None and find_literal_kind(nodes) == kind and not any(isinstance(one, exp.Null) for one in nodes)
+    return (
+        kind is not None and find_literal_kind(nodes) == kind and not any(isinstance(node, exp.Null) for node in nodes)
+    )
 
 
 def _move_windows(select: exp.Select) -> None:
@@ -172,7 +174,7 @@ def _name_columns(rows: exp.Expr) -> None:
         return
     alias = rows.args.get("alias") or exp.TableAlias(this=exp.to_identifier("seamark_rows"))
     columns = alias.columns
-    alias.set("columns", [*columns, *(exp.to_identifier(one, quoted=True) for one in names[len(columns) :])])
+    alias.set("columns", [*columns, *(exp.to_identifier(name, quoted=True) for name in names[len(columns) :])])
     rows.set("alias", alias)
 
 

@@ -93,7 +93,7 @@ class DuckDBStatement:
         _bind_parameters(text, self._tree, parameters)
         rewrite_blocks(self._tree)
         relations = list(self._tree.find_all(exp.CTE, exp.Table))
-        with_names = {one.alias.lower() for one in relations if isinstance(one, exp.CTE)}
+        with_names = {relation.alias.lower() for relation in relations if isinstance(relation, exp.CTE)}
         self._nodes = [
             node
             for node in relations
@@ -214,10 +214,10 @@ def _check(tree: exp.Expr) -> None:
         UnsupportedStatement: Trino's SQL does not have a construct, or the construct has a different meaning there.
     """
     nodes = list(tree.walk())
-    names = {one.name for one in nodes if isinstance(one, exp.Identifier) and not one.name.isascii()}
+    names = {each.name for each in nodes if isinstance(each, exp.Identifier) and not each.name.isascii()}
     if len({name.lower() for name in names}) < len({_lower_ascii(name) for name in names}):
         raise UnsupportedStatement("the statement has names that differ in the case of a letter beyond ASCII")
-    relations = {one.name.lower() for one in nodes if isinstance(one, exp.Table | exp.TableAlias)}
+    relations = {each.name.lower() for each in nodes if isinstance(each, exp.Table | exp.TableAlias)}
     for node in nodes:
         match node:
             case exp.Select() if node.args.get("distinct") and node.args["distinct"].args.get("on"):
@@ -255,10 +255,10 @@ def _is_named(side: exp.Expr) -> bool:
     """
     if not isinstance(side, exp.Select):
         return True
-    if not any(isinstance(one, exp.Star) or one.is_star for one in side.expressions):
+    if not any(isinstance(expression, exp.Star) or expression.is_star for expression in side.expressions):
         return True
     columns = find_projections(side)
-    return bool(columns) and not any(one.is_star for one in columns)
+    return bool(columns) and not any(column.is_star for column in columns)
 
 
 def _is_field(column: exp.Column, relations: Collection[str]) -> bool:
@@ -279,7 +279,7 @@ def _read_version(when: exp.Expr) -> str | None:
 
 def _lower_ascii(name: str) -> str:
     """Return a name in lower case as DuckDB compares names. É and é are different letters in DuckDB."""
-    return "".join(one.lower() if one.isascii() else one for one in name)
+    return "".join(character.lower() if character.isascii() else character for character in name)
 
 
 def _is_plain_join(node: exp.Join) -> bool:
@@ -310,7 +310,7 @@ def _bind_parameters(text: str, tree: exp.Expr, parameters: Any) -> None:
 
 def _number_placeholders(text: str) -> str:
     marks = [token for token in _DUCKDB.tokenize(text) if token.token_type is TokenType.PLACEHOLDER]
-    return splice(text, (Replacement(one.start, one.end + 1, f"${n}") for n, one in enumerate(marks, 1)))
+    return splice(text, (Replacement(mark.start, mark.end + 1, f"${n}") for n, mark in enumerate(marks, 1)))
 
 
 def _to_literal(value: Any) -> exp.Expr | None:
@@ -346,8 +346,12 @@ def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tupl
     def replace_constants(kind: str | None, values: Sequence[exp.Expr]) -> list[tuple[exp.Expr, exp.Expr]] | None:
         if kind is None or (kind == "double" and not _is_false_for_nan(node)):
             return None
-        new = [(one, to_constant(one, kind, utc=utc)) for one in values]
-        return None if any(one is None for _, one in new) else [(old, one) for old, one in new if one is not None]
+        new = [(value, to_constant(value, kind, utc=utc)) for value in values]
+        return (
+            None
+            if any(constant is None for _, constant in new)
+            else [(old, constant) for old, constant in new if constant is not None]
+        )
 
     def replace_in_comparison(term: exp.Expr, values: Sequence[exp.Expr]) -> list[tuple[exp.Expr, exp.Expr]] | None:
         kind, defaults = _find_term_kind(term, kinds)
@@ -358,10 +362,10 @@ def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tupl
             return [] if type(node.this) is exp.Column else None
         case exp.Between() if not node.args.get("symmetric"):
             bounds = [node.args["low"], node.args["high"]]
-            compared = [one for one in bounds if isinstance(one, exp.Column | exp.Subquery)]
+            compared = [bound for bound in bounds if isinstance(bound, exp.Column | exp.Subquery)]
             if compared:
                 kind = _find_ordered_kind([node.this, *compared], kinds)
-                constants = [one for one in bounds if not isinstance(one, exp.Column | exp.Subquery)]
+                constants = [bound for bound in bounds if not isinstance(bound, exp.Column | exp.Subquery)]
                 is_converted = bool(constants) and kind not in _WITH_CONSTANTS
                 if kind is None or is_converted:
                     return None
@@ -369,7 +373,7 @@ def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tupl
             return replace_in_comparison(node.this, [node.args["low"], node.args["high"]])
         case exp.In() | exp.EQ() if isinstance(node.this, exp.Tuple):
             return [] if is_of_values(node, kinds) else None
-        case exp.EQ() if any(isinstance(one, exp.Subquery) for one in (node.this, node.expression)):
+        case exp.EQ() if any(isinstance(side, exp.Subquery) for side in (node.this, node.expression)):
             sides = [
                 _find_only_column(side) if isinstance(side, exp.Subquery) else side
                 for side in (node.this, node.expression)
@@ -383,7 +387,7 @@ def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tupl
         case exp.In() if node.args.get("query") is not None:
             left_kind, right_kind = kinds.find_kind(node.this), kinds.find_kind(_find_only_column(node.args["query"]))
             return [] if left_kind not in (None, "double") and left_kind == right_kind else None
-        case exp.In() if any(isinstance(one, exp.Null) for one in node.expressions):
+        case exp.In() if any(isinstance(expression, exp.Null) for expression in node.expressions):
             # `IN [1, NULL]` has the same tree as `IN (1, NULL)`, but is false for rows for which the latter predicate
             # is null.
             return None
@@ -512,9 +516,9 @@ def _is_period(node: exp.Expr, column: exp.Expr, kinds: NameKinds) -> bool:
 
 def _find_result_kind(results: Sequence[exp.Expr], kinds: NameKinds) -> tuple[str | None, Sequence[exp.Expr]]:
     """Return the kind of the results of CASE, and the constants among the results."""
-    columns = [one for one in results if type(one) is exp.Column]
-    constants = [one for one in results if type(one) is not exp.Column]
-    kinds_of_results = {kinds.find_kind(one) for one in columns} or {find_literal_kind(constants)}
+    columns = [result for result in results if type(result) is exp.Column]
+    constants = [result for result in results if type(result) is not exp.Column]
+    kinds_of_results = {kinds.find_kind(column) for column in columns} or {find_literal_kind(constants)}
     kind = kinds_of_results.pop() if len(kinds_of_results) == 1 else None
     return (None if kind == "double" else kind), constants
 
@@ -533,7 +537,7 @@ def _is_condition(column: exp.Column) -> bool:
     node: exp.Expr = column
     while True:
         parent = node.parent
-        if isinstance(parent, exp.If | exp.Join) and any(parent.args.get(one) is node for one in ("this", "on")):
+        if isinstance(parent, exp.If | exp.Join) and any(parent.args.get(name) is node for name in ("this", "on")):
             return True
         if isinstance(parent, exp.Case) and parent.this is node:
             return False

@@ -142,7 +142,7 @@ class JoinRequest:
         if self.exempt_condition is not None:
             body["unless"] = encode_expression(self.exempt_condition)
         if self.likes:
-            body["likes"] = [[_encode_like(one) for one in either] for either in self.likes]
+            body["likes"] = [[_encode_like(like) for like in either] for either in self.likes]
         if self.joins:
             body["joins"] = [join.build_body() for join in self.joins]
         return body
@@ -487,8 +487,8 @@ class Seamark:
         try:
             loaded = convert_json(raw, _LoadedView)
             metadata = loaded.metadata
-            version = next(one for one in metadata.versions if one.version_id == metadata.current_version_id)
-            schema = next(one for one in metadata.schemas if one.schema_id == version.schema_id)
+            version = next(each for each in metadata.versions if each.version_id == metadata.current_version_id)
+            schema = next(each for each in metadata.schemas if each.schema_id == version.schema_id)
         except (msgspec.MsgspecError, StopIteration) as error:
             raise ServerFailed(f"{self._shown} sent a response that is not a view: {error!r}") from None
         text = next(
@@ -499,7 +499,7 @@ class Seamark:
             ),
             None,
         )
-        columns = list_column_types([(one.name, one.type) for one in schema.fields])
+        columns = list_column_types([(field.name, field.type) for field in schema.fields])
         if text is None or columns is None:
             return None
         catalog = version.default_catalog and version.default_catalog.lower()
@@ -545,20 +545,20 @@ class Seamark:
             return cached
         try:
             metadata = convert_json(raw, _Loaded).metadata
-            schema = next(one for one in metadata.schemas if one.schema_id == metadata.current_schema_id)
+            schema = next(each for each in metadata.schemas if each.schema_id == metadata.current_schema_id)
         except (msgspec.MsgspecError, StopIteration) as error:
             raise ServerFailed(f"{self._shown} sent a response that is not a table: {error!r}") from None
         cube_metadata = self._decode_metadata(raw) if metadata.may_have_cubes else None
-        snapshots = (one for one in metadata.snapshots if one.snapshot_id == metadata.current_snapshot_id)
+        snapshots = (each for each in metadata.snapshots if each.snapshot_id == metadata.current_snapshot_id)
         snapshot = next(snapshots, None)
         current = KnownTable(
             version,
-            list_column_types([(one.name, one.type) for one in schema.fields]),
+            list_column_types([(field.name, field.type) for field in schema.fields]),
             None if snapshot is None else snapshot.snapshot_id,
             *(_read_total(snapshot, name) for name in ("total-files-size", "total-data-files")),
             refs={name: ref.snapshot_id for name, ref in metadata.refs.items()},
             cube_metadata=cube_metadata,
-            fields=tuple((one.id, one.name, read_column_type(one.type)) for one in schema.fields),
+            fields=tuple((field.id, field.name, read_column_type(field.type)) for field in schema.fields),
             # If a snapshot states no schema, engines read it with the current schema.
             snapshot_has_current_schema=snapshot is None or snapshot.schema_id in (None, metadata.current_schema_id),
         )

@@ -337,7 +337,7 @@ def _write_comparison(comparison: ColumnComparison) -> str:
             return f"{term} BETWEEN {texts[0]} AND {texts[1]}"
         case "STARTS WITH":
             prefix = comparison.literals[0].value
-            escaped = "".join(f"\\{one}" if one in "%_\\" else one for one in prefix)
+            escaped = "".join(f"\\{character}" if character in "%_\\" else character for character in prefix)
             return f"{term} LIKE {quote_text(escaped + '%')}" + ("" if escaped == prefix else " ESCAPE '\\'")
     return f"{term} {comparison.op} {texts[0]}"
 
@@ -368,7 +368,7 @@ def _convert_comparison(comparison: ColumnComparison) -> Expression:
     null = any(literal.kind == "null" for literal in literals)
 
     def predicate(op: Op, *literals: Literal) -> Expression:
-        values = tuple(_shift_year(one, comparison.transform).typed for one in literals)
+        values = tuple(_shift_year(literal, comparison.transform).typed for literal in literals)
         return Unbound(op, name, comparison.transform, values)
 
     def compare(op: Op, literal: Literal) -> Expression:
@@ -393,7 +393,7 @@ def _convert_comparison(comparison: ColumnComparison) -> Expression:
                 return predicate(Op.EQ, *literals)
             return iceberg.join_by_and(not_null, predicate(Op.NOT_EQ, *literals))
         case "IN":
-            present_literals = [one for one in literals if one.kind != "null"]
+            present_literals = [each for each in literals if each.kind != "null"]
             if negated:
                 return iceberg.FALSE if null else iceberg.join_by_and(not_null, predicate(Op.NOT_IN, *present_literals))
             return predicate(Op.IN, *present_literals) if present_literals else iceberg.FALSE

@@ -146,7 +146,10 @@ def explain_unrequested_joins(
     Each line has the name of a table and the reason.
     """
     planned = planned_scans[number]
-    limited, requested = _find_table(planned, tables), {one.join.scan for one in dimensions.get(planned, ())}
+    limited, requested = (
+        _find_table(planned, tables),
+        {dimension.join.scan for dimension in dimensions.get(planned, ())},
+    )
     reasons: dict[str, None] = {}
     for join in planned.scan.joins:
         other = planned_scans.get(join.scan)
@@ -234,7 +237,7 @@ class _DimensionTree:
 
         If an alternative is missing, the others do not restrict the rows.
         """
-        alternatives = [one for one in self._planned_scans[number].scan.joins if one.any_of == join.any_of]
+        alternatives = [each for each in self._planned_scans[number].scan.joins if each.any_of == join.any_of]
         return all(any(other.join is alternative for other in dimensions) for alternative in alternatives)
 
 

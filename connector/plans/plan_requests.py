@@ -84,7 +84,9 @@ class PlanRequests:
     ) -> Plans:
         """Request plans. Return those of the scans that will read plan tables."""
         groups = _group_scans(planned_scans)
-        pins = {one.planned.read: one for each in dimensions.values() for one in list_depth_first(each)}
+        pins = {
+            dimension.planned.read: dimension for each in dimensions.values() for dimension in list_depth_first(each)
+        }
         requests = {}
         for planned in planned_scans:
             joins, pin = dimensions.get(planned, ()), pins.get(planned.read)
@@ -108,7 +110,7 @@ class PlanRequests:
         _drop_inconsistent(groups, dimensions, plans)
         await self._drop_moved_refs(groups, dimensions, plans)
         effective = (_select_effective_joins(dimensions.get(planned, ()), plan) for planned, plan in plans.items())
-        needed = {one.planned.read for joins in effective for one, _ in joins}
+        needed = {dimension.planned.read for joins in effective for dimension, _ in joins}
         for read in pins.keys() - needed:
             # The scan was pinned to this snapshot for a join with another table, but the join is not used.
             group = next(group for group in groups.values() if any(planned.read == read for planned in group))
@@ -157,8 +159,8 @@ class PlanRequests:
         return plan.files > self._max_kept_fraction * plan.considered_files
 
     async def _request_plans(self, requests: Mapping[PlannedScan, TablePlanRequest]) -> Plans:
-        answers = await self.request_all({one: self._plan(one) for one in dict.fromkeys(requests.values())})
-        answered = {planned: answers[one] for planned, one in requests.items() if one in answers}
+        answers = await self.request_all({request: self._plan(request) for request in dict.fromkeys(requests.values())})
+        answered = {planned: answers[request] for planned, request in requests.items() if request in answers}
         self.answered |= answered.keys()
         return answered
 

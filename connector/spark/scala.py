@@ -21,7 +21,7 @@ def to_strings(sequence: Any) -> list[str]:
     count = sequence.size()
     texts = str(sequence.mkString("\0")).split("\0") if count else []
     # An item that contains a zero byte splits into too many parts, so the items are then read one by one.
-    return texts if len(texts) == count else [str(one) for one in to_list(sequence)]
+    return texts if len(texts) == count else [str(element) for element in to_list(sequence)]
 
 
 class JvmStatics:

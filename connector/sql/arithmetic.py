@@ -40,12 +40,12 @@ def translate_comparison(op: str, sides: Sequence[SqlValue], node: exp.Expr, *, 
     if op == "=" and left.type.is_float and left.literal is None and right.literal is None:
         # DuckDB's hash joins distinguish 0.0 and -0.0. The sum of either zero and 0 is 0.0.
         plain = f"({left.sql} + 0 = {right.sql} + 0)"
-    unsure = [one.sql for one in sides if one.type.is_float and one.literal is None]
+    unsure = [side.sql for side in sides if side.type.is_float and side.literal is None]
     if not unsure:
         return SqlValue(plain, BOOLEAN)
     if positive and op != "<>":
-        return SqlValue(f"({plain}{''.join(f' AND NOT isnan({one})' for one in unsure)})", BOOLEAN)
-    nan = " OR ".join(f"isnan({one})" for one in unsure)
+        return SqlValue(f"({plain}{''.join(f' AND NOT isnan({text})' for text in unsure)})", BOOLEAN)
+    nan = " OR ".join(f"isnan({text})" for text in unsure)
     answer = "TRUE" if op == "<>" else "FALSE"
     return SqlValue(f"(CASE WHEN {plain} IS NULL THEN NULL WHEN {nan} THEN {answer} ELSE {plain} END)", BOOLEAN)
 

@@ -102,7 +102,7 @@ class _Change:
         into = tree.this
         table = into.this if isinstance(into, exp.Schema) else into
         columns = self._find_target_columns(table)
-        names = [one.name for one in into.expressions] if isinstance(into, exp.Schema) else list(columns)
+        names = [expression.name for expression in into.expressions] if isinstance(into, exp.Schema) else list(columns)
         chosen = _check_distinct([_find_column(name, columns, table) for name in names])
         translation = Translation(self._columns_of, self._now)
         query, query_columns = translation.query(tree.expression, NameScope((), {}))
@@ -175,7 +175,7 @@ class _Change:
             raise UnsupportedInDuckDB("DROP of several tables is not translated")
         target_node, columns = dropped[0], ""
         if isinstance(target_node, exp.Schema):
-            columns = f" ({', '.join(_define_column(one) for one in target_node.expressions)})"
+            columns = f" ({', '.join(_define_column(expression) for expression in target_node.expressions)})"
             target_node = target_node.this
         if kind == "TABLE" and word == "CREATE" and not columns:
             raise UnsupportedInDuckDB(
@@ -274,7 +274,7 @@ def _check_distinct(names: list[str]) -> list[str]:
 
 
 def _find_column(name: str, columns: Mapping[str, SqlType], table: exp.Expr) -> str:
-    matches = [one for one in columns if one.lower() == name.lower()]
+    matches = [column for column in columns if column.lower() == name.lower()]
     if not matches:
         raise InvalidRequest(f"{describe(table)} has no column {name[:100]!r}")
     return matches[0]

@@ -183,7 +183,7 @@ def _rename_columns(
 
 
 def _to_client_error(error: Exception, streams: Sequence[TableStream]) -> ClientError:
-    failure = next((one.failure for one in streams if one.failure is not None), None)
+    failure = next((stream.failure for stream in streams if stream.failure is not None), None)
     if isinstance(failure, ClientError):
         return failure
     if isinstance(failure, EncryptedFile):

@@ -75,7 +75,7 @@ class Expressions:
                 return self.translate_condition(node.this, scope)
             case exp.And() | exp.Or():
                 word = "AND" if isinstance(node, exp.And) else "OR"
-                sides = [self.translate_condition(one, scope) for one in _flatten_chain(node, type(node))]
+                sides = [self.translate_condition(part, scope) for part in _flatten_chain(node, type(node))]
                 return f"({f' {word} '.join(sides)})"
         if type(node) in COMPARISONS:
             return self._translate_comparison(node, scope, positive=True).sql
@@ -102,7 +102,7 @@ class Expressions:
         return value
 
     def translate_values(self, nodes: Sequence[exp.Expr], scope: NameScope) -> list[SqlValue]:
-        return [self.translate_value(one, scope) for one in nodes]
+        return [self.translate_value(node, scope) for node in nodes]
 
     # Literals
 
@@ -197,9 +197,11 @@ class Expressions:
         value, *candidates = to_common_type(self.translate_values([node.this, *node.expressions], scope), node)
         check_comparable(value, node)
         if value.type.is_float:  # In DuckDB, 0.0 and -0.0 are equal, but IN distinguishes them.
-            equal = [translate_comparison("=", [value, one], node, positive=False).sql for one in candidates]
+            equal = [
+                translate_comparison("=", [value, candidate], node, positive=False).sql for candidate in candidates
+            ]
             return SqlValue(f"({' OR '.join(equal)})", BOOLEAN)
-        return SqlValue(f"({value.sql} IN ({', '.join(one.sql for one in candidates)}))", BOOLEAN)
+        return SqlValue(f"({value.sql} IN ({', '.join(candidate.sql for candidate in candidates)}))", BOOLEAN)
 
     def _translate_in_query(self, node: exp.Expr, query: exp.Expr, scope: NameScope) -> SqlValue:
         if isinstance(node.this, exp.Tuple):
@@ -275,7 +277,7 @@ class Expressions:
 
     def _translate_coalesce(self, node: exp.Expr, scope: NameScope) -> SqlValue:
         values = to_common_type(self.translate_values([node.this, *node.expressions], scope), node)
-        return SqlValue(f"coalesce({', '.join(one.sql for one in values)})", find_type(values))
+        return SqlValue(f"coalesce({', '.join(value.sql for value in values)})", find_type(values))
 
     def _translate_nullif(self, node: exp.Expr, scope: NameScope) -> SqlValue:
         first, second = self.translate_values([node.this, node.expression], scope)
@@ -321,8 +323,8 @@ class Expressions:
 
     def _translate_concat(self, node: exp.Expr, scope: NameScope) -> SqlValue:
         parts = node.expressions if isinstance(node, exp.Concat) else _flatten_chain(node, exp.DPipe)
-        values = [require_type(one, VARCHAR, node) for one in self.translate_values(parts, scope)]
-        return SqlValue(f"({' || '.join(one.sql for one in values)})", VARCHAR)
+        values = [require_type(value, VARCHAR, node) for value in self.translate_values(parts, scope)]
+        return SqlValue(f"({' || '.join(value.sql for value in values)})", VARCHAR)
 
     def _translate_cast(self, node: exp.Expr, scope: NameScope) -> SqlValue:
         check_args(node, frozenset(("this", "to")))
@@ -339,7 +341,7 @@ class Expressions:
 
 
 def _build_case(tests: Sequence[str], results: Sequence[SqlValue]) -> SqlValue:
-    branches = " ".join(f"WHEN {test} THEN {one.sql}" for test, one in zip(tests, results[:-1], strict=True))
+    branches = " ".join(f"WHEN {test} THEN {result.sql}" for test, result in zip(tests, results[:-1], strict=True))
     return SqlValue(f"(CASE {branches} ELSE {results[-1].sql} END)", find_type(results))
 
 

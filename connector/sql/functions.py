@@ -114,7 +114,7 @@ def _translate_difference(e: Expressions, node: exp.Expr, scope: NameScope) -> S
     if unit not in _COUNTED_UNITS or end.type not in (DATE, TIMESTAMP) or (end.type == DATE and unit != "DAY"):
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {end.type}")
     if end.type == TIMESTAMP:  # Trino ignores digits after the milliseconds.
-        sides = [f"date_trunc('milliseconds', {one.sql})" for one in (start, end)]
+        sides = [f"date_trunc('milliseconds', {side.sql})" for side in (start, end)]
         return SqlValue(f"date_sub('{unit.lower()}', {sides[0]}, {sides[1]})", BIGINT)
     return SqlValue(f"date_sub('{unit.lower()}', {start.sql}, {end.sql})", BIGINT)
 
@@ -186,16 +186,16 @@ def _translate_greatest_or_least(e: Expressions, node: exp.Expr, scope: NameScop
     if kind.is_float or not kind.is_comparable:
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {kind}")
     name = "greatest" if isinstance(node, exp.Greatest) else "least"
-    nulls = " OR ".join(f"{one.sql} IS NULL" for one in values)
-    return SqlValue(f"(CASE WHEN {nulls} THEN NULL ELSE {name}({', '.join(one.sql for one in values)}) END)", kind)
+    nulls = " OR ".join(f"{value.sql} IS NULL" for value in values)
+    return SqlValue(f"(CASE WHEN {nulls} THEN NULL ELSE {name}({', '.join(value.sql for value in values)}) END)", kind)
 
 
 def _make_text_translator(name: str, kind: SqlType) -> FunctionTranslator:
     def translate(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
         check_args(node)
-        arguments = [one for one in (node.this, node.args.get("expression")) if one is not None]
-        values = [require_type(e.translate_value(one, scope), VARCHAR, node) for one in arguments]
-        return SqlValue(f"{name}({', '.join(one.sql for one in values)})", kind)
+        arguments = [argument for argument in (node.this, node.args.get("expression")) if argument is not None]
+        values = [require_type(e.translate_value(argument, scope), VARCHAR, node) for argument in arguments]
+        return SqlValue(f"{name}({', '.join(value.sql for value in values)})", kind)
 
     return translate
 
@@ -240,7 +240,7 @@ def _translate_replace(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlV
     if not (isinstance(old, exp.Literal) and old.is_string and str(old.this)):
         raise UnsupportedInDuckDB(f"{describe(node)}: the text to replace must be a literal")
     new = node.args.get("replacement")
-    values = [require_type(one, VARCHAR, node) for one in e.translate_values([node.this, old], scope)]
+    values = [require_type(value, VARCHAR, node) for value in e.translate_values([node.this, old], scope)]
     by = "''" if new is None else require_type(e.translate_value(new, scope), VARCHAR, node).sql
     return SqlValue(f"replace({values[0].sql}, {values[1].sql}, {by})", VARCHAR)
 
@@ -371,12 +371,15 @@ def _translate_window(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlVa
         name, kind = f"{_RANKS[type(function)]}()", BIGINT
     else:
         name, kind = _translate_window_aggregate(e, function, scope)
-    keys = [e.translate_value(one, scope).sql for one in node.args.get("partition_by") or ()]
+    keys = [e.translate_value(key, scope).sql for key in node.args.get("partition_by") or ()]
     within = [f"PARTITION BY {', '.join(keys)}"] if keys else []
     if order is not None:
         within.append(
             "ORDER BY "
-            + ", ".join(translate_sort_key(e.translate_value(one.this, scope), one) for one in order.expressions)
+            + ", ".join(
+                translate_sort_key(e.translate_value(expression.this, scope), expression)
+                for expression in order.expressions
+            )
         )
     if spec is not None:
         within.append(f"{spec.text('kind').upper()} BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW")

@@ -125,7 +125,9 @@ def parse_typed_text(text: str, to: SqlType, node: exp.Expr) -> SqlValue:
 
 
 def parse_target_type(node: exp.Expr, whole: exp.Expr) -> SqlType:
-    params = [int(str(one.this.this)) for one in node.expressions if isinstance(one.this, exp.Literal)]
+    params = [
+        int(str(expression.this.this)) for expression in node.expressions if isinstance(expression.this, exp.Literal)
+    ]
     if node.this is _Type.DECIMAL:
         if not params and isinstance(whole.this, exp.Literal):
             return make_decimal(0, 0)  # The caller derives the precision from the digits of the text.

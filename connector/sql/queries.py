@@ -265,7 +265,7 @@ class Translation:
             )
         value = self.expressions.translate_value(key, scope)
         if distinct:
-            equal_outputs = [n for n, (_, one) in enumerate(outputs, 1) if one.sql == value.sql]
+            equal_outputs = [n for n, (_, output) in enumerate(outputs, 1) if output.sql == value.sql]
             if not equal_outputs:
                 raise InvalidRequest(f"ORDER BY {describe(key)} must be in SELECT DISTINCT")
             return translate_sort_key(SqlValue(str(equal_outputs[0]), value.type), node)
@@ -315,7 +315,10 @@ class Translation:
 
     def _translate_values(self, node: exp.Expr, outer: NameScope) -> tuple[str, list[tuple[str, SqlType]]]:
         check_args(node, frozenset(("expressions", "alias")))
-        rows = [one.expressions if isinstance(one, exp.Tuple) else [one] for one in node.expressions]
+        rows = [
+            expression.expressions if isinstance(expression, exp.Tuple) else [expression]
+            for expression in node.expressions
+        ]
         values = [self.expressions.translate_values(row, outer) for row in rows]
         if len({len(row) for row in values}) != 1:
             raise InvalidRequest("The rows of VALUES have different numbers of columns")
@@ -366,7 +369,9 @@ class Translation:
         other, right_fields = self._translate_relation(node.this, outer)
         word = f"{side} JOIN" if side else "JOIN"
         if using := node.args.get("using"):
-            return self._translate_using(text, fields, other, right_fields, word, [one.name.lower() for one in using])
+            return self._translate_using(
+                text, fields, other, right_fields, word, [identifier.name.lower() for identifier in using]
+            )
         on = node.args.get("on")
         together = (*fields, *right_fields)
         if on is None:
@@ -391,7 +396,7 @@ class Translation:
         for name in names:
             sides = []
             for side in (fields, right_fields):
-                matches = [one for one in side if one.name == name]
+                matches = [field for field in side if field.name == name]
                 if len(matches) != 1:
                     raise InvalidRequest(
                         f"USING ({name[:100]}): each side of the join must have one column of this name"
@@ -402,11 +407,11 @@ class Translation:
                 raise UnsupportedInDuckDB(
                     f"USING ({name[:100]}) is not translated for {sides[0].type} and {sides[1].type}"
                 )
-            left, right = (cast(one, kind).sql for one in sides)
+            left, right = (cast(each, kind).sql for each in sides)
             conditions.append(f"{left} = {right}")
             key = {"FULL JOIN": f"coalesce({left}, {right})", "RIGHT JOIN": right}.get(word, left)
             keys.append(VisibleColumn(name, (), SqlValue(key, kind)))
-        other_fields = [one for one in (*fields, *right_fields) if one.name not in names]
+        other_fields = [field for field in (*fields, *right_fields) if field.name not in names]
         return f"({text} {word} {other} ON {' AND '.join(conditions)})", (*keys, *other_fields)
 
     def _translate_relation(self, node: exp.Expr, outer: NameScope) -> tuple[str, tuple[VisibleColumn, ...]]:
@@ -494,7 +499,7 @@ def _convert_columns(text: str, present: Columns, wanted: Columns) -> str:
 
 def _rename_columns(columns: Columns, alias: exp.Expr | None, node: exp.Expr) -> list[tuple[str, SqlType]]:
     """Return the columns with the new names in an alias such as `AS t(a, b)`."""
-    names = [one.name for one in alias.columns] if isinstance(alias, exp.TableAlias) else []
+    names = [column.name for column in alias.columns] if isinstance(alias, exp.TableAlias) else []
     if not names:
         return list(columns)
     if len(names) != len(columns):

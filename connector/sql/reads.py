@@ -195,7 +195,9 @@ class StatementTables:
         """Return a table. Open it at its first use (`SessionTables.open`)."""
         table = self._opened.get((name, version))
         if table is None:
-            moving = {one for of, one in self._opened if of == name and not isinstance(one, int)}
+            moving = {
+                snapshot_id for of, snapshot_id in self._opened if of == name and not isinstance(snapshot_id, int)
+            }
             if moving and not isinstance(version, int):
                 raise UnsupportedInDuckDB(f"{'.'.join(name)} is read at a branch or tag, and also at a second snapshot")
             table = self._opened[name, version] = self._session_tables.open(name, version)
@@ -319,14 +321,14 @@ def extract_row_filter(where: Expression) -> Expression:
     Conditions on floats are left out, because Iceberg's expressions compare NaN differently. The engine evaluates them.
     """
     parts = where.children if isinstance(where, And) else (where,)
-    return join_by_and(*(one for one in parts if not any(each.result in FLOATS for each in collect_predicates(one))))
+    return join_by_and(*(part for part in parts if not any(each.result in FLOATS for each in collect_predicates(part))))
 
 
 def _to_named_table(name: Name, opened: OpenTable, loaded: EngineTable | None = None) -> NamedTable:
     columns = {field.name: from_iceberg(field.type) for field in opened.schema.fields}
-    if len({one.lower() for one in columns}) != len(columns):
+    if len({column.lower() for column in columns}) != len(columns):
         raise UnsupportedInDuckDB(f"{'.'.join(name)} has columns whose names differ only in case")
-    snapshot = next((one for one in opened.history if one.snapshot_id == opened.snapshot_id), None)
+    snapshot = next((candidate for candidate in opened.history if candidate.snapshot_id == opened.snapshot_id), None)
     summary = {} if snapshot is None else snapshot.build_summary_map()
     files, size = (parse_count(summary, key, 0) for key in ("total-data-files", "total-files-size"))
     return NamedTable(name, opened, columns, files, size, loaded)

@@ -113,12 +113,12 @@ class NameScope:
         qualifiers = tuple(part.name.lower() for part in node.parts[:-1])
         scope: NameScope | None = self
         while scope is not None:
-            matches = [one for one in scope._by_name.get(name, ()) if _is_qualified(one, qualifiers)]
+            matches = [field for field in scope._by_name.get(name, ()) if _is_qualified(field, qualifiers)]
             if len(matches) > 1:
                 raise InvalidRequest(f"The column {describe(node)} is ambiguous; qualify it with the name of its table")
             if matches:
                 return use_column(matches[0])
-            if qualifiers and any(one.value.type == NESTED for one in scope._by_name.get(qualifiers[0], ())):
+            if qualifiers and any(field.value.type == NESTED for field in scope._by_name.get(qualifiers[0], ())):
                 raise UnsupportedInDuckDB(f"{describe(node)}: fields of a nested column are not translated")
             scope = scope.parent
         raise InvalidRequest(f"The column {describe(node)} does not exist{self._make_hint(node, qualifiers)}")
@@ -126,7 +126,7 @@ class NameScope:
     def find(self, node: exp.Column) -> VisibleColumn | None:
         """Return the only column of this query to which the name refers, or None if there is none or several."""
         qualifiers = tuple(part.name.lower() for part in node.parts[:-1])
-        matches = [one for one in self._by_name.get(node.name.lower(), ()) if _is_qualified(one, qualifiers)]
+        matches = [field for field in self._by_name.get(node.name.lower(), ()) if _is_qualified(field, qualifiers)]
         return matches[0] if len(matches) == 1 else None
 
     @cached_property
@@ -157,8 +157,8 @@ class NameScope:
         Raises:
             InvalidRequest: There are no columns to which it refers.
         """
-        wanted = tuple(one.lower() for one in qualifiers)
-        visible = [one for one in self.fields if not wanted or _is_qualified(one, wanted)]
+        wanted = tuple(qualifier.lower() for qualifier in qualifiers)
+        visible = [field for field in self.fields if not wanted or _is_qualified(field, wanted)]
         if not visible:
             raise InvalidRequest(f"{'.'.join([*qualifiers, '*'])[:MESSAGE_NAME_MAX]} matches no column")
         return visible

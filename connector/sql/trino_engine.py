@@ -109,9 +109,9 @@ class TrinoRows:
         except (trino_errors.Error, OSError) as error:
             self.close()
             raise _to_client_error(error) from None
-        self.types = tuple(str(one.type_code) for one in columns)
+        self.types = tuple(str(column.type_code) for column in columns)
         self.schema = pa.schema(
-            [(str(one.name), find_arrow_type(kind)) for one, kind in zip(columns, self.types, strict=True)]
+            [(str(column.name), find_arrow_type(kind)) for column, kind in zip(columns, self.types, strict=True)]
         )
         self._converted = [_make_converter(field.type) for field in self.schema]
 

@@ -38,7 +38,7 @@ def to_common_type(values: Sequence[SqlValue], node: exp.Expr) -> list[SqlValue]
 
 
 def find_type(values: Sequence[SqlValue]) -> SqlType:
-    return next((one.type for one in values if one.type != UNKNOWN), UNKNOWN)
+    return next((value.type for value in values if value.type != UNKNOWN), UNKNOWN)
 
 
 def require_type(value: SqlValue, kind: SqlType, node: exp.Expr) -> SqlValue:

@@ -560,7 +560,7 @@ class Rewriter:
 
 def _build_cube_result(planned: PlannedScan, cube: CubeRewrite) -> RewriteResult:
     summary, name = cube.scan.summary, quote(".".join(planned.table), safe=".")
-    columns = {_name_table(one): names | one.scan.columns for one, names in cube.columns}
+    columns = {_name_table(planned): names | planned.scan.columns for planned, names in cube.columns}
     plans = [] if cube.scan.plan_snapshot_id is None else [(planned.table, cube.scan.plan_snapshot_id)]
     return RewriteResult(
         cube.text,

@@ -489,7 +489,9 @@ def _choose_protection(
     tasks = [rows.task for rows in difference.located.files] or list(
         islice(plan(client, opened), _PROTECTION_SAMPLE_FILES)
     )
-    protections = [one for one, _ in divide_by_protection(tasks, target, opened.keys) if one is not None]
+    protections = [
+        protection for protection, _ in divide_by_protection(tasks, target, opened.keys) if protection is not None
+    ]
     if len(protections) > 1:
         raise Unwritable(
             "the rows are in files that are encrypted in different ways, "

@@ -148,7 +148,7 @@ def merge_schema(client: SeamarkClient, table: Name, columns: spark.StructType) 
     loaded = client.load_table(table)
     metadata = decode_table(loaded.metadata, loaded.location)
     schemas = json.loads(loaded.metadata)["schemas"]
-    schema = next(one for one in schemas if one["schema-id"] == metadata.current_schema_id)
+    schema = next(candidate for candidate in schemas if candidate["schema-id"] == metadata.current_schema_id)
     ids = itertools.count(metadata.last_column_id + 1)
     by_name = {field["name"]: field for field in schema["fields"]}
     changed = False
@@ -181,7 +181,7 @@ def _widen(stored: str, new: Any) -> str | None:
 def _commit_schema(
     client: SeamarkClient, table: Name, metadata: TableMetadata, schema: Mapping[str, Any], last_id: int
 ) -> None:
-    number = max(one.id for one in metadata.schemas) + 1
+    number = max(each.id for each in metadata.schemas) + 1
     requirements: list[dict[str, Any]] = [
         {"type": "assert-table-uuid", "uuid": metadata.table_uuid},
         {"type": "assert-current-schema-id", "current-schema-id": metadata.current_schema_id},

@@ -191,7 +191,7 @@ class Catalyst:
 
     def leaves(self, plan: Node) -> list[Node]:
         """Return the leaves of the plan and of its subqueries."""
-        return [leaf for one in (plan, *to_list(plan.subqueriesAll())) for leaf in to_list(one.collectLeaves())]
+        return [leaf for query in (plan, *to_list(plan.subqueriesAll())) for leaf in to_list(query.collectLeaves())]
 
     def find_aliased_leaves(self, plan: Node, read: Callable[[str], T | None]) -> Iterator[tuple[Node, T | None]]:
         """Yield all leaves of the plan.
@@ -208,7 +208,7 @@ class Catalyst:
                 continue
             children = self.list_children(node)
             below = [*children, *(to_list(node.subqueries()) if with_subqueries else ())]
-            left += [(one, None) for one in below]
+            left += [(child, None) for child in below]
             if not children:
                 yield node, alias
 

@@ -477,9 +477,9 @@ def _convert_literals(atom: Atom, kinds: Mapping[str, str]) -> Atom | None:
         return atom
     moments = [moment for moment in literal_moments if moment is not None]
     if kind != "date":
-        return replace(atom, literals=tuple(_make_time_literal(one, kind) for one in moments))
-    days = tuple(Literal("date", one.date().isoformat(), LOCAL) for one in moments)
-    if all(one.time() == time() for one in moments):
+        return replace(atom, literals=tuple(_make_time_literal(each, kind) for each in moments))
+    days = tuple(Literal("date", each.date().isoformat(), LOCAL) for each in moments)
+    if all(each.time() == time() for each in moments):
         return replace(atom, literals=days)
     if atom.op not in _ON_OTHER_DAYS or atom.negated:
         return None

@@ -61,7 +61,7 @@ def _read_elements(catalyst: Catalyst, array: Node, attribute: Node) -> Iterable
     if catalyst.find_kind(array) == "CreateArray":
         values = to_list(array.children())
         if len(values) <= CONSTANT_ROWS_MAX and all(catalyst.find_kind(value) == "Literal" for value in values):
-            yield from (one.value() for one in values)
+            yield from (literal.value() for literal in values)
     elif (
         catalyst.find_kind(array) == "Literal"
         and array.value() is not None

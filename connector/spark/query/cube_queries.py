@@ -103,7 +103,7 @@ class QueryOverCube:
             )
         finally:
             spark.catalog.dropTempView(view)
-        types = [[field.dataType for field in one.schema.fields] for one in (original, frame)]
+        types = [[field.dataType for field in result.schema.fields] for result in (original, frame)]
         if types[0] != types[1]:
             raise NotFromCube(f"the result has types {types[0]}, but the original query has types {types[1]}")
         return frame.toDF(*original.columns)

@@ -101,13 +101,13 @@ class SparkExpressions:
         if kind in _COMPARISONS:
             if self._is_row(node.left()):
                 return self._write_rows(node.left(), [node.right()]) if kind == "EqualTo" else hide()
-            sides = [self.write_value(one) for one in (node.left(), node.right())]
+            sides = [self.write_value(operand) for operand in (node.left(), node.right())]
             return hide() if None in sides else _COMPARISONS[kind](this=sides[0], expression=sides[1])
         match kind:
             case "In":
                 if self._is_row(node.value()):
                     return self._write_rows(node.value(), to_list(node.list()))
-                return self._write_in(node.value(), [self.write_value(one) for one in to_list(node.list())])
+                return self._write_in(node.value(), [self.write_value(element) for element in to_list(node.list())])
             case "ArrayContains":
                 return self._write_array_contains(node)
             case "IsNull" | "IsNotNull":
@@ -158,7 +158,7 @@ class SparkExpressions:
             case "IntegralDivide" if all(
                 self._catalyst.read_type(side) in _DIGITS for side in (node.left(), node.right())
             ):  # Decimals are not written, because Spark cuts off the digits of the result after the point.
-                sides = [self.write_value(one) for one in (node.left(), node.right())]
+                sides = [self.write_value(operand) for operand in (node.left(), node.right())]
                 return None if None in sides else exp.Div(this=sides[0], expression=sides[1], typed=True, safe=False)
             case "CurrentDate":
                 return exp.CurrentDate()
@@ -184,22 +184,22 @@ class SparkExpressions:
 
         Rows with nulls are not written, because Spark compares nulls in rows as values.
         """
-        columns = [self.write_value(one) for one in to_list(left.valExprs())]
+        columns = [self.write_value(value) for value in to_list(left.valExprs())]
         tuples = []
         for row in rows if len(rows) <= _LISTED_ROWS_MAX else ():
             values = self._leaves.read_row_values(row)
             if values is None and self._is_row(row):
-                values = [self._leaves.read_constant(one) for one in to_list(row.valExprs())]
+                values = [self._leaves.read_constant(value) for value in to_list(row.valExprs())]
             if values is None or any(value is None or value.kind == "null" for value in values):
                 return hide()
-            tuples.append(exp.Tuple(expressions=[build_expression(one) for one in values if one is not None]))
-        if not tuples or any(type(one) is not exp.Column for one in columns):
+            tuples.append(exp.Tuple(expressions=[build_expression(each) for each in values if each is not None]))
+        if not tuples or any(type(column) is not exp.Column for column in columns):
             return hide()
         return exp.In(this=exp.Tuple(expressions=columns), expressions=tuples)
 
     def _write_in(self, value: Node, listed: Sequence[exp.Expr | None]) -> exp.Expr:
         side = self.write_value(value)
-        present = [one for one in listed if one is not None]
+        present = [constant for constant in listed if constant is not None]
         return exp.In(this=side, expressions=present) if side and present and len(present) == len(listed) else hide()
 
     def _write_array_contains(self, node: Node) -> exp.Expr:
@@ -291,7 +291,7 @@ class SparkExpressions:
         return str(policy).upper() == "LEGACY"
 
     def _write_prefix(self, node: Node) -> exp.Expr | None:
-        start, size = (self._leaves.read_constant(one) for one in (node.pos(), node.len()))
+        start, size = (self._leaves.read_constant(operand) for operand in (node.pos(), node.len()))
         inner = self._write_text(node.str())
         if inner is None or start is None or size is None or {start.kind, size.kind} != {"integer"}:
             return None
@@ -314,10 +314,10 @@ class SparkExpressions:
             return None if inner is None else exp.Neg(this=exp.Paren(this=inner))
         if str(node.evalMode().toString()) not in ("ANSI", "TRY"):
             return None
-        left, right = (self.write_value(one) for one in (node.left(), node.right()))
+        left, right = (self.write_value(operand) for operand in (node.left(), node.right()))
         if left is None or right is None:
             return None
-        left, right = (one if _is_operand(one) else exp.Paren(this=one) for one in (left, right))
+        left, right = (side if _is_operand(side) else exp.Paren(this=side) for side in (left, right))
         return {"Add": exp.Add, "Subtract": exp.Sub, "Multiply": exp.Mul}[kind](this=left, expression=right)
 
     def _add_days(self, node: Node, kind: str) -> exp.Expr | None:
@@ -375,7 +375,7 @@ def is_sure(tree: exp.Expr) -> bool:
     """Return whether the analysis can list all texts that `upper` converts to the texts in the tree."""
     if tree.find(exp.Upper) is None:
         return True
-    texts = [str(one.this) for one in tree.find_all(exp.Literal) if one.is_string]
+    texts = [str(node.this) for node in tree.find_all(exp.Literal) if node.is_string]
     return not any(pair in text for text in texts for pair in _LETTER_PAIRS)
 
 

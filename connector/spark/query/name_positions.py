@@ -121,7 +121,7 @@ def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[Refe
         below = [*catalyst.list_children(node), *(to_list(node.subqueries()) if with_subqueries else ())]
         if kind == "RelationTimeTravel":
             below.append(node.relation())
-        left += [(one, (kind, above[0]), node, with_names) for one in below]
+        left += [(child, (kind, above[0]), node, with_names) for child in below]
     references = sorted(set(references))
     if len(references) > REFERENCES_MAX:
         raise UnsupportedQuery(f"the query has more than {REFERENCES_MAX} tables")

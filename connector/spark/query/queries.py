@@ -422,7 +422,7 @@ class _Query:
         for mark, table in sorted(self._tables.items()):
             each, reference = by_mark.get(mark, []), references[mark]
             # Literals of instants contain their zone, so the session's zone does not matter.
-            condition = any_of(build_condition(one, utc=True) for one in each) if each else None
+            condition = any_of(build_condition(part, utc=True) for part in each) if each else None
             scans[mark] = Scan(
                 catalog=table.catalog,
                 schema=".".join(table.name[:-1]),
@@ -436,7 +436,7 @@ class _Query:
                 condition=limit_text(condition),
                 likes=likes_on(each),
                 joins=intersect_joins(
-                    [build_joins(one, partial(_find_mark, reader.tables, mark), utc=True) for one in each]
+                    [build_joins(part, partial(_find_mark, reader.tables, mark), utc=True) for part in each]
                 ),
                 ref=reference.ref if table.ref is None else table.ref,
                 query_use=uses.get(mark, NO_USE),
@@ -486,7 +486,7 @@ class _Query:
                 mark, {number: table.columns[name] for number, name in attributes if name in table.columns}
             )
         table = self._read_table(leaf) if mark is None else None
-        if table is not None and table.read in {one.read for one in self._tables.values()}:
+        if table is not None and table.read in {other.read for other in self._tables.values()}:
             raise UnsupportedQuery("two of its relations read the same table and cannot be distinguished")
         return None
 

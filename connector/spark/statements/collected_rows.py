@@ -56,7 +56,7 @@ class CollectedRows:
         assert self.table is not None
         local = self.build.build_local_rows(self.table, self.schema)
         outputs = zip(to_list(local.output()), to_list(self.outputs), self.names, strict=True)
-        return self.build.project([self.build.as_attribute(one, by, name) for one, by, name in outputs], local)
+        return self.build.project([self.build.as_attribute(output, by, name) for output, by, name in outputs], local)
 
     @property
     def columns(self) -> Mapping[int, pa.ChunkedArray]:
@@ -78,7 +78,9 @@ def collect_rows(catalyst: Catalyst, build: PlanBuilder, plan: Node, role: str, 
     limited = build.limit(rows_max + 1, plan)
     distinct = limited
     if len(set(names)) < len(names):
-        numbered = [build.name_output(one, f"c{number}") for number, one in enumerate(to_list(plan.output()))]
+        numbered = [
+            build.name_output(attribute, f"c{number}") for number, attribute in enumerate(to_list(plan.output()))
+        ]
         distinct = build.project(numbered, limited)
     frame = build.frame(distinct)
     if any(_COLLECTED_TYPE.fullmatch(field.dataType.simpleString()) is None for field in frame.schema.fields):

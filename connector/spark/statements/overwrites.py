@@ -104,7 +104,7 @@ class OverwriteStatement:
         return " AND ".join(texts)
 
     def write(self, client: SeamarkClient, options: Mapping[str, Any]) -> WriteReport:
-        names = [str(one.name()) for one in to_list(self._relation.output())]
+        names = [str(attribute.name()) for attribute in to_list(self._relation.output())]
         outputs = [
             self._build.name_output(output, name)
             for output, name in zip(to_list(self.query.output()), names, strict=True)

@@ -177,7 +177,7 @@ class RowStatementReader:
             if self._catalyst.find_kind(node) == kind:
                 ancestor = node
             for child in to_list(node.children()):
-                if any(one.fastEquals(leaf) for one in to_list(child.collectLeaves())):
+                if any(below.fastEquals(leaf) for below in to_list(child.collectLeaves())):
                     node = child
                     break
             else:

@@ -45,7 +45,11 @@ class _Names:
         visible = []
         for number, node in sources.items():
             alias, table = node.args.get("alias"), tables[number]
-            names = [one.name for one in alias.columns] if alias is not None and alias.columns else list(table.columns)
+            names = (
+                [identifier.name for identifier in alias.columns]
+                if alias is not None and alias.columns
+                else list(table.columns)
+            )
             parts = tuple(part.name.lower() for part in node.parts)
             qualifiers = (alias.name.lower(),) if alias is not None and alias.name else parts
             for name, (column, kind) in zip(names, table.columns.items(), strict=True):

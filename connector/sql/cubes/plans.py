@@ -141,7 +141,11 @@ def plan_cube(
 
 
 def _list_cubes(table: NamedTable) -> list[IndexDefinition]:
-    return [one for one in read_definitions(table.opened.metadata).enabled if KINDS[one.kind].aggregates]
+    return [
+        definition
+        for definition in read_definitions(table.opened.metadata).enabled
+        if KINDS[definition.kind].aggregates
+    ]
 
 
 def _count_files(reads: Sequence[PlannedTableRead]) -> int:
@@ -202,7 +206,7 @@ def _read_groups(
     has_deletes = corrected is not None and any(file.deletes for file in files)
     columns = corrected.columns if corrected is not None and has_deletes else translated.columns
     ids = compute_file_ids(
-        [one.path for one in files], [one.size_bytes for one in files], [one.records for one in files]
+        [each.path for each in files], [each.size_bytes for each in files], [each.records for each in files]
     )
     groups, bits = client.cube_groups(
         facts.named.name,

@@ -311,8 +311,8 @@ class _CubeTranslation(Translation):
         if not columns:
             raise NotFromCube("the query uses no column")
         kinds = {column: name_duckdb_type(used.kind) for column, used in self._used.items()}
-        rows = [f"CAST({row_values[one]} AS {kinds[one]})" if one in kinds else row_values[one] for one in columns]
-        groups = [f"CAST({one} AS {kinds[one]})" if one in kinds else one for one in columns]
+        rows = [f"CAST({row_values[name]} AS {kinds[name]})" if name in kinds else row_values[name] for name in columns]
+        groups = [f"CAST({name} AS {kinds[name]})" if name in kinds else name for name in columns]
         source = self._source
         for joined, key, partner in self._row_joins:
             source += f" LEFT JOIN {joined} ON {use_column(key).sql} = {use_column(partner).sql}"
@@ -397,8 +397,8 @@ class _CubeTranslation(Translation):
         self._stored = NameScope(fields, {})
         self._stored_fields = {field.stored[1]: field for field in fields if field.stored is not None}
         kinds = {column: self._stored_fields[name].value.type for column, (name, _) in self._dimensions.items()}
-        attributes = [one for table in self._replaced for one in self._join_replaced(table, outer)]
-        kinds |= {one.stored[1]: one.value.type for one in attributes if one.stored is not None}
+        attributes = [attribute for table in self._replaced for attribute in self._join_replaced(table, outer)]
+        kinds |= {attribute.stored[1]: attribute.value.type for attribute in attributes if attribute.stored is not None}
         self._groups = StoredTable(0, node, kinds)
         visible = []
         for column, (name, unit) in self._dimensions.items():
@@ -406,7 +406,11 @@ class _CubeTranslation(Translation):
             shown = field.name if unit is None else TimeDimension(name.lower(), unit).hidden_name
             value = SqlValue(f"{_UNION}.{column}", field.value.type)
             visible.append(VisibleColumn(shown, field.qualifiers, value, (self._groups, column)))
-        visible += [replace(one, stored=(self._groups, one.stored[1])) for one in attributes if one.stored is not None]
+        visible += [
+            replace(attribute, stored=(self._groups, attribute.stored[1]))
+            for attribute in attributes
+            if attribute.stored is not None
+        ]
         return _UNION, tuple(visible)
 
     def _join_replaced(self, table: ReplacedTable, outer: NameScope) -> Iterator[VisibleColumn]:
@@ -463,7 +467,7 @@ class _CubeTranslation(Translation):
 
     def _is_measure(self, node: exp.Expr) -> bool:
         measure = self._to_measure(node)
-        return measure is not None and all(one.text in self._columns_of_partials for one in measure.partials)
+        return measure is not None and all(partial.text in self._columns_of_partials for partial in measure.partials)
 
     def _to_measure(self, node: exp.Expr) -> Measure | None:
         """Return an aggregate as a measure, or None if it does not have the form of a measure."""
@@ -507,7 +511,7 @@ class _CubeTranslation(Translation):
         assert measure is not None
         value = None if isinstance(argument, exp.Star) else self._of_rows.translate_value(argument, self._stored)
         used = [self._use_partial(partial, value) for partial in measure.partials]
-        texts = [f"{_UNION}.{one.column}" for one in used]
+        texts = [f"{_UNION}.{output.column}" for output in used]
         if condition is not None:
             texts = [f"CASE WHEN {condition} THEN {text} END" for text in texts]
         if function in (MIN, MAX):
