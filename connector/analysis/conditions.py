@@ -393,6 +393,7 @@ class _Term:
 
 
 def _parse_term(node: exp.Expr, resolve: Resolve) -> _Term | None:
+    """Return a column, or a supported function or cast of a column. The result is None for another expression."""
     while type(node) is exp.Paren:
         node = node.this
     if type(node) is exp.Column:

@@ -204,6 +204,7 @@ def _convert_unix_time(seconds: int) -> Literal | None:
 
 
 def _cast(literal: Literal | None, to: exp.DataType, casts_decimal: bool) -> Literal | None:
+    """Return the literal cast to a type, or None if the cast is not supported or its result is uncertain."""
     if literal is None:
         return None
     if literal.kind == "null":  # A NULL with a type can change the common type of the other operands.

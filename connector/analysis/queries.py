@@ -171,6 +171,7 @@ class Queries:
         return self._add_barrier(set_operation, _list_arguments(node, _CUTS), visible)
 
     def _read_select(self, node: exp.Expr, visible: _Visible) -> Relation:
+        """Read one SELECT: its relations, conditions, subqueries and output columns."""
         distinct, where, clause = (node.args.get(name) for name in ("distinct", "where", "from_"))
         if distinct is not None and _list_arguments(distinct, distinct.args):
             raise UnsupportedStatement  # The statement has DISTINCT ON.

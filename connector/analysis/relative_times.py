@@ -75,6 +75,7 @@ def parse_span(node: exp.Expr | None, today: date | None) -> DateSpan | None:
 
 
 def _parse_operand(node: exp.Expr | None, today: date) -> DateSpan | None:
+    """Return the dates that an expression such as `CURRENT_DATE` may have, or None for another expression."""
     match node:
         case exp.Paren() | exp.AtTimeZone():
             return _parse_operand(node.this, today)

@@ -41,6 +41,7 @@ def add_values(builder: SketchBuilder, column: pa.Array, kind: str) -> None:
 
 
 def _hash_values(values: pa.Array, kind: str) -> Hashes:
+    """Return the hashes of the values of a column whose Iceberg type is `kind`."""
     name = get_base_name(kind)
     if name in _WIDTHS:
         width = _WIDTHS[name]

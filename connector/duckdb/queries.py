@@ -264,6 +264,7 @@ class _Query:
     async def _plan_tables(
         self, tables: Mapping[int, _CatalogTable], catalogs: Mapping[str, AttachedCatalog], *, utc: bool
     ) -> PlannedQuery:
+        """Return the query that reads a cube or plan tables, planned within the time budget."""
         until_s = asyncio.get_running_loop().time() + BUDGET_S
         # A relation is run later, possibly several times. If it uses the current time, it is planned for a day
         # (`relative_times.py`).
@@ -471,6 +472,7 @@ class _Query:
         plans: Mapping[PlannedScan, TablePlanResponse],
         dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     ) -> PlannedQuery:
+        """Return the text in which the names of plan tables replace those of the tables."""
         marks = {mark_name(number): table for number, table in tables.items()}
         new = []
         for scan in scans.values():

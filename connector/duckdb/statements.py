@@ -164,6 +164,7 @@ class DuckDBStatement:
         return frozenset(self._nodes[number].alias_or_name.lower() for number in tables) - unknown_qualifiers
 
     def _read_reference(self, node: exp.Table) -> NamedRelation | None:
+        """Return the name of a relation and its position in the text, or None if the relation has no name."""
         parts = node.parts
         arguments = {name for name, value in node.args.items() if value}
         if not all(isinstance(part, exp.Identifier) for part in parts) or not arguments <= _TABLE_ARGS:

@@ -229,6 +229,7 @@ def _rewrite(
     attributes: Attributes,
     policy: CompactionPolicy,
 ) -> RewrittenFiles:
+    """Write the rows of the layers into clustered files, and return these files without committing them."""
     target, origins, keys = (
         create_target(opened.metadata, opened.storage, opened.name),
         OriginLog(),

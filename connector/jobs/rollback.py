@@ -63,6 +63,11 @@ def undo_job(client: SeamarkClient, table: Name, snapshot_id: int | None = None,
 
 
 def _find_newest_id(client: SeamarkClient, table: Name, branch: str) -> int:
+    """Return the newest snapshot of a rewriting job that is not undone.
+
+    Raises:
+        InvalidRequest: The branch has no such snapshot.
+    """
     metadata = decode_table(client.load_table(table, history=True).metadata, str(table))
     ref = metadata.refs.get(branch)
     snapshot = metadata.current_snapshot if ref is None else metadata.snapshot(ref.snapshot_id)

@@ -124,6 +124,7 @@ class _Computation:
         self._percent = policy.changed_percent
 
     def run(self, *, full: bool, dry_run: bool) -> StatisticsReport:
+        """Read the new rows, and commit the statistics unless `dry_run` is set."""
         counted = {} if full else self._load_sketches()
         tasks = list(plan(self._client, self._opened))
         new = tasks if not counted else self._select_uncounted(tasks)
@@ -195,6 +196,7 @@ class _Computation:
     def _commit(
         self, sketches: Mapping[int, ThetaSketch], removed: Mapping[int, int], report: StatisticsReport
     ) -> None:
+        """Write the sketches and the partition statistics into files, and commit them for the snapshot."""
         storage, folder = self._opened.storage, get_metadata_folder(self._metadata.location, self._metadata.properties)
         sequence_number = self._newest.snapshot.sequence_number
         location = f"{folder}/{self._snapshot_id}-{uuid.uuid4()}.stats"

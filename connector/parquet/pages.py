@@ -119,6 +119,10 @@ class Pages:
     def _read(
         self, number: int, group: pq.RowGroupMetaData, names: Sequence[str], rows: Longs
     ) -> pa.RecordBatch | None:
+        """Read the pages of a row group that contain some of its rows.
+
+        The result is None if the positions of the pages are unknown, or if the needed pages are most of the row group.
+        """
         leaves = [self._leaf_numbers.get(name) for name in names]
         if None in leaves or self._file.metadata.num_columns * self._file.metadata.num_row_groups > COLUMNS_MAX:
             return None
@@ -169,6 +173,7 @@ class Pages:
         return group
 
     def _read_chunks(self, number: int, rows: int, leaves: Iterable[tuple[str, int]]) -> list[_Chunk] | None:
+        """Return the pages of the chunks by their page indexes, or None if a chunk has no page index."""
         chunk_meta = []
         for name, leaf in leaves:
             raw_chunk: Fields = self._group(number)[_CHUNKS][1][1][leaf]

@@ -97,6 +97,7 @@ def _repeat(value: pa.Scalar, rows: int) -> pa.Array:
 
 
 def _make_converter(kind: pa.DataType, target: Type, name: str, partition: Mapping[int, Value | None]) -> Convert:
+    """Return a function that converts arrays of the type in a file to the table's type."""
     arrow_type = to_row_type(target)
     match target:
         case StructType() if pa.types.is_struct(kind):
@@ -121,6 +122,7 @@ def _make_converter(kind: pa.DataType, target: Type, name: str, partition: Mappi
 def _make_struct_converter(
     kind: pa.DataType, target: StructType, name: str, partition: Mapping[int, Value | None]
 ) -> Convert:
+    """Return a function that converts structs. Fields that the file does not have get their default values."""
     sources: list[tuple[int, Convert] | pa.Scalar] = []
     for field in target.fields:
         position = _find_position([get_field_id(inner) for inner in kind], field.id)

@@ -124,6 +124,7 @@ def _read_min_max(kind: str, statistics: Any) -> tuple[Any, Any]:
 
 
 def _can_range_match(predicate: Bound, low: Any, high: Any) -> bool:
+    """Return whether a value between the bounds of a row group can meet the predicate."""
     if low != low or high != high:  # A bound that is NaN is invalid, so it is not used.
         return True
     values: list[Any] = [value.encode() if isinstance(value, str) else value for value in predicate.values]

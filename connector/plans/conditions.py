@@ -362,6 +362,7 @@ def build_expression(condition: Condition) -> Expression:
 
 
 def _convert_comparison(comparison: ColumnComparison) -> Expression:
+    """Return the Iceberg expression of one comparison, which is true for the same rows."""
     negated, literals = comparison.negated, comparison.literals
     name = comparison.column[1]
     is_null, not_null = Unbound(Op.IS_NULL, name, IDENTITY, ()), Unbound(Op.NOT_NULL, name, IDENTITY, ())

@@ -92,6 +92,7 @@ class Dimension:
         return frozenset(other for _, other in self.on) | self.planned.scan.columns | list_columns(self.join.where)
 
     def request(self) -> JoinRequest:
+        """Return the join for a plan request."""
         scan, join = self.planned.scan, self.join
         nested = tuple(dimension.request() for dimension in self.dimensions)
         condition = join.where if join.is_extreme else all_of([scan.condition, join.where])
@@ -190,6 +191,12 @@ class _DimensionTree:
         self._steps = _STEPS_MAX
 
     def list_dimensions(self, number: int, path: tuple[int, ...]) -> tuple[Dimension, ...]:
+        """Return the dimensions of a scan, with their own dimensions.
+
+        Args:
+            number: The number of the scan.
+            path: The numbers of the scans above it in the tree.
+        """
         limited = _find_table(self._planned_scans[number], self._known)
         if limited is None or len(path) >= DEPTH_MAX:
             return ()

@@ -120,6 +120,18 @@ class FileRowReader:
     def _read_group(
         self, number: int, first: int, rows: int, mask: Mask | None, counts: ReadCounts
     ) -> Iterator[pa.RecordBatch]:
+        """Yield the matching rows of a row group.
+
+        The columns of the filter and of equality deletes are read first, and the other columns only for rows that
+        remain.
+
+        Args:
+            number: The number of the row group.
+            first: The position of its first row in the file.
+            rows: The number of its rows.
+            mask: The rows that are selected by position and not deleted, as bool[rows], or None for all rows.
+            counts: The counts of the scan, which are increased.
+        """
         filtered: dict[int, list[pa.Array]] = {column_id: [] for column_id in self._tested_outputs}
         if self._tested_ids:
             masks = []
@@ -203,6 +215,13 @@ class FileRowReader:
         return matches
 
     def _assemble(self, columns: Mapping[int, pa.Array], first: int, size: int, mask: Mask | None) -> pa.RecordBatch:
+        """Return a batch with the columns of the read plan, in its order.
+
+        Args:
+            columns: The columns of the rows that `mask` keeps, by column id.
+            first: The position of the first of the `size` rows in the file.
+            mask: The rows that are returned, as bool[size], or None for all rows.
+        """
         ids = {field.name: field.id for field in self.read_plan.fields}
         lineage = {field.name: field.id for field in self.read_plan.lineage}
         count = size if mask is None else int(np.count_nonzero(mask))

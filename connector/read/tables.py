@@ -173,6 +173,11 @@ def open_loaded_table(loaded: EngineTable, table: Name, at: At) -> OpenTable:
 
 
 def _resolve_snapshot(metadata: TableMetadata, at: At) -> tuple[int | None, Schema]:
+    """Return the snapshot that `at` selects, and the schema with which it is read.
+
+    Raises:
+        InvalidRequest: The snapshot, branch or tag does not exist.
+    """
     if len(at.to_query()) > 1:
         raise InvalidRequest(f"{' and '.join(at.to_query())} cannot be combined; select the snapshot with one of them")
     if at.ref is not None and at.ref != MAIN:

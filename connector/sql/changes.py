@@ -164,6 +164,7 @@ class _Change:
         )
 
     def translate_definition(self, tree: exp.Expr) -> DuckDBChange:
+        """Translate a statement that creates or drops a table or schema."""
         kind, word = tree.text("kind").upper(), "CREATE" if isinstance(tree, exp.Create) else "DROP"
         if kind not in ("TABLE", "SCHEMA"):
             raise UnsupportedInDuckDB(f"{word} {kind} is not translated")

@@ -272,6 +272,11 @@ class Translation:
         return translate_sort_key(value, node)
 
     def _translate_set_operation(self, node: exp.Expr, outer: NameScope) -> tuple[str, list[tuple[str, SqlType]]]:
+        """Translate UNION, INTERSECT or EXCEPT.
+
+        Raises:
+            InvalidRequest: The sides have different numbers of columns.
+        """
         word = _WORDS[type(node)] + ("" if node.args.get("distinct") else " ALL")
         (left, left_columns), (right, right_columns) = (
             self.query(node.args[side], outer) for side in ("this", "expression")
@@ -362,6 +367,7 @@ class Translation:
     def _translate_join(
         self, text: str, fields: tuple[VisibleColumn, ...], node: exp.Expr, outer: NameScope
     ) -> tuple[str, tuple[VisibleColumn, ...]]:
+        """Translate one join with its condition."""
         check_args(node, _JOIN)
         side, kind = node.text("side").upper(), node.text("kind").upper()
         if kind not in ("", "INNER", "CROSS", "OUTER") or side not in ("", "LEFT", "RIGHT", "FULL"):
@@ -392,6 +398,7 @@ class Translation:
         word: str,
         names: Sequence[str],
     ) -> tuple[str, tuple[VisibleColumn, ...]]:
+        """Translate a join with USING, whose result has each of the named columns once."""
         keys, conditions = [], []
         for name in names:
             sides = []
@@ -435,6 +442,7 @@ class Translation:
     def _translate_table(
         self, node: exp.Table, alias: exp.Expr | None, outer: NameScope
     ) -> tuple[str, tuple[VisibleColumn, ...]]:
+        """Translate a reference to a table or to a query of WITH."""
         if not isinstance(node.this, exp.Identifier):
             raise UnsupportedInDuckDB(f"FROM {describe(node)}: table functions are not translated")
         check_args(node, _TABLE | {"joins"})

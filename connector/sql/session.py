@@ -298,6 +298,7 @@ class SqlSession:
         return choose(demand, engines.wanted, engines.available, large_bytes=engines.large_bytes)
 
     def _plan_change(self, statement: SqlStatement, *, is_counted: bool) -> _PlannedStatement:
+        """Choose an engine for a statement that writes, and translate the statement for it."""
         if not self._writes:
             raise InvalidRequest(f"Only queries can be run here, not {statement.kind.value}; use `seamark sql`")
         choice = self._choose(StatementProfile(statement.kind))
@@ -360,6 +361,7 @@ class SqlSession:
         return self._con
 
     def _run_query(self, planned: _PlannedStatement, query: DuckDBQuery) -> SqlResult:
+        """Run a translated query in DuckDB."""
         stack = ExitStack()
         con, started_s = self._sandbox, time.perf_counter()
         try:
@@ -385,6 +387,7 @@ class SqlSession:
         return SqlResult(rows.schema, types, batches, planned.explanation, stack)
 
     def _run_change(self, planned: _PlannedStatement, change: DuckDBChange) -> SqlResult:
+        """Run a translated statement that writes in DuckDB."""
         try:
             match planned.statement.kind:
                 case Kind.INSERT:

@@ -107,6 +107,7 @@ class LookupTable:
             raise LookupFailed(f"The copy of the table can no longer be updated: {self._error}") from self._error
 
     def _run(self) -> None:
+        """Follow the changes of the table until the copy is closed or fails."""
         while not self._closed.is_set():
             try:
                 self._follow()

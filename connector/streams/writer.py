@@ -163,6 +163,7 @@ class StreamTableWriter:
             raise StreamClosed("The writer is closed")
 
     def _run(self) -> None:
+        """Send the waiting rows until the writer is closed or a request fails."""
         while True:
             with self._change_one:
                 self._change_one.wait_for(lambda: self._waiting or self._is_done)

@@ -100,6 +100,7 @@ def _is_plain(text: str) -> bool:
 
 
 def _format_value(transform: str, kind: str, value: Any) -> str:
+    """Return a partition value as text for the path of a file."""
     name = get_transform_name(transform)
     if value is None or name == VOID:
         return "null"

@@ -78,6 +78,7 @@ def list_leaves(footer: ParquetFooter) -> list[Leaf]:
 
 
 def _read_leaves(footer: ParquetFooter) -> list[Leaf]:
+    """Return the leaf columns of a footer's schema in their order."""
     elements = footer.elements
     if not elements:
         raise ValueError("the file has no schema")

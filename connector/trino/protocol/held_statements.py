@@ -144,6 +144,10 @@ class FollowedStatement:
     async def _follow_past_planning(
         self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]
     ) -> TrinoResponse | Failure:
+        """Follow a statement's responses until Trino has planned it.
+
+        Return the response for the client, or the failure after which the original can be sent.
+        """
         answer, results = await _read_first_answer(first, headers)
         if answer.status in _TOO_LARGE:
             return Failure(f"HTTP {answer.status}", answer.body[:200].decode("utf-8", "replace"))

@@ -151,6 +151,7 @@ class PlanWithdrawal:
                 await self._withdraw_plans(name, ids[first : first + _WITHDRAWN_PLANS_PER_REQUEST])
 
     async def _withdraw_plans(self, name: Name, ids: list[int]) -> None:
+        """Withdraw the plans of a table or view that no statement uses."""
         states = {plan: state for number in ids if (state := self._plans.get(plan := (name, number))) is not None}
         leaving = {plan: state for plan, state in states.items() if not state.statements}
         event = asyncio.Event()
